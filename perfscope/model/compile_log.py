@@ -1,6 +1,6 @@
 """What torch.compile said while it compiled: one process's log as a model.
 
-Written by `perfscope run` (capture `torch_compile`) or by ``TORCH_TRACE=DIR`` of any torch since 2.3. Times are
+Written by `perfscope run` (capture `torch_compile`) or by ``TORCH_TRACE=DIR`` of any torch since 2.6. Times are
 integer ns since the epoch, as the log has them; ``CompileLog.clock_offset_ns`` moves them onto a trace's clock.
 """
 

@@ -121,21 +121,6 @@ def test_breaks_of_each_age(payload: str, reason: str, line: int | None, skipped
     assert (found.skipped_frame, found.hints) == (skipped, hints)
 
 
-def test_breaks_before_there_was_a_record_of_them() -> None:
-    text = LogText().at(0, 0, 1).metrics(co_name="f", restart_reasons=["'skip function graph_break'"])
-    text.at(1, 0, 1).metrics(co_name="torch_dynamo_resume_in_f_at_9", restart_reasons=["other"])
-    text.at(2).metrics(co_name="torch_dynamo_resume_in_f_at_12").at(3).metrics(
-        co_name="g", restart_reasons=["no resume"]
-    )
-    log = log_of(text)
-    assert [(one.compile_id, one.reason, one.place.line, one.place.function) for one in log.breaks if one.place] == [
-        ("0/0", "skip function graph_break", 9, "f"),
-        ("1/0", "other", 12, "f"),
-    ]
-    assert len(log.breaks) == 2
-    assert [one.attempts for one in log.compiles] == [2, 2, 1, 1]
-
-
 def test_a_break_in_a_frame_without_code_skipped_it() -> None:
     text = LogText().at(0).start(("/u/a.py", 4, "f")).artifact("dynamo_graph_break_reason", OLD_BREAK)
     (found,) = log_of(text.metrics(has_guarded_code=False)).breaks
@@ -206,11 +191,6 @@ def test_a_recompile_limit_is_a_frame_that_stays_eager() -> None:
 )
 def test_guards_are_shown_without_the_strings_in_them(said: str, shown: str | None) -> None:
     assert clean_guard(said) == (shown or said.split(": ", 1)[1])
-
-
-def test_older_logs_tell_recompilations_by_their_number() -> None:
-    text = LogText().at(0).metrics().at(0, 1).metrics()
-    assert [(one.compile_id, one.reasons) for one in log_of(text).recompiles] == [("0/1", ())]
 
 
 def test_a_graph_as_nodes() -> None:

@@ -6,14 +6,12 @@ Forms (``log_graph_break`` in ``torch._dynamo.symbolic_convert``, ``convert_fram
 * since 2.7: ``Graph Break Reason:``, then ``Explanation:``, ``Hint:`` and the link with the stable id
 * frames skipped whole: ``Failed to handle graph break gracefully ... falling back to eager``, ``Graph break: skip:``,
   ``torch.compile will skip tracing the frame``, ``WON'T CONVERT``; the reason is the last line of the traceback
-* before 2.6 no record at all: reasons of restarts, and the line in the resume function's name
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 
 from perfscope.analyzers.readers.torch_log.records import (
     MAX_ITEMS,
@@ -52,7 +50,6 @@ _SKIPS = (
     "will skip tracing the frame",
 )
 _SECOND = "*** While handling this graph break, another graph break occurred: ***"
-_RESUME = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
 
 
 def parse_break(text: str, unit: Unit) -> GraphBreak:
@@ -92,28 +89,6 @@ def failure_break(unit: Unit) -> GraphBreak | None:
         skipped_frame=True,
         time_ns=unit.start_ns,
     )
-
-
-def restart_breaks(units: Sequence[Unit]) -> list[GraphBreak]:
-    """Breaks of logs that have no record of them: a frame that was restarted and then resumed at a line."""
-    result = []
-    for unit, following in pairwise(units):
-        resumed = _RESUME.match(following.function or "")
-        if resumed is None or not unit.restart_reasons or unit.function is None or following.place is None:
-            continue
-        inner = _RESUME.match(unit.function)
-        if resumed[1] != (inner[1] if inner else unit.function):
-            continue
-        result.append(
-            GraphBreak(
-                compile_id=unit.compile_id,
-                reason=unit.restart_reasons[-1],
-                place=CodeLine(file=following.place.file, line=int(resumed[2]), function=resumed[1]),
-                stack=unit.stack,
-                time_ns=unit.start_ns,
-            )
-        )
-    return result
 
 
 def doc_id(text: str) -> str | None:

@@ -6,7 +6,6 @@ Of the metrics only times, counts and reasons are read; the configurations, vers
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -211,7 +210,7 @@ class Units:
         if compile_id is None:
             return None
         before = self.latest.get(compile_id)
-        if before is not None and not record.envelope.attempt and (before.started or before.finished):
+        if before is not None and not record.envelope.attempt and (before.started or before.complete):
             self.new(compile_id)
         return self.of(record)
 
@@ -220,7 +219,7 @@ def end(units: Units, record: Record) -> Unit | None:
     """The compilation whose metrics a record has: a new one if the known one has its own already."""
     compile_id = record.compile_id
     before = units.latest.get(compile_id) if compile_id is not None else None
-    if compile_id is not None and before is not None and before.finished:
+    if compile_id is not None and before is not None and before.complete:
         units.new(compile_id)
     return units.of(record)
 
@@ -251,7 +250,7 @@ def start(unit: Unit, record: Record, strings: Strings, now_ns: int | None) -> N
 def metrics(unit: Unit, record: Record) -> str | None:
     """``compilation_metrics``: how it went. Gives torch's version where it is said."""
     reported = decode(record.body, _Metrics)
-    unit.finished = True
+    unit.complete = True
     unit.function = clean(reported.co_name) if reported.co_name else unit.function
     if reported.co_filename is not None and reported.co_firstlineno is not None:
         unit.place = CodeLine(
@@ -273,7 +272,7 @@ def metrics(unit: Unit, record: Record) -> str | None:
         unit.has_code = bool(reported.has_guarded_code) and reported.guard_count is not None
     unit.start_ns = _start_ns(reported) or unit.start_ns
     seconds = _seconds(record)
-    unit.seconds.update(seconds)
+    unit.seconds_by_phase.update(seconds)
     whole = seconds.get("entire_frame_compile")
     if whole is not None:
         unit.duration_ns = round(whole * 1e9)
@@ -285,14 +284,14 @@ def metrics(unit: Unit, record: Record) -> str | None:
 def backward_metrics(unit: Unit, record: Record) -> None:
     """``bwd_compilation_metrics``: the backward graph, compiled when the first backward ran."""
     reported = decode(record.body, _Metrics)
-    if not unit.started and not unit.finished and not unit.sections:
+    if not unit.started and not unit.complete and not unit.sections:
         # torch 2.6 gives a frame up before it begins, and logs the metrics as if of a backward
-        unit.finished, unit.has_code, unit.fail_reason = True, False, LIMIT_REACHED
+        unit.complete, unit.has_code, unit.fail_reason = True, False, LIMIT_REACHED
         unit.start_ns = _start_ns(reported) or unit.start_ns
         return
     seconds = _seconds(record)
     for name, value in seconds.items():
-        unit.seconds[f"backward.{name}"] = value
+        unit.seconds_by_phase[f"backward.{name}"] = value
     whole = reported.duration_us / 1e6 if reported.duration_us is not None else seconds.get("backward_compile")
     whole = seconds.get("inductor_compile") if whole is None else whole
     if whole is not None and 0 <= whole < 1e9:
@@ -340,8 +339,14 @@ def _seconds(record: Record) -> dict[str, float]:
 # What the caches of the compiler answered: hit, miss, or bypass and why.
 
 
-_NAME = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass|hash)$")
-_RESULTS: dict[str, CacheResult] = {"hit": "hit", "miss": "miss", "bypass": "bypass"}
+_RESULTS: dict[str, CacheResult | None] = {"hit": "hit", "miss": "miss", "bypass": "bypass", "hash": None}
+CACHE_ANSWERS: dict[str, tuple[str, CacheResult | None]] = {
+    f"{cache}{bundled}_cache_{answer}": (cache, result)
+    for cache in ("fx_graph", "aotautograd")
+    for bundled in ("", "_bundled")
+    for answer, result in _RESULTS.items()
+}
+"""Name of an artifact -> the cache, and what it answered; ``None``: the answer is in the payload."""
 
 
 class _CacheAnswer(msgspec.Struct):
@@ -350,21 +355,13 @@ class _CacheAnswer(msgspec.Struct):
     cache_bypass_exception_type: str | None = None
 
 
-def is_cache(name: str) -> bool:
-    """Whether an artifact of this name says what a cache answered."""
-    return _NAME.match(name) is not None
-
-
 def record_cache_answer(unit: Unit, record: Record) -> None:
     """Note the answer; of a backward graph's under ``fx_graph_backward``."""
-    named = _NAME.match(record.name)
-    if named is None:
-        return
+    cache, result = CACHE_ANSWERS[record.name]
     reported = decode(record.payload(), _CacheAnswer)
-    result = _RESULTS.get(named[2]) or _RESULTS.get(reported.cache_state or "")
-    if result is None:  # torch before 2.6 logs the key only
+    result = result or _RESULTS.get(reported.cache_state or "")
+    if result is None:
         return
-    cache = named[1]
     if cache == "fx_graph" and unit.direction_of(unit.section) == "backward":
         cache = "fx_graph_backward"
     unit.caches[cache] = result

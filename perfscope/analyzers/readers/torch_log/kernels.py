@@ -26,8 +26,11 @@ class _Compiled(msgspec.Struct):
     compile_time_us: float | None = None
 
 
-def mappings(section: Section, record: Record) -> None:
+def mappings(unit: Unit, record: Record) -> None:
     """Kernel to nodes."""
+    section = unit.section
+    if section is None:
+        return
     if record.name == "inductor_triton_kernel_to_post_grad_nodes":  # torch 2.7 and 2.8; the other one repeats it
         reported = decode(record.payload(), dict[str, list[str]])
     else:
@@ -36,8 +39,11 @@ def mappings(section: Section, record: Record) -> None:
         section.nodes_of[clean(kernel, 600)] = tuple(clean(node, 512) for node in nodes[:MAX_NODES_OF_KERNEL])
 
 
-def stack_traces(section: Section, record: Record) -> None:
+def stack_traces(unit: Unit, record: Record) -> None:
     """Kernel to lines: the innermost of each stack, which inductor already freed of torch's own."""
+    section = unit.section
+    if section is None:
+        return
     for kernel, stacks in decode(record.payload(), dict[str, list[str]]).items():
         places = [places_of(stack)[-1:] for stack in stacks[:MAX_NODES_OF_KERNEL]]
         section.places_of[clean(kernel, 600)] = tuple(
@@ -45,8 +51,11 @@ def stack_traces(section: Section, record: Record) -> None:
         )
 
 
-def triton_info(section: Section, record: Record) -> None:
+def triton_info(unit: Unit, record: Record) -> None:
     """How long triton compiled each kernel."""
+    section = unit.section
+    if section is None:
+        return
     for kernel, reported in decode(record.payload(), dict[str, _Compiled]).items():
         if reported.compile_time_us is not None and 0 <= reported.compile_time_us < 1e15:
             section.compile_us[clean(kernel, 600)] = reported.compile_time_us

@@ -78,7 +78,6 @@ _AOT: dict[str, Direction] = {
 }
 _POST_GRAD = {"inductor_post_grad_graph": True, "after_post_grad_graph": False, "after_recompile_post_grad": False}
 """Names of the graph after inductor's passes, as kind or as artifact; true: nothing comes after it."""
-_MAPPINGS = ("inductor_provenance_tracking_node_mappings", "inductor_triton_kernel_to_post_grad_nodes")
 
 
 class _Version(msgspec.Struct):
@@ -106,24 +105,38 @@ class Collector:
             "chromium_event": self._chromium,
             "str": self._string,
             "dynamo_start": self._start,
-            "dynamo_output_graph": self._traced,
             "compilation_metrics": self._metrics,
-            "bwd_compilation_metrics": self._backward,
-            "create_symbol": self._symbol,
+            "torch_version": self._torch_version,
+            "recompile_reasons": self._recompiled,
+            "dynamo_graph_break_reason": self._broke,
+        }
+        self._kinds_of_compilation: dict[str, Callable[[Unit, Record], None]] = {
+            "dynamo_output_graph": self._traced,
+            "bwd_compilation_metrics": compiles.backward_metrics,
+            "create_symbol": compiles.symbol,
             "inductor_output_code": self._code,
-            "artifact": self._artifact,
+            "inductor_provenance_tracking_node_mappings": self._mappings,
+            "inductor_triton_kernel_to_post_grad_nodes": self._mappings,
+            "inductor_provenance_tracking_kernel_stack_traces": kernels.stack_traces,
+            "triton_kernel_info": kernels.triton_info,
             **dict.fromkeys(_AOT, self._aot),
             **dict.fromkeys(_POST_GRAD, self._post_grad),
+            **dict.fromkeys(compiles.CACHE_ANSWERS, compiles.record_cache_answer),
         }
+        """Records that say something of one compilation; of artifacts by their name, as above."""
 
     def take(self, record: Record) -> None:
         """Note what a record says; ``CorruptRecordError`` if its content is not what its kind has."""
         if self.rank is None:
             self.rank = record.envelope.rank
-        use = self._kinds.get(record.kind)
-        if use is not None:
+        kind = record.name or record.kind
+        if (use := self._kinds.get(kind)) is not None:
             use(record)
-        elif record.kind not in PASSED_OVER:
+        elif (use_with_unit := self._kinds_of_compilation.get(kind)) is not None:
+            unit = self.units.of(record)
+            if unit is not None:
+                use_with_unit(unit, record)
+        elif record.kind != "artifact" and record.kind not in PASSED_OVER:
             name = clean(record.kind, 80)
             self.unknown[name if name in self.unknown or len(self.unknown) < MAX_KINDS else "others"] += 1
 
@@ -139,32 +152,22 @@ class Collector:
         if unit is not None:
             compiles.start(unit, record, self.strings, self.now_ns)
 
-    def _traced(self, record: Record) -> None:
-        unit = self.units.of(record)
-        if unit is not None:
-            unit.traced_graphs += 1
-
     def _metrics(self, record: Record) -> None:
         unit = compiles.end(self.units, record)
         if unit is not None:
             self.version = compiles.metrics(unit, record) or self.version
 
-    def _backward(self, record: Record) -> None:
-        unit = self.units.of(record)
-        if unit is not None:
-            compiles.backward_metrics(unit, record)
+    def _torch_version(self, record: Record) -> None:
+        text = decode(record.payload(), _Version).pytorch_version
+        self.version = clean(text, 100) if text else self.version
 
-    def _symbol(self, record: Record) -> None:
-        unit = self.units.of(record)
-        if unit is not None:
-            compiles.symbol(unit, record)
+    def _traced(self, unit: Unit, record: Record) -> None:
+        unit.traced_graphs += 1
 
-    def _aot(self, record: Record) -> None:
-        unit = self.units.of(record)
-        if unit is not None:
-            graph = self._graph(record)
-            if graph is not None:
-                unit.aot[_AOT[record.kind]] = graph
+    def _aot(self, unit: Unit, record: Record) -> None:
+        graph = self._graph(record)
+        if graph is not None:
+            unit.aot[_AOT[record.kind]] = graph
 
     def _graph(self, record: Record) -> GraphText | None:
         graph = graph_text.parse(record.payload().decode("utf-8", "replace"))
@@ -174,10 +177,9 @@ class Collector:
             return None
         return graph
 
-    def _post_grad(self, record: Record) -> None:
-        unit = self.units.of(record)
-        graph = self._graph(record) if unit is not None else None
-        if unit is None or graph is None:
+    def _post_grad(self, unit: Unit, record: Record) -> None:
+        graph = self._graph(record)
+        if graph is None:
             return
         final = _POST_GRAD[record.name or record.kind]
         section = unit.section
@@ -188,10 +190,7 @@ class Collector:
         if graph_text.is_backward(graph):
             section.direction = "backward"
 
-    def _code(self, record: Record) -> None:
-        unit = self.units.of(record)
-        if unit is None:
-            return
+    def _code(self, unit: Unit, record: Record) -> None:
         code = parse_code(record.payload().decode("utf-8", "replace"))
         if not code.is_python:
             self.left_out["output codes that are no Python"] += 1
@@ -202,38 +201,9 @@ class Collector:
         section.code = code
         section.direction = code.direction or section.direction
 
-    def _artifact(self, record: Record) -> None:
-        name = record.name
-        if name == "torch_version":
-            text = decode(record.payload(), _Version).pytorch_version
-            self.version = clean(text, 100) if text else self.version
-        elif name == "recompile_reasons":
-            self._recompiled(record)
-        elif name == "dynamo_graph_break_reason":
-            self._broke(record)
-        elif name in _POST_GRAD:
-            self._post_grad(record)
-        elif compiles.is_cache(name):
-            unit = self.units.of(record)
-            if unit is not None:
-                compiles.record_cache_answer(unit, record)
-        else:
-            self._of_kernels(record)
-
-    def _of_kernels(self, record: Record) -> None:
-        if record.name not in (*_MAPPINGS, "inductor_provenance_tracking_kernel_stack_traces", "triton_kernel_info"):
-            return
-        unit = self.units.of(record)
-        section = unit.section if unit is not None else None
-        if section is None:
-            return
-        if record.name in _MAPPINGS:
-            kernels.mappings(section, record)
-            self.has_provenance = True
-        elif record.name == "triton_kernel_info":
-            kernels.triton_info(section, record)
-        else:
-            kernels.stack_traces(section, record)
+    def _mappings(self, unit: Unit, record: Record) -> None:
+        kernels.mappings(unit, record)
+        self.has_provenance = self.has_provenance or unit.section is not None
 
     def _recompiled(self, record: Record) -> None:
         unit = self.units.begin(record)
@@ -280,8 +250,6 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
     if collector.units.beyond:
         left_out["records of compilations beyond the limit"] = collector.units.beyond
     unsaid = [graph_break for unit in units if (graph_break := breaks.failure_break(unit)) is not None]
-    if not collector.breaks:
-        unsaid.extend(breaks.restart_breaks(units))
     made = [kernel for unit in units for section in unit.sections for kernel in kernels.build(unit, section)]
     if len(made) > MAX_KERNELS:
         left_out["kernels beyond the limit"] = len(made) - MAX_KERNELS
@@ -291,7 +259,17 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         torch_version=collector.version,
         compiles=tuple(unit.build() for unit in units),
         breaks=(*_with_skips(collector.breaks), *unsaid),
-        recompiles=tuple(_recompiles(collector)),
+        recompiles=tuple(
+            Recompile(
+                compile_id=unit.compile_id,
+                function=unit.function,
+                place=unit.place,
+                reasons=reasons,
+                guard_place=guard_place,
+                time_ns=unit.start_ns,
+            )
+            for unit, reasons, guard_place in collector.recompiles
+        ),
         graphs=tuple(graph for unit in units for graph in _graphs(unit)),
         kernels=tuple(made[:MAX_KERNELS]),
         phases=phases,
@@ -308,28 +286,6 @@ def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
     for unit, graph_break in found:
         skipped = graph_break.skipped_frame or unit.has_code is False
         yield replace(graph_break, skipped_frame=skipped, time_ns=unit.start_ns)
-
-
-def _recompiles(collector: Collector) -> Iterator[Recompile]:
-    """Those with a record of why; in a log without any such record those whose id says that they are not the first."""
-    for unit, reasons, guard_place in collector.recompiles:
-        yield _recompile(unit, reasons, guard_place)
-    if collector.recompiles:
-        return
-    for unit in collector.units.all:
-        if (unit.started or unit.finished) and not unit.compile_id.endswith("/0") and "/" in unit.compile_id:
-            yield _recompile(unit, (), None)
-
-
-def _recompile(unit: Unit, reasons: tuple[str, ...], guard_place: CodeLine | None) -> Recompile:
-    return Recompile(
-        compile_id=unit.compile_id,
-        function=unit.function,
-        place=unit.place,
-        reasons=reasons,
-        guard_place=guard_place,
-        time_ns=unit.start_ns,
-    )
 
 
 def _graphs(unit: Unit) -> Iterator[Graph]:

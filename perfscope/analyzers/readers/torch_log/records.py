@@ -1,7 +1,7 @@
 r"""A log's records: a line ``V0401 12:00:00.000000 77 torch/x.py:3] {...}``, then its payload, each line after a tab.
 
 The payload's md5 is in ``has_payload``. Everything else (blank lines, corrupt lines, a cut-off end) is counted.
-One record is held at a time; a payload that is not needed is hashed in pieces and never kept.
+One record is held at a time; a payload that is not needed is not read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ _PREFIX = re.compile(
 )
 """``torch._logging._internal.TorchLogsFormatter.format``: level, date without a year, local time, process, place."""
 _NEXT = re.compile(rb"\n(?!\t)")
-_PIECE = 1 << 20
 _BLANK = 8
 """Bytes up to which a line may be blank: no record is that short."""
 
@@ -109,7 +108,6 @@ class Record:
     _data: bytes | mmap.mmap
     _span: tuple[int, int]
     _crlf: bool
-    _held: bytes | None = None
 
     @property
     def compile_id(self) -> str | None:
@@ -123,35 +121,18 @@ class Record:
         return frame
 
     def payload(self) -> bytes:
-        """The payload without its tabs; ``DamagedError`` if it is not what was written, or too long to hold."""
-        if self._held is not None:
-            return self._held
+        """The payload without its tabs; ``CorruptRecordError`` if it is not what was written, or too long to hold."""
         start, end = self._span
         if end - start > MAX_PAYLOAD_BYTES:
             raise CorruptRecordError("payload too long")
         raw = self._data[start:end]
         if self._crlf:
             raw = raw.replace(b"\r\n", b"\n").removesuffix(b"\r")
-        return raw[1:].replace(b"\n\t", b"\n")
-
-    def intact(self) -> bool:
-        """Whether the payload has the hash that was written with it (true where none was written)."""
+        content = raw[1:].replace(b"\n\t", b"\n")
         expected = self.envelope.has_payload
-        if expected is None:
-            return True
-        start, end = self._span
-        if end - start <= _PIECE or (self._crlf and end - start <= MAX_PAYLOAD_BYTES):
-            self._held = self.payload()
-            return hashlib.md5(self._held, usedforsecurity=False).hexdigest() == expected
-        digest = hashlib.md5(usedforsecurity=False)
-        index = start + 1
-        while index < end:
-            stop = min(index + _PIECE, end)
-            if stop < end and self._data[stop - 1 : stop] == b"\n":
-                stop += 1  # the tab goes with its line end
-            digest.update(self._data[index:stop].replace(b"\n\t", b"\n"))
-            index = stop
-        return digest.hexdigest() == expected
+        if expected is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
+            raise CorruptRecordError("payload is not what was written")
+        return content
 
 
 class Reader:
@@ -163,7 +144,7 @@ class Reader:
         self.records = 0
 
     def __iter__(self) -> Iterator[Record]:
-        """The records whose line and payload are intact, in order."""
+        """The records whose line is intact, in order."""
         data, size, index = self._data, len(self._data), 0
         while index < size:
             match = _NEXT.search(data, index)
@@ -192,9 +173,11 @@ class Reader:
             raise CorruptRecordError("no kind")
         if envelope.rank is None and prefix[1]:
             envelope.rank = int(prefix[1])
-        record = Record(
+        name = decode(keys[kind], _Name).name if kind == "artifact" else ""
+        self.records += 1
+        return Record(
             kind,
-            _artifact(keys[kind]) if kind == "artifact" else "",
+            name,
             keys[kind],
             envelope,
             int(prefix[2]),
@@ -202,14 +185,6 @@ class Reader:
             (min(head_end + 1, end), end),
             crlf,
         )
-        if not record.intact():
-            raise CorruptRecordError("payload is not what was written")
-        self.records += 1
-        return record
-
-
-def _artifact(body: msgspec.Raw) -> str:
-    return decode(body, _Name).name
 
 
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -228,7 +203,7 @@ def _decoded(head: bytes) -> tuple[dict[str, msgspec.Raw], Envelope]:
 
 
 def _mended(text: bytes) -> bytes:
-    """Python's JSON (NaN, lone surrogates), which torch writes, as the standard's; ``DamagedError`` if neither."""
+    """The standard's JSON of Python's (NaN, lone surrogates), as torch writes it; ``CorruptRecordError`` if neither."""
     try:
         read = json.loads(text, parse_constant=lambda _: None)
         return json.dumps(read, ensure_ascii=False).encode("utf-8", "replace")
@@ -237,7 +212,7 @@ def _mended(text: bytes) -> bytes:
 
 
 def decode(text: bytes | msgspec.Raw, kind: type[Kind]) -> Kind:
-    """JSON as ``kind``; ``DamagedError`` if it is not."""
+    """JSON as ``kind``; ``CorruptRecordError`` if it is not."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

@@ -175,12 +175,12 @@ class Unit:
     stack: tuple[CodeLine, ...] = ()
     attempt: int = 0
     started: bool = False
-    finished: bool = False
+    complete: bool = False
     """Whether its metrics were written; one that died has none."""
     start_ns: int | None = None
     duration_ns: int | None = None
     backward_ns: int | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
     caches: dict[str, CacheResult] = field(default_factory=dict)
     cache_reasons: dict[str, str] = field(default_factory=dict)
     guards: int | None = None
@@ -210,27 +210,11 @@ class Unit:
             return section.direction
         return "forward" if "forward" in self.aot else "inference"
 
+    @property
+    def attempts(self) -> int:
+        """As of ``Compile``."""
+        return self.attempt + 1
+
     def build(self) -> Compile:
         """The compilation, as far as the log tells."""
-        return Compile(
-            compile_id=self.compile_id,
-            function=self.function,
-            place=self.place,
-            stack=self.stack,
-            attempts=self.attempt + 1,
-            start_ns=self.start_ns,
-            duration_ns=self.duration_ns,
-            backward_ns=self.backward_ns,
-            seconds_by_phase=self.seconds,
-            caches=self.caches,
-            cache_reasons=self.cache_reasons,
-            guards=self.guards,
-            graph_ops=self.graph_ops,
-            fail_type=self.fail_type,
-            fail_reason=self.fail_reason,
-            restart_reasons=self.restart_reasons,
-            has_code=self.has_code,
-            symbols=self.symbols,
-            traced_graphs=self.traced_graphs,
-            complete=self.finished,
-        )
+        return Compile(**{name: getattr(self, name) for name in Compile.__dataclass_fields__})
