@@ -1,0 +1,354 @@
+"""What waited for what: host pieces and device work of the steps as nodes, and what each could not begin before.
+
+A node begins when the last of what it depends on has ended, plus a lag. Up to three dependencies are known of a node:
+
+- *order*: the piece of the host lane before it, or the work before it on its stream,
+- *launch*: the host piece that ended when the call that launched the work began,
+- *dependency*: of work, other work of the device whose end explains its begin (an event between streams, or a launch
+  within a CUDA graph); of a wait for the device, the work that it waited for.
+
+The dependency that ended last *binds*: its lag is what the recording shows. Lags of the others are what such a
+dependency takes at least. So the begin of each node follows from the ends of others exactly, and playing the graph
+again without a change gives the recording. Every dependency begins before its node does: there are no cycles.
+
+A wait for the device is two nodes: the call itself, which takes ``WAIT_CALL_NS``, and its return, which depends on the
+work. Of a blocking call that does not name its stream the work that ended last before it returned is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from perfscope.analyzers.critical_path.lane import Lane, host_lane
+from perfscope.analyzers.time import account_windows, blocking_calls
+from perfscope.analyzers.time.account import Windows
+from perfscope.analyzers.time.calls import profiler_syncs
+from perfscope.analyzers.time.gaps import SYNC_SLACK_NS
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+
+WAIT_CALL_NS = 2_000
+"""What a call that waits for the device takes at least when there is nothing to wait for."""
+DEPENDENCY_NS = 25_000
+"""Work that begins within this of the end of other work, and not of its own launch or stream, depended on it: an event
+takes 2 to 5 us from one stream to another with CUDA, and 10 to 20 us between queues with ROCm."""
+ORDER_LAG_NS = 1_000
+"""Between two kernels of a stream that are both queued."""
+LAUNCH_LAG_NS = 5_000
+"""From a launch call to an idle device, where the trace shows no such launch."""
+MOST_CANDIDATES = 8
+"""Works that are looked at to find one that had been launched when a wait began."""
+
+_NO_END = np.iinfo(np.int64).min
+
+
+class NodeKind(IntEnum):
+    """What a node is."""
+
+    HOST = 0
+    RETURN = 1
+    """The end of a call that waited for the device, after the work had ended."""
+    KERNEL = 2
+    COMMUNICATION = 3
+    COPY = 4
+
+
+class Via(IntEnum):
+    """Which dependency: its place in ``Graph.before`` and ``Graph.lag``."""
+
+    ORDER = 0
+    LAUNCH = 1
+    DEPENDENCY = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Nodes in order of their begin, as equally long arrays; times in ns on the trace's clock."""
+
+    windows: Windows
+    starts: Int64
+    ends: Int64
+    kind: np.ndarray
+    """``NodeKind``."""
+    row: Int64
+    """Row of ``slices`` (host; ``MISSING`` outside all spans), ``kernels`` or ``copies``."""
+    call: Int64
+    """Row of ``calls``: the call that the host is in, or that launched the work; ``MISSING``."""
+    thread: Int64
+    """Row of ``threads`` of host nodes, of ``devices`` of device nodes; ``MISSING``."""
+    before: Int64
+    """(3, nodes): the nodes it depends on, by ``Via``; ``MISSING``."""
+    lag: Int64
+    """(3, nodes): ns from their end to the node's earliest begin."""
+    binds: Int64
+    """The ``Via`` that bound it in the recording; ``MISSING``: nothing known did."""
+    finish: Int64
+    """Per window the node that ends it."""
+    lane: Int64
+    """The host nodes in order."""
+
+    def __len__(self) -> int:
+        """Number of nodes."""
+        return len(self.starts)
+
+    @property
+    def on_host(self) -> np.ndarray:
+        """Per node whether it is a piece of the host lane."""
+        return self.kind <= NodeKind.RETURN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """Kernels and copies, in order of begin."""
+
+    starts: Int64
+    ends: Int64
+    kind: Int64
+    row: Int64
+    device: Int64
+    stream: Int64
+    call: Int64
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def dependency_graph(trace: Trace) -> Graph | None:
+    """The graph of all steps (of the capture where there are none); ``None`` where no host thread or device worked."""
+    windows = trace.fact(account_windows)
+    if not len(windows.starts) or windows.whole_ns <= 0:
+        return None
+    low, high = int(windows.starts.min()), int(windows.ends.max())
+    lane = host_lane(trace, low, high, np.unique(np.concatenate((windows.starts, windows.ends))))
+    work = _work(trace, low, high)
+    if not len(work) and not (lane.slice != MISSING).any():
+        return None
+    awaited = _awaited(trace, lane, work)
+    return _assembled(trace, windows, lane, work, awaited)
+
+
+def _work(trace: Trace, low: int, high: int) -> _Work:
+    kernels, copies = trace.rows["kernels"], trace.rows["copies"]
+    kinds = (
+        np.where(kernels["communication"], int(NodeKind.COMMUNICATION), int(NodeKind.KERNEL)),
+        np.full(len(copies), int(NodeKind.COPY)),
+    )
+    columns = {
+        column: np.concatenate([kernels[column], copies[column]]).astype(np.int64)
+        for column in ("start_ns", "end_ns", "device", "stream", "call")
+    }
+    row = np.concatenate([np.arange(len(kernels)), np.arange(len(copies))])
+    inside = (columns["end_ns"] > columns["start_ns"]) & (columns["end_ns"] > low) & (columns["start_ns"] < high)
+    order = np.flatnonzero(inside)
+    order = order[np.lexsort((columns["end_ns"][order], columns["start_ns"][order]))]
+    return _Work(
+        starts=columns["start_ns"][order],
+        ends=columns["end_ns"][order],
+        kind=np.concatenate(kinds)[order],
+        row=row[order],
+        device=columns["device"][order],
+        stream=columns["stream"][order],
+        call=columns["call"][order],
+    )
+
+
+def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, int]:
+    """Per piece of the lane that ends as a wait for the device does: the work it waited for, as index of ``work``."""
+    calls = trace.rows["calls"]
+    waits = np.union1d(trace.fact(blocking_calls), profiler_syncs(trace))
+    if not len(waits) or not len(work):
+        return {}
+    begins, returns = calls["start_ns"][waits].astype(np.int64), calls["end_ns"][waits].astype(np.int64)
+    piece = lane.at(returns - 1)
+    here = (lane.thread[piece] == calls["thread"][waits]) & (lane.ends[piece] == returns) & (lane.call[piece] != MISSING)
+    waits, begins, returns, piece = waits[here], begins[here], returns[here], piece[here]
+    launched = np.where(work.call == MISSING, _NO_END, calls["start_ns"][np.maximum(work.call, 0)])
+    streams = _streams_of_waits(trace)
+    stream = np.array([streams.get(int(wait), MISSING) for wait in waits], np.int64)
+    last = np.full(len(waits), MISSING, np.int64)
+    for number in np.unique(stream).tolist():
+        mine = np.flatnonzero(stream == number)
+        candidates = np.flatnonzero(work.stream == number) if number != MISSING else np.arange(len(work))
+        if not len(candidates):
+            continue
+        candidates = candidates[np.argsort(work.ends[candidates], kind="stable")]
+        index = np.searchsorted(work.ends[candidates], returns[mine] + SYNC_SLACK_NS, side="right") - 1
+        for _ in range(MOST_CANDIDATES):
+            safe = candidates[np.maximum(index, 0)]
+            fits = (index >= 0) & ((launched[safe] <= begins[mine]) | (work.call[safe] == waits[mine]))
+            chosen = fits & (last[mine] == MISSING)
+            last[mine[chosen]] = safe[chosen]
+            index = index - 1
+    ends = np.where(last == MISSING, _NO_END, work.ends[np.maximum(last, 0)])
+    done = np.minimum(ends, returns)
+    waited = (last != MISSING) & (work.starts[np.maximum(last, 0)] < done)
+    waited &= done - np.maximum(begins, lane.starts[piece]) > WAIT_CALL_NS
+    return dict(zip(piece[waited].tolist(), last[waited].tolist(), strict=True))
+
+
+def _streams_of_waits(trace: Trace) -> dict[int, int]:
+    """Stream of each call that waits for one stream, where the driver recorded it."""
+    records = trace.rows["sync_records"]
+    named = [code for code, text in enumerate(trace.strings) if text == "Stream Sync"]
+    rows = np.flatnonzero(np.isin(records["name"], named) & (records["call"] != MISSING))
+    return dict(zip(records["call"][rows].tolist(), records["stream"][rows].tolist(), strict=True))
+
+
+def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited: dict[int, int]) -> Graph:
+    """Nodes in one order, and their dependencies."""
+    host = _host_nodes(lane, work, awaited)
+    hosts = len(host["starts"])
+    starts = np.concatenate((host["starts"], work.starts))
+    order = np.lexsort((np.arange(len(starts)) >= hosts, starts))  # at one moment the host first; stable within
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    ends = np.concatenate((host["ends"], work.ends))
+    before = np.full((3, len(order)), MISSING, np.int64)
+    before[Via.ORDER, 1:hosts] = np.arange(hosts - 1)
+    before[Via.DEPENDENCY, :hosts] = np.where(host["awaits"] == MISSING, MISSING, host["awaits"] + hosts)
+    before[Via.ORDER, hosts:] = _before_on_stream(work, hosts)
+    before[Via.LAUNCH, hosts:] = _launching(trace, lane, work, host)
+    before[:, hosts:] = _begun_before(before[:, hosts:], starts, work.starts)
+    _infer_dependencies(before, starts, ends, work, hosts)
+    lag, binds = _lags(before, starts, ends, hosts)
+    before = np.where(before == MISSING, MISSING, place[np.maximum(before, 0)])
+    graph = Graph(
+        windows=windows,
+        starts=starts[order],
+        ends=ends[order],
+        kind=np.concatenate((host["kind"], work.kind))[order].astype(np.uint8),
+        row=np.concatenate((host["slice"], work.row))[order],
+        call=np.concatenate((host["call"], work.call))[order],
+        thread=np.concatenate((host["thread"], work.device))[order],
+        before=before[:, order],
+        lag=lag[:, order],
+        binds=binds[order],
+        finish=place[_finishing(trace, windows, lane, work, host)],
+        lane=place[:hosts],
+    )
+    return graph
+
+
+def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, int]) -> dict[str, Int64]:
+    """The lane's pieces as nodes; a wait is its call and its return. ``piece``: of the lane; ``awaits``: of ``work``."""
+    waits = np.zeros(len(lane), bool)
+    waits[list(awaited)] = True
+    piece = np.repeat(np.arange(len(lane)), np.where(waits, 2, 1))
+    second = np.zeros(len(piece), bool)
+    second[1:] = piece[1:] == piece[:-1]
+    first = np.zeros(len(piece), bool)
+    first[:-1] = second[1:]
+    awaits = np.full(len(piece), MISSING, np.int64)
+    awaits[second] = [awaited[number] for number in piece[second].tolist()]
+    done = np.zeros(len(piece), np.int64)
+    done[second] = work.ends[awaits[second]]
+    back = np.clip(done, lane.starts[piece], lane.ends[piece])
+    return {
+        "starts": np.where(second, back, lane.starts[piece]),
+        "ends": np.where(first, lane.starts[piece] + WAIT_CALL_NS, lane.ends[piece]),
+        "kind": np.where(second, int(NodeKind.RETURN), int(NodeKind.HOST)),
+        "thread": lane.thread[piece],
+        "slice": lane.slice[piece],
+        "call": lane.call[piece],
+        "piece": piece,
+        "awaits": awaits,
+    }
+
+
+def _before_on_stream(work: _Work, offset: int) -> Int64:
+    """The work before each on its stream that had ended when it began; ``MISSING`` where none had."""
+    order = np.lexsort((work.starts, work.stream, work.device))
+    result = np.full(len(work), MISSING, np.int64)
+    if len(work) > 1:
+        earlier, later = order[:-1], order[1:]
+        same = (work.device[earlier] == work.device[later]) & (work.stream[earlier] == work.stream[later])
+        done = same & (work.ends[earlier] <= work.starts[later])
+        result[later[done]] = earlier[done] + offset
+    return result
+
+
+def _launching(trace: Trace, lane: Lane, work: _Work, host: dict[str, Int64]) -> Int64:
+    """The host node before the piece that launched each work, where the lane followed the launching thread then."""
+    calls = trace.rows["calls"]
+    result = np.full(len(work), MISSING, np.int64)
+    known = np.flatnonzero(work.call != MISSING)
+    if not len(known) or not len(lane):
+        return result
+    begins = calls["start_ns"][work.call[known]].astype(np.int64)
+    piece = lane.at(begins)
+    inside = (lane.starts[piece] <= begins) & (begins < lane.ends[piece])
+    followed = inside & (lane.thread[piece] == calls["thread"][work.call[known]])
+    node = np.searchsorted(host["piece"], piece) - 1
+    fits = followed & (node >= 0)
+    result[known[fits]] = node[fits]
+    return result
+
+
+def _begun_before(before: Int64, starts: Int64, own: Int64) -> Int64:
+    """``before`` without nodes that did not begin before the work itself: clocks differ by some microseconds."""
+    return np.where((before != MISSING) & (starts[np.maximum(before, 0)] < own), before, MISSING)
+
+
+def _infer_dependencies(before: Int64, starts: Int64, ends: Int64, work: _Work, hosts: int) -> None:
+    """Work whose own launch and stream do not explain its begin depends on what ended last before it on its device."""
+    known = np.where(before[:, hosts:] == MISSING, _NO_END, ends[np.maximum(before[:, hosts:], 0)]).max(axis=0)
+    unexplained = np.flatnonzero((known == _NO_END) | (work.starts - np.maximum(known, 0) > DEPENDENCY_NS))
+    for device in np.unique(work.device[unexplained]).tolist():
+        mine = unexplained[work.device[unexplained] == device]
+        others = np.flatnonzero(work.device == device)
+        others = others[np.argsort(work.ends[others], kind="stable")]
+        index = np.searchsorted(work.ends[others], work.starts[mine], side="right") - 1
+        last = others[np.maximum(index, 0)]
+        end = work.ends[last]
+        explains = (index >= 0) & (end > known[mine]) & (work.starts[mine] - end <= DEPENDENCY_NS)
+        explains &= work.starts[last] < work.starts[mine]
+        before[Via.DEPENDENCY, hosts + mine[explains]] = last[explains] + hosts
+
+
+def _lags(before: Int64, starts: Int64, ends: Int64, hosts: int) -> tuple[Int64, Int64]:
+    """(lag of each dependency, which one binds): exact for the one that binds, the least usual one for the others."""
+    end = np.where(before == MISSING, _NO_END, ends[np.maximum(before, 0)])
+    binds = np.where((before == MISSING).all(axis=0), MISSING, np.argmax(end, axis=0))
+    after = starts - end
+    is_return = before[Via.DEPENDENCY, :hosts] != MISSING
+    binds[:hosts][is_return] = int(Via.DEPENDENCY)
+    launched = binds == Via.LAUNCH
+    launched[:hosts] = False
+    usual = np.median(after[Via.LAUNCH, launched]) if launched.any() else LAUNCH_LAG_NS
+    least = np.array([[ORDER_LAG_NS], [int(usual)], [ORDER_LAG_NS]], np.int64)
+    lag = np.where(before == MISSING, 0, np.minimum(after, least))
+    lag[:, :hosts] = 0
+    bound = np.flatnonzero(binds != MISSING)
+    lag[binds[bound], bound] = after[binds[bound], bound]
+    return lag, binds
+
+
+def _finishing(trace: Trace, windows: Windows, lane: Lane, work: _Work, host: dict[str, Int64]) -> Int64:
+    """Per window the node it ends with: work that the device is at or has queued then, else the host piece.
+
+    A host that runs ahead of its device waits for it sooner or later: the device bounds such steps. Where the host has
+    nothing recorded at the end, it is the work that ended last.
+    """
+    last_host = np.searchsorted(host["piece"], lane.at(windows.ends - 1), side="right") - 1
+    if not len(work):
+        return last_host
+    calls, hosts = trace.rows["calls"]["start_ns"], len(host["starts"])
+    launched = np.where(work.call == MISSING, work.starts, calls[np.maximum(work.call, 0)] if len(calls) else 0)
+    by_end = np.argsort(work.ends, kind="stable")
+    piece = host["piece"][last_host]
+    idle = (lane.slice[piece] == MISSING) & (lane.call[piece] == MISSING)
+    result = last_host.copy()
+    for window, end in enumerate(windows.ends.tolist()):
+        following = int(np.searchsorted(work.starts, end))
+        running = np.flatnonzero(work.ends[:following] >= end)
+        last = int(np.searchsorted(work.ends[by_end], end, side="right")) - 1
+        if len(running):
+            result[window] = running[-1] + hosts
+        elif following < len(work) and launched[following] < end:
+            result[window] = following + hosts
+        elif idle[window] and last >= 0:
+            result[window] = by_end[last] + hosts
+    return result

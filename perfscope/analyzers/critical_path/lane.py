@@ -1,0 +1,143 @@
+"""The host as one lane: what the program's own thread did, or the thread that it waited for.
+
+A program has one thread that drives it. While that thread is in no op and no call, another thread may do its work:
+autograd runs the backward pass on a thread of its own. The lane follows the work. It covers all of the time that it is
+asked for without a hole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.time.host_activity import innermost_spans, main_thread
+from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Pieces of host time in order, each beginning where the one before ends. Times in ns."""
+
+    starts: Int64
+    ends: Int64
+    thread: Int64
+    """Row of ``threads``; ``MISSING`` where no thread is recorded."""
+    slice: Int64
+    """Row of ``slices``: the innermost host span; ``MISSING`` outside all."""
+    call: Int64
+    """Row of ``calls``: the outermost runtime call; ``MISSING`` outside all."""
+
+    def __len__(self) -> int:
+        """Number of pieces."""
+        return len(self.starts)
+
+    def at(self, times: Int64) -> Int64:
+        """The piece that holds each moment; the first or last one for moments outside."""
+        return np.clip(np.searchsorted(self.starts, times, side="right") - 1, 0, max(len(self) - 1, 0))
+
+
+def host_lane(trace: Trace, low: int, high: int, cuts: Int64) -> Lane:
+    """The lane of ``[low, high)`` ns; pieces also end at each of ``cuts``."""
+    main = trace.fact(main_thread)
+    threads = [main, *(thread for thread in helper_threads(trace) if thread != main)] if main != MISSING else []
+    spans = {thread: _thread_pieces(trace, thread) for thread in threads}
+    bounds = [np.array([low, high], np.int64), cuts]
+    bounds += [np.concatenate((pieces.starts, pieces.ends)) for pieces in spans.values()]
+    times = np.unique(np.concatenate(bounds))
+    times = times[(times >= low) & (times <= high)]
+    starts, ends = times[:-1], times[1:]
+    thread = np.full(len(starts), main, np.int64)
+    inside, call = np.full(len(starts), MISSING, np.int64), np.full(len(starts), MISSING, np.int64)
+    open_to_others = np.ones(len(starts), bool)
+    for number, pieces in spans.items():
+        index = np.searchsorted(pieces.starts, starts, side="right") - 1
+        covered = (index >= 0) & (pieces.ends[np.maximum(index, 0)] > starts) if len(pieces) else index >= 0
+        index = np.maximum(index, 0)
+        works = covered & pieces.works[index] if len(pieces) else covered
+        chosen = covered if number == main else works & open_to_others
+        thread[chosen], inside[chosen], call[chosen] = number, pieces.slice[index[chosen]], pieces.call[index[chosen]]
+        open_to_others &= ~works
+    return _joined(Lane(starts=starts, ends=ends, thread=thread, slice=inside, call=call), cuts)
+
+
+def helper_threads(trace: Trace) -> list[int]:
+    """Threads that the program hands its work to: they launch kernels or run the backward pass. Most launches first."""
+    calls, slices = trace.rows["calls"], trace.rows["slices"]
+    launching = np.isin(calls["kind"], [CallKind.KERNEL, CallKind.GRAPH])
+    backward = slices["forward_thread"] > 0
+    threads = np.concatenate((calls["thread"][launching], slices["thread"][backward]))
+    if not len(threads):
+        return []
+    counts = np.bincount(threads)
+    return [int(thread) for thread in np.argsort(-counts, kind="stable") if counts[thread]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pieces:
+    """When one thread is inside a span or a call. ``works``: inside an op or a call, and not in Python alone."""
+
+    starts: Int64
+    ends: Int64
+    slice: Int64
+    call: Int64
+    works: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def _thread_pieces(trace: Trace, thread: int) -> _Pieces:
+    spans, calls = innermost_spans(trace, thread), trace.rows["calls"]
+    outer = outermost_calls(trace, thread)
+    call_starts, call_ends = calls["start_ns"][outer].astype(np.int64), calls["end_ns"][outer].astype(np.int64)
+    times = np.unique(np.concatenate((spans.starts, spans.ends, call_starts, call_ends)))
+    starts, ends = times[:-1], times[1:]
+    inside = _covering(spans.starts, spans.ends, spans.slices, starts)
+    call = _covering(call_starts, call_ends, outer, starts)
+    is_op = trace.rows["slices"]["kind"] == SliceKind.OP
+    works = (call != MISSING) | (nearest_ancestor(trace, inside, is_op) != MISSING)
+    filled = (inside != MISSING) | (call != MISSING)
+    return _Pieces(
+        starts=starts[filled], ends=ends[filled], slice=inside[filled], call=call[filled], works=works[filled]
+    )
+
+
+def outermost_calls(trace: Trace, thread: int) -> Int64:
+    """Rows of ``calls`` of a thread that take time and lie in no other call, in order of start."""
+    calls = trace.rows["calls"]
+    rows = np.flatnonzero((calls["thread"] == thread) & (calls["end_ns"] > calls["start_ns"]))
+    rows = rows[np.lexsort((-calls["end_ns"][rows], calls["start_ns"][rows]))]
+    ends = calls["end_ns"][rows]
+    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(ends)[:-1])) if len(rows) else ends
+    return rows[calls["start_ns"][rows] >= before].astype(np.int64)
+
+
+def _covering(starts: Int64, ends: Int64, rows: Int64, times: Int64) -> Int64:
+    """Of disjoint sorted intervals the row of the one that holds each moment; ``MISSING`` where none does."""
+    if not len(starts):
+        return np.full(len(times), MISSING, np.int64)
+    index = np.searchsorted(starts, times, side="right") - 1
+    inside = (index >= 0) & (ends[np.maximum(index, 0)] > times)
+    return np.where(inside, rows[np.maximum(index, 0)], MISSING)
+
+
+def _joined(lane: Lane, cuts: Int64) -> Lane:
+    """Neighbours with the same thread, span and call as one piece, but for cuts between them."""
+    if not len(lane):
+        return lane
+    begins = np.isin(lane.starts, cuts)
+    begins[0] = True
+    for column in (lane.thread, lane.slice, lane.call):
+        begins[1:] |= column[1:] != column[:-1]
+    first = np.flatnonzero(begins)
+    last = np.concatenate((first[1:], [len(lane)])) - 1
+    return Lane(
+        starts=lane.starts[first],
+        ends=lane.ends[last],
+        thread=lane.thread[first],
+        slice=lane.slice[first],
+        call=lane.call[first],
+    )
