@@ -4,5 +4,31 @@ from __future__ import annotations
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.critical_path.path import PARTS, CriticalPath, critical_path, path_parts
+from perfscope.analyzers.critical_path.replay import Change, replay, replayed_ns, slack, unchanged
+from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, merge_rows, path_summary
+from perfscope.analyzers.critical_path.what_if import GENERAL_TARGETS, Hypothesis, WhatIf, parse_hypothesis, what_if
 
-__all__ = ["PARTS", "CriticalPath", "Graph", "NodeKind", "Via", "critical_path", "dependency_graph", "path_parts"]
+__all__ = [
+    "GENERAL_TARGETS",
+    "PARTS",
+    "Change",
+    "CriticalPath",
+    "Graph",
+    "Hypothesis",
+    "NodeKind",
+    "PathRow",
+    "PathSummary",
+    "Via",
+    "WhatIf",
+    "critical_path",
+    "dependency_graph",
+    "merge_rows",
+    "parse_hypothesis",
+    "path_parts",
+    "path_summary",
+    "replay",
+    "replayed_ns",
+    "slack",
+    "unchanged",
+    "what_if",
+]

@@ -12,7 +12,8 @@ dependency takes at least. So the begin of each node follows from the ends of ot
 again without a change gives the recording. Every dependency begins before its node does: there are no cycles.
 
 A wait for the device is two nodes: the call itself, which takes ``WAIT_CALL_NS``, and its return, which depends on the
-work. Of a blocking call that does not name its stream the work that ended last before it returned is taken.
+work; with one more for each further stream that it waits for. Of a wait for a stream that is not known the work that
+ended last before it returned is taken.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from enum import IntEnum
 import numpy as np
 
 from perfscope.analyzers.critical_path.lane import Lane, host_lane
-from perfscope.analyzers.time import account_windows, blocking_calls
-from perfscope.analyzers.time.account import Windows
-from perfscope.analyzers.time.calls import profiler_syncs
-from perfscope.analyzers.time.gaps import SYNC_SLACK_NS
+from perfscope.analyzers.time import (
+    SYNC_SLACK_NS,
+    Windows,
+    account_windows,
+    blocking_calls,
+    profiler_syncs,
+    waits_for_all_streams,
+)
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
@@ -155,38 +160,55 @@ def _work(trace: Trace, low: int, high: int) -> _Work:
     )
 
 
-def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, int]:
-    """Per piece of the lane that ends as a wait for the device does: the work it waited for, as index of ``work``."""
+def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, list[int]]:
+    """Per piece of the lane that ends as a wait for the device does: works it waited for, as indices of ``work``.
+
+    One a stream where it waited for the whole device, in order of their end.
+    """
     calls = trace.rows["calls"]
     waits = np.union1d(trace.fact(blocking_calls), profiler_syncs(trace))
     if not len(waits) or not len(work):
         return {}
     begins, returns = calls["start_ns"][waits].astype(np.int64), calls["end_ns"][waits].astype(np.int64)
     piece = lane.at(returns - 1)
-    here = (lane.thread[piece] == calls["thread"][waits]) & (lane.ends[piece] == returns) & (lane.call[piece] != MISSING)
-    waits, begins, returns, piece = waits[here], begins[here], returns[here], piece[here]
-    launched = np.where(work.call == MISSING, _NO_END, calls["start_ns"][np.maximum(work.call, 0)])
+    here = (
+        (lane.thread[piece] == calls["thread"][waits]) & (lane.ends[piece] == returns) & (lane.call[piece] != MISSING)
+    )
+    waits, piece = waits[here], piece[here]
+    begins = np.maximum(begins[here], lane.starts[piece])
     streams = _streams_of_waits(trace)
     stream = np.array([streams.get(int(wait), MISSING) for wait in waits], np.int64)
-    last = np.full(len(waits), MISSING, np.int64)
-    for number in np.unique(stream).tolist():
-        mine = np.flatnonzero(stream == number)
-        candidates = np.flatnonzero(work.stream == number) if number != MISSING else np.arange(len(work))
-        if not len(candidates):
-            continue
-        candidates = candidates[np.argsort(work.ends[candidates], kind="stable")]
-        index = np.searchsorted(work.ends[candidates], returns[mine] + SYNC_SLACK_NS, side="right") - 1
-        for _ in range(MOST_CANDIDATES):
-            safe = candidates[np.maximum(index, 0)]
-            fits = (index >= 0) & ((launched[safe] <= begins[mine]) | (work.call[safe] == waits[mine]))
-            chosen = fits & (last[mine] == MISSING)
-            last[mine[chosen]] = safe[chosen]
-            index = index - 1
-    ends = np.where(last == MISSING, _NO_END, work.ends[np.maximum(last, 0)])
-    done = np.minimum(ends, returns)
-    waited = (last != MISSING) & (work.starts[np.maximum(last, 0)] < done)
-    waited &= done - np.maximum(begins, lane.starts[piece]) > WAIT_CALL_NS
-    return dict(zip(piece[waited].tolist(), last[waited].tolist(), strict=True))
+    wide = np.array([waits_for_all_streams(trace, int(wait)) for wait in waits], bool)
+    groups = [(work.stream == number, stream == number) for number in np.unique(stream[stream != MISSING]).tolist()]
+    groups.append((np.ones(len(work), bool), (stream == MISSING) & ~wide))
+    pairs = np.unique(np.stack((work.device, work.stream)), axis=1).T.tolist() if wide.any() else []
+    groups += [((work.device == device) & (work.stream == number), wide) for device, number in pairs]
+    result: dict[int, list[int]] = {}
+    for candidates, mine in groups:
+        chosen = np.flatnonzero(mine)
+        last = _last_launched(trace, work, np.flatnonzero(candidates), waits[chosen], begins[chosen])
+        done = np.minimum(work.ends[np.maximum(last, 0)], lane.ends[piece[chosen]])
+        waited = (last != MISSING) & (work.starts[np.maximum(last, 0)] < done) & (done - begins[chosen] > WAIT_CALL_NS)
+        for number, awaited in zip(piece[chosen[waited]].tolist(), last[waited].tolist(), strict=True):
+            result.setdefault(number, []).append(awaited)
+    return {number: sorted(works, key=lambda index: int(work.ends[index])) for number, works in result.items()}
+
+
+def _last_launched(trace: Trace, work: _Work, candidates: Int64, waits: Int64, begins: Int64) -> Int64:
+    """Per wait the one of ``candidates`` that ended last when it returned and was launched when it began."""
+    calls = trace.rows["calls"]
+    result = np.full(len(waits), MISSING, np.int64)
+    if not len(candidates):
+        return result
+    candidates = candidates[np.argsort(work.ends[candidates], kind="stable")]
+    index = np.searchsorted(work.ends[candidates], calls["end_ns"][waits] + SYNC_SLACK_NS, side="right") - 1
+    for _ in range(MOST_CANDIDATES):
+        safe = candidates[np.maximum(index, 0)]
+        launched = np.where(work.call[safe] == MISSING, _NO_END, calls["start_ns"][np.maximum(work.call[safe], 0)])
+        fits = (index >= 0) & ((launched <= begins) | (work.call[safe] == waits)) & (result == MISSING)
+        result[fits] = safe[fits]
+        index = index - 1
+    return result
 
 
 def _streams_of_waits(trace: Trace) -> dict[int, int]:
@@ -197,7 +219,7 @@ def _streams_of_waits(trace: Trace) -> dict[int, int]:
     return dict(zip(records["call"][rows].tolist(), records["stream"][rows].tolist(), strict=True))
 
 
-def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited: dict[int, int]) -> Graph:
+def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> Graph:
     """Nodes in one order, and their dependencies."""
     host = _host_nodes(lane, work, awaited)
     hosts = len(host["starts"])
@@ -215,7 +237,7 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
     _infer_dependencies(before, starts, ends, work, hosts)
     lag, binds = _lags(before, starts, ends, hosts)
     before = np.where(before == MISSING, MISSING, place[np.maximum(before, 0)])
-    graph = Graph(
+    return Graph(
         windows=windows,
         starts=starts[order],
         ends=ends[order],
@@ -229,27 +251,31 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
         finish=place[_finishing(trace, windows, lane, work, host)],
         lane=place[:hosts],
     )
-    return graph
 
 
-def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, int]) -> dict[str, Int64]:
-    """The lane's pieces as nodes; a wait is its call and its return. ``piece``: of the lane; ``awaits``: of ``work``."""
-    waits = np.zeros(len(lane), bool)
-    waits[list(awaited)] = True
-    piece = np.repeat(np.arange(len(lane)), np.where(waits, 2, 1))
-    second = np.zeros(len(piece), bool)
-    second[1:] = piece[1:] == piece[:-1]
-    first = np.zeros(len(piece), bool)
-    first[:-1] = second[1:]
+def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> dict[str, Int64]:
+    """The lane's pieces as nodes; ``awaits``: index of ``work``.
+
+    A wait is its call, a node without a length at the end of each work that it waited for, and its return.
+    """
+    counts = np.ones(len(lane), np.int64)
+    counts[list(awaited)] = [1 + len(works) for works in awaited.values()]
+    piece = np.repeat(np.arange(len(lane)), counts)
+    first = np.ones(len(piece), bool)
+    first[1:] = piece[1:] != piece[:-1]
+    last = np.ones(len(piece), bool)
+    last[:-1] = first[1:]
     awaits = np.full(len(piece), MISSING, np.int64)
-    awaits[second] = [awaited[number] for number in piece[second].tolist()]
-    done = np.zeros(len(piece), np.int64)
-    done[second] = work.ends[awaits[second]]
-    back = np.clip(done, lane.starts[piece], lane.ends[piece])
+    awaits[~first] = [index for number in sorted(awaited) for index in awaited[number]]
+    starts = lane.starts[piece].copy()
+    starts[~first] = np.clip(work.ends[awaits[~first]], lane.starts[piece[~first]], lane.ends[piece[~first]])
+    ends = np.where(last, lane.ends[piece], starts)
+    call = first & ~last
+    ends[call] = np.minimum(starts[call] + WAIT_CALL_NS, starts[np.flatnonzero(call) + 1])
     return {
-        "starts": np.where(second, back, lane.starts[piece]),
-        "ends": np.where(first, lane.starts[piece] + WAIT_CALL_NS, lane.ends[piece]),
-        "kind": np.where(second, int(NodeKind.RETURN), int(NodeKind.HOST)),
+        "starts": starts,
+        "ends": ends,
+        "kind": np.where(first, int(NodeKind.HOST), int(NodeKind.RETURN)),
         "thread": lane.thread[piece],
         "slice": lane.slice[piece],
         "call": lane.call[piece],
@@ -330,7 +356,7 @@ def _finishing(trace: Trace, windows: Windows, lane: Lane, work: _Work, host: di
     """Per window the node it ends with: work that the device is at or has queued then, else the host piece.
 
     A host that runs ahead of its device waits for it sooner or later: the device bounds such steps. Where the host has
-    nothing recorded at the end, it is the work that ended last.
+    nothing recorded at the end, or no launch is recorded, it is the work that ended last.
     """
     last_host = np.searchsorted(host["piece"], lane.at(windows.ends - 1), side="right") - 1
     if not len(work):
@@ -339,7 +365,7 @@ def _finishing(trace: Trace, windows: Windows, lane: Lane, work: _Work, host: di
     launched = np.where(work.call == MISSING, work.starts, calls[np.maximum(work.call, 0)] if len(calls) else 0)
     by_end = np.argsort(work.ends, kind="stable")
     piece = host["piece"][last_host]
-    idle = (lane.slice[piece] == MISSING) & (lane.call[piece] == MISSING)
+    idle = (lane.slice[piece] == MISSING) & (lane.call[piece] == MISSING) | (work.call == MISSING).all()
     result = last_host.copy()
     for window, end in enumerate(windows.ends.tolist()):
         following = int(np.searchsorted(work.starts, end))

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.time.host_activity import innermost_spans, main_thread
-from perfscope.analyzers.time.spans import nearest_ancestor
+from perfscope.analyzers.time import innermost_spans, main_thread, nearest_ancestor
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 

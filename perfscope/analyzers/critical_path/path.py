@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
-from perfscope.analyzers.time.host_activity import HostActivity, divide
+from perfscope.analyzers.time import HostActivity, divide
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -37,7 +37,7 @@ PARTS = (
     "unexplained",
 )
 """What a piece of the path is, in the order of a report. ``host_op``: an op on the host that launches nothing;
-``dependency``: between two works of a device; ``launch``: launching work, and from a launch to the begin of its work."""
+``dependency``: between two works of a device; ``launch``: launching, and from a launch to the begin of its work."""
 
 _PART_OF_ACTIVITY = {
     HostActivity.INPUT: "input",
@@ -145,7 +145,9 @@ class _Walk:
         index = int(np.searchsorted(self._work_ends, time, side="right")) - 1
         while index >= 0 and self._starts[self._work[index]] >= time:
             index -= 1
-        return int(self._work[index]) if index >= 0 and self._starts[self._work[index]] < self._starts[node] else MISSING
+        return (
+            int(self._work[index]) if index >= 0 and self._starts[self._work[index]] < self._starts[node] else MISSING
+        )
 
 
 def path_parts(trace: Trace) -> dict[str, int]:

@@ -49,22 +49,17 @@ def replay(graph: Graph, change: Change) -> Int64:
 
 
 def replayed_ns(graph: Graph, change: Change) -> int:
-    """Length of all windows together with ``change``, ns.
-
-    Each window's end moves as its last node's end does, and the next window begins where the one before ended. Time
-    between windows stays as it is.
-    """
-    ends = replay(graph, change)
-    moved = ends[graph.finish] - graph.ends[graph.finish]
-    first = np.concatenate(([0], moved[:-1]))
-    lengths = graph.windows.ends - graph.windows.starts + moved - first
-    return int(np.maximum(lengths, 0).sum())
+    """Length of all windows together with ``change``, ns: they are longer by as much as the last one ends later."""
+    last = int(graph.finish[np.argmax(graph.windows.ends)])
+    return max(graph.windows.whole_ns + int(replay(graph, change)[last] - graph.ends[last]), 0)
 
 
 def slack(graph: Graph) -> Int64:
-    """By how many ns each node could have ended later without any window ending later; 0 on a critical path."""
-    last = int(graph.windows.ends.max())
-    latest = np.maximum(graph.ends, last).tolist()
+    """By how many ns each node could have ended later without any window ending later; 0 on a critical path.
+
+    What no window's end depends on could have ended with the last node of all.
+    """
+    latest = [max(int(graph.ends.max()), int(graph.windows.ends.max()))] * len(graph)
     for window, node in enumerate(graph.finish.tolist()):
         latest[node] = min(latest[node], max(int(graph.windows.ends[window]), int(graph.ends[node])))
     durations = (graph.ends - graph.starts).tolist()
@@ -75,4 +70,5 @@ def slack(graph: Graph) -> Int64:
             earlier = before[node]
             if earlier != MISSING and begin - lag[node] < latest[earlier]:
                 latest[earlier] = begin - lag[node]
-    return np.maximum(np.array(latest, np.int64) - graph.ends, 0)
+    spare: Int64 = np.maximum(np.array(latest, np.int64) - graph.ends, 0)
+    return spare

@@ -6,13 +6,14 @@ from perfscope.analyzers.time.account import (
     CAUSES,
     Cause,
     StepAccount,
+    Windows,
     account_windows,
     step_accounts,
     time_within,
     warm_accounts,
     warm_windows,
 )
-from perfscope.analyzers.time.calls import blocking_calls
+from perfscope.analyzers.time.calls import blocking_calls, profiler_syncs, waits_for_all_streams
 from perfscope.analyzers.time.compiled_regions import (
     GRAPH_CALL,
     REGION,
@@ -24,9 +25,9 @@ from perfscope.analyzers.time.compiled_regions import (
 )
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
-from perfscope.analyzers.time.gaps import GapCause, Gaps, gaps
+from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
 from perfscope.analyzers.time.host_account import HOST_PARTS, HostAccount, HostPart, host_account
-from perfscope.analyzers.time.host_activity import main_thread
+from perfscope.analyzers.time.host_activity import HostActivity, divide, innermost_spans, main_thread
 from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op
@@ -66,6 +67,7 @@ __all__ = [
     "HOST_PARTS",
     "NO_WORK",
     "REGION",
+    "SYNC_SLACK_NS",
     "UNKNOWN_SITE",
     "CallSite",
     "Cause",
@@ -74,11 +76,13 @@ __all__ = [
     "Gaps",
     "Generation",
     "HostAccount",
+    "HostActivity",
     "HostPart",
     "ModelCall",
     "Region",
     "StepAccount",
     "Window",
+    "Windows",
     "WorkTime",
     "account_windows",
     "blocking_calls",
@@ -92,6 +96,7 @@ __all__ = [
     "device_busy",
     "device_records",
     "device_times",
+    "divide",
     "exposed_communication",
     "exposed_until",
     "gaps",
@@ -99,6 +104,7 @@ __all__ = [
     "graph_op",
     "host_account",
     "host_records",
+    "innermost_spans",
     "input_slices",
     "late_span_ns",
     "lineage",
@@ -109,6 +115,7 @@ __all__ = [
     "op_times",
     "per_step",
     "plan_records",
+    "profiler_syncs",
     "program_records",
     "regions",
     "slice_name",
@@ -121,6 +128,7 @@ __all__ = [
     "time_within",
     "timed_cost",
     "user_line",
+    "waits_for_all_streams",
     "warm_accounts",
     "warm_windows",
     "whole_ns",

@@ -105,6 +105,11 @@ def profiler_syncs(trace: Trace) -> npt.NDArray[np.int64]:
     return np.array(own, np.int64)
 
 
+def waits_for_all_streams(trace: Trace, call: int) -> bool:
+    """Whether a row of ``calls`` waits for all work of a device and not for one stream or event."""
+    return bool(_DEVICE_WIDE.fullmatch(base_name(trace.text(int(trace.rows["calls"]["name"][call])))))
+
+
 def _surroundings(trace: Trace, parent: int) -> tuple[bool, bool]:
     slices = trace.rows["slices"]
     inside_op = in_profiler = False

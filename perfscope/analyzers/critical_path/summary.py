@@ -1,0 +1,145 @@
+"""What the critical path is made of: by part, and by kernel, op or function with its place in the code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfscope.analyzers.critical_path.graph import NodeKind
+from perfscope.analyzers.critical_path.path import UNKNOWN_GAP, CriticalPath, critical_path, path_parts
+from perfscope.analyzers.ops import short_kernel_name
+from perfscope.analyzers.time import call_site, nearest_ancestor
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+MOST_ROWS = 30
+"""Rows kept of each trace."""
+
+OUTSIDE = "(outside every recorded span)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathRow:
+    """Time on the path in work of one name."""
+
+    where: str
+    """``host``, ``kernel``, ``collective``, ``copy``, or ``before`` one of these: time until it could begin."""
+    name: str
+    total_ns: int
+    pieces: int
+    op: str = ""
+    """The op that launched it, of device work."""
+    line: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSummary:
+    """The critical paths of a trace's steps together."""
+
+    rank: int | None
+    steps: int
+    """0: the path is of the whole capture."""
+    whole_ns: int
+    """All steps together: the length of their paths."""
+    parts_ns: dict[str, int]
+    """By ``PARTS``; they sum to ``whole_ns``."""
+    rows: tuple[PathRow, ...]
+    """The largest first, not all of them."""
+
+
+def path_summary(trace: Trace) -> PathSummary | None:
+    """``None`` where there is no path."""
+    path = trace.fact(critical_path)
+    if path is None:
+        return None
+    rows = sorted(_rows(trace, path), key=lambda row: (-row.total_ns, row.where, row.name))[:MOST_ROWS]
+    return PathSummary(
+        rank=trace.source.rank,
+        steps=len(path.graph.windows.numbers),
+        whole_ns=path.graph.windows.whole_ns,
+        parts_ns=trace.fact(path_parts),
+        rows=tuple(rows),
+    )
+
+
+_WORK = {NodeKind.KERNEL: "kernel", NodeKind.COMMUNICATION: "collective", NodeKind.COPY: "copy"}
+
+
+def _rows(trace: Trace, path: CriticalPath) -> list[PathRow]:
+    """One a name and kind, with the place of its largest member."""
+    slices, is_op = trace.rows["slices"], trace.rows["slices"]["kind"] == SliceKind.OP
+    kinds, rows, lengths = path.graph.kind[path.node], path.graph.row[path.node], path.ends - path.starts
+    waits, known = path.gap != MISSING, path.gap != UNKNOWN_GAP
+    host = path.graph.on_host[path.node] & known
+    ops = nearest_ancestor(trace, rows[host], is_op)
+    inner = np.where(ops == MISSING, rows[host], ops)
+    names = np.where(np.isin(slices["name"], trace.rows["steps"]["name"]), MISSING, slices["name"])
+    result = _by_name(trace, "host", inner, lengths[host], names, np.arange(len(slices)))
+    for kind, what in _WORK.items():
+        work = trace.rows["copies" if kind == NodeKind.COPY else "kernels"]
+        for gap, label in ((False, what), (True, f"before {what}")):
+            chosen = (kinds == kind) & (waits == gap) & known
+            result += _by_name(trace, label, rows[chosen], lengths[chosen], work["name"], work["op"])
+    return merge_rows(result)
+
+
+def _by_name(
+    trace: Trace, where: str, rows: Int64, lengths: Int64, names: np.ndarray, ops: np.ndarray
+) -> list[PathRow]:
+    """Rows of a table by ``names``; ``ops``: per row of the table the row of ``slices`` that its place is that of."""
+    result = []
+    slices = trace.rows["slices"]["name"]
+    for code, (total, pieces, row) in _grouped(rows, lengths, names).items():
+        op = MISSING if row == MISSING else int(ops[row])
+        site = call_site(trace, op)
+        result.append(
+            PathRow(
+                where=where,
+                name=OUTSIDE if code == MISSING else short_kernel_name(trace.text(code)),
+                total_ns=total,
+                pieces=pieces,
+                op="" if op == MISSING or where == "host" else trace.text(int(slices[op])),
+                line="" if site.file is None else site.where().label(),
+                module=site.module or "",
+            )
+        )
+    return result
+
+
+def _grouped(rows: Int64, lengths: Int64, names: np.ndarray) -> dict[int, tuple[int, int, int]]:
+    """Code of the name -> (summed length, pieces, row with most of it); ``MISSING`` of rows that are missing."""
+    if not len(rows):
+        return {}
+    distinct, index, counts = np.unique(rows, return_inverse=True, return_counts=True)
+    sums = np.zeros(len(distinct), np.int64)
+    np.add.at(sums, index, lengths)
+    codes = np.where(distinct == MISSING, MISSING, names[np.maximum(distinct, 0)] if len(names) else MISSING)
+    result: dict[int, tuple[int, int, int]] = {}
+    largest: dict[int, int] = defaultdict(lambda: -1)
+    for row, code, total, count in zip(distinct.tolist(), codes.tolist(), sums.tolist(), counts.tolist(), strict=True):
+        before = result.get(code, (0, 0, row))
+        result[code] = (before[0] + total, before[1] + count, row if total > largest[code] else before[2])
+        largest[code] = max(largest[code], total)
+    return result
+
+
+def merge_rows(rows: Iterable[PathRow]) -> list[PathRow]:
+    """Rows of one kind and name as one, with the places of the largest."""
+    merged: dict[tuple[str, str], PathRow] = {}
+    for row in sorted(rows, key=lambda row: -row.total_ns):
+        key = (row.where, row.name)
+        known = merged.get(key)
+        if known is not None:
+            row = replace(known, total_ns=known.total_ns + row.total_ns, pieces=known.pieces + row.pieces)
+        merged[key] = row
+    return list(merged.values())
+
+
+def path_share(summary: PathSummary, parts: Sequence[str]) -> float:
+    """Which share of the steps some parts of the path are, 0 to 1."""
+    time = sum(summary.parts_ns.get(part, 0) for part in parts)
+    return time / summary.whole_ns if summary.whole_ns else 0.0

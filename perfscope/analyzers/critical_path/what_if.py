@@ -1,0 +1,149 @@
+"""What a change would make of the step: the graph is played again with it.
+
+A change is ``TARGET xFACTOR``: time of the target is multiplied. ``x0`` takes it away. Targets:
+
+- a name: of an op (with all inside it and all work that it launched), of a host span, or a part of a kernel's name,
+- ``launch``: launch calls and the delay from a launch to an idle device,
+- ``sync`` (x0 alone): waits for the device but the last one, which ends the recording; what the host read is taken to
+  be needed later, or never,
+- ``communication``: kernels of collectives; 0 is infinite bandwidth and peers that are never late,
+- ``copy``: copies and memsets.
+
+What is modelled: everything else takes as long as it did, and waits for what it waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
+from perfscope.analyzers.critical_path.replay import Change, replayed_ns, unchanged
+from perfscope.analyzers.time import nearest_ancestor
+from perfscope.model.errors import UsageError
+from perfscope.model.trace import MISSING, CallKind, Trace
+
+_CHANGE = re.compile(r"(?P<target>.+?)\s+x\s*(?P<factor>\d+(\.\d+)?|\.\d+)")
+_LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
+GENERAL_TARGETS = ("launch", "sync", "communication", "copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """A change that somebody asks about."""
+
+    text: str
+    target: str
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What a change makes of the steps: modelled, by playing the recorded dependencies again."""
+
+    text: str
+    rank: int | None
+    nodes: int
+    """Host pieces and works that the change is of."""
+    changed_ns: int
+    """Their own time, all steps together, as it was recorded."""
+    before_ns: int
+    """All steps together; the capture where there are none."""
+    after_ns: int
+    steps: int
+    """1 where there are none."""
+
+    @property
+    def saved_ns(self) -> int:
+        """Of all steps together."""
+        return self.before_ns - self.after_ns
+
+
+def parse_hypothesis(text: str) -> Hypothesis:
+    """``'aten::mm x0.5'``; ``UsageError`` for anything else."""
+    match = _CHANGE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--what-if {text}: give TARGET xFACTOR, such as 'aten::mm x0.5', 'sync x0' or 'launch x0'")
+    hypothesis = Hypothesis(text=text.strip(), target=match["target"], factor=float(match["factor"]))
+    if hypothesis.target == "sync" and hypothesis.factor:
+        raise UsageError(f"--what-if {text}: a wait can be taken away (sync x0), not made shorter")
+    return hypothesis
+
+
+def what_if(trace: Trace, hypothesis: Hypothesis) -> WhatIf | None:
+    """The steps with the change; ``None`` where the trace has no dependencies to play again.
+
+    ``UsageError`` if nothing in the trace has the target's name.
+    """
+    graph = trace.fact(dependency_graph)
+    if graph is None:
+        return None
+    change = unchanged(graph)
+    chosen = _apply(trace, graph, change, hypothesis)
+    if not chosen.any() and hypothesis.target not in GENERAL_TARGETS:
+        raise UsageError(f"--what-if {hypothesis.text}: no op, host span or kernel is called {hypothesis.target}")
+    return WhatIf(
+        text=hypothesis.text,
+        rank=trace.source.rank,
+        nodes=int(chosen.sum()),
+        changed_ns=int((graph.ends - graph.starts)[chosen].sum()),
+        before_ns=graph.windows.whole_ns,
+        after_ns=replayed_ns(graph, change),
+        steps=max(len(graph.windows.numbers), 1),
+    )
+
+
+def _apply(trace: Trace, graph: Graph, change: Change, hypothesis: Hypothesis) -> np.ndarray:
+    """Write the change; per node whether it is of it."""
+    target, factor = hypothesis.target, hypothesis.factor
+    chosen: np.ndarray
+    if target == "sync":
+        chosen = graph.kind == NodeKind.RETURN
+        chosen &= graph.call != _last_call(graph, chosen)
+        change.before[Via.DEPENDENCY, chosen] = MISSING
+    elif target == "communication":
+        chosen = graph.kind == NodeKind.COMMUNICATION
+    elif target == "copy":
+        chosen = graph.kind == NodeKind.COPY
+    elif target == "launch":
+        kinds = trace.rows["calls"]["kind"]
+        in_call = graph.on_host & (graph.call != MISSING)
+        chosen = in_call & np.isin(kinds[np.maximum(graph.call, 0)], _LAUNCHING) if len(kinds) else in_call
+        change.lag[Via.LAUNCH] = np.round(change.lag[Via.LAUNCH] * factor)
+    else:
+        chosen = _named(trace, graph, target)
+    change.durations[chosen] = np.round(change.durations[chosen] * factor)
+    return chosen
+
+
+def _last_call(graph: Graph, returns: np.ndarray) -> int:
+    """Row of ``calls`` of the wait that returned last; ``MISSING`` without one."""
+    rows = np.flatnonzero(returns)
+    return int(graph.call[rows[np.argmax(graph.starts[rows])]]) if len(rows) else MISSING
+
+
+def _named(trace: Trace, graph: Graph, name: str) -> np.ndarray:
+    """Host pieces inside spans of that name, work launched inside them, and kernels with the name in theirs."""
+    slices, kernels, copies = (trace.rows[table] for table in ("slices", "kernels", "copies"))
+    of_name = np.array([code for code, text in enumerate(trace.strings) if text == name], np.int64)
+    spans = np.isin(slices["name"], of_name)
+    inside = nearest_ancestor(trace, np.arange(len(slices)), spans) != MISSING
+    containing = np.array([code for code, text in enumerate(trace.strings) if name in text], np.int64)
+    in_kernel = np.isin(kernels["name"], containing) | _launched_in(inside, kernels["op"])
+    in_copy = np.isin(copies["name"], containing) | _launched_in(inside, copies["op"])
+    chosen: np.ndarray = np.zeros(len(graph), bool)
+    for kinds, rows in (
+        ((NodeKind.HOST, NodeKind.RETURN), inside),
+        ((NodeKind.KERNEL, NodeKind.COMMUNICATION), in_kernel),
+        ((NodeKind.COPY,), in_copy),
+    ):
+        here = np.isin(graph.kind, kinds) & (graph.row != MISSING)
+        chosen[here] = rows[graph.row[here]]
+    return chosen
+
+
+def _launched_in(inside: np.ndarray, ops: np.ndarray) -> np.ndarray:
+    """Whether the op of each work is one of the spans; ops that are not known are not."""
+    return (ops != MISSING) & inside[np.maximum(ops, 0)] if len(inside) else np.zeros(len(ops), bool)
