@@ -84,7 +84,7 @@ def _event(tab: Tab, base: str, keys: dict[str, str]) -> None:
 
 
 def _ranks(tab: Tab, base: str, keys: dict[str, str]) -> None:
-    tab.open(f"{base}ranks?run={keys['ranks']}", ".ps-heat[data-ready='1']")
+    tab.open(f"{base}ranks?run={keys['ranks']}", ".ps-chart .main-svg")
 
 
 def _steps(tab: Tab, base: str, keys: dict[str, str]) -> None:

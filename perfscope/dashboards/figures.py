@@ -6,7 +6,7 @@ Figures need plotly, which is loaded when one is drawn: ``pip install 'perfscope
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from perfscope.dashboards.report.sections.devices import fold_devices
 from perfscope.dashboards.report.sections.memory_picture import (
     COLORS,
     ORDER,
+    PHASE_COLORS,
     RESERVED_COLOR,
     UNSEEN_COLOR,
     category_words,
@@ -25,11 +26,11 @@ from perfscope.dashboards.report.sections.sweep import choice_words, colors_of, 
 from perfscope.dashboards.report.summary import FEW_STEPS
 from perfscope.model.documents.sweep import Sweep, load
 from perfscope.model.errors import UsageError
-from perfscope.model.units import format_bytes
+from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import plotly.graph_objects as go
 
@@ -38,13 +39,19 @@ if TYPE_CHECKING:
     from perfscope.model.memory import MemoryTimeline
     from perfscope.model.trace import Trace
 
-__all__ = ["device_time", "kernel_time", "memory_timeline", "pareto", "step_times", "timeline"]
+__all__ = [
+    "device_time", "heat_map", "kernel_time", "memory_curve", "memory_timeline", "pareto", "roofline", "step_times",
+    "timeline",
+]  # fmt: skip
 
 MS = 1_000_000
 """ns of a millisecond: axes are in ms."""
 
 HEIGHT = 360
 """Pixels of a figure without rows: two fit on a laptop's screen."""
+
+MARK, RULE, FAILED = "#7b8794", "rgba(123,135,148,.35)", "#c4372b"
+"""Of lines: all are seen on a light and on a dark page."""
 
 LABEL_LIMIT = 60
 """Characters of a name on an axis: more leaves no room for the bars."""
@@ -221,51 +228,120 @@ def _lane(trace: Trace, device: int, stream: int) -> str:
     return f"device {int(trace.rows['devices']['ordinal'][device])} · stream {stream}"
 
 
-MIB = 1 << 20
-"""Bytes of the unit of the axis."""
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+NEAR = 1.5
+"""The device's size is drawn where the peak comes within it: else it would press all areas flat."""
+MOST_STEP_NAMES = 12
+"""Steps whose numbers stand above the areas: more would run into each other."""
 
 
 def memory_timeline(trace: Trace, label: str | None = None) -> go.Figure:
-    """Bytes in use by category as stacked areas in MiB: over ms, events or instructions, whatever the memory has.
+    """The `memory_curve` of a memory of ``trace``: by time, events or instructions, whatever it has.
 
     ``label``: which memory (``cuda:0``, ``host``, a program's name), the one with the highest peak if left out.
     At most 400 moments; of each part of the axis its highest is among them. ``UsageError`` if there is none.
     """
-    plotly = graph_objects()
     timeline = _memory_named(trace, label)
-    picture = memory_picture(trace, timeline)
-    scale = MS if timeline.axis == "ns" else 1
-    x = [(position - timeline.first) / scale for position in (*picture.positions.tolist(), timeline.last + 1)]
-    held = dict(zip(picture.categories, picture.bytes.tolist(), strict=True))
-    figure = plotly.Figure()
-
-    def add(name: str, values: list[int], color: str) -> None:
-        y = [value / MIB for value in (*values, values[-1])]
-        figure.add_scatter(
-            name=name, x=x, y=y, mode="lines", stackgroup="in use", line={"shape": "hv", "width": 0}, fillcolor=color
-        )
-
-    if picture.unseen_bytes:
-        add("held before", [picture.unseen_bytes] * len(picture.positions), UNSEEN_COLOR)
-    for category in ORDER:
-        if any(held.get(category, ())):
-            add(category_words(category), held[category], COLORS[category])
-    if picture.reserved is not None:
-        reserved = [value / MIB for value in (*picture.reserved.tolist(), int(picture.reserved[-1]))]
-        figure.add_scatter(
-            name="reserved", x=x, y=reserved, mode="lines", line={"shape": "hv", "color": RESERVED_COLOR}
-        )
-    position, bytes_ = timeline.peak()
-    figure.add_scatter(
-        name=f"peak {format_bytes(bytes_)}",
-        x=[(position - timeline.first) / scale],
-        y=[bytes_ / MIB],
-        mode="markers",
-        marker={"color": "#17202b", "size": 9},
-    )
-    unit = "ms" if timeline.axis == "ns" else timeline.axis
+    figure = memory_curve(curve_of(trace, timeline))
     title = f"Memory of {plain(sanitize(timeline.label, LABEL_LIMIT))}, {timeline.basis}"
-    return laid_out(figure, title=title, x=unit, y="MiB")
+    return figure.update_layout(title={"text": title}, margin={"t": 110})
+
+
+def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
+    """What `memory_curve` draws, as plain data. Positions are counted from ``first``, and bytes hold up to the next.
+
+    ``first`` is a decimal number, since it may be beyond a float. ``areas``: bottom to top; they sum to what is in use.
+    """
+    picture = memory_picture(trace, timeline)
+    first = timeline.first
+    bytes_of = dict(zip(picture.categories, picture.bytes.tolist(), strict=True))
+    areas = [
+        {"name": category_words(category), "color": COLORS[category], "bytes": bytes_of[category]}
+        for category in ORDER
+        if any(bytes_of.get(category, ()))
+    ]
+    if picture.unseen_bytes:
+        before = [picture.unseen_bytes] * len(picture.positions)
+        areas.insert(0, {"name": "allocated before", "color": UNSEEN_COLOR, "bytes": before})
+    position, peak_bytes = timeline.peak()
+    return {
+        "axis": timeline.axis,
+        "first": str(first),
+        "span": timeline.last - first + 1,
+        "positions": (picture.positions - first).tolist(),
+        "areas": areas,
+        "reserved": None if picture.reserved is None else picture.reserved.tolist(),
+        "capacity": timeline.capacity_bytes,
+        "peak": {"place": int(np.flatnonzero(picture.positions == position)[0]), "bytes": peak_bytes},
+        "steps": [{"name": band.name, "start": band.start - first, "end": band.end - first} for band in picture.steps],
+        "phases": [
+            {"name": band.name, "start": band.start - first, "end": band.end - first} for band in picture.phases
+        ],
+        "failed": [failure - first for failure in timeline.out_of_memory[:MOST_FAILURES]],
+        "unseen": picture.unseen_bytes,
+    }
+
+
+MOST_FAILURES = 200
+"""Failed allocations that are marked."""
+
+
+def memory_curve(curve: Mapping[str, Any], at: int | None = None) -> go.Figure:
+    """Bytes in use by category as stacked areas, with what is reserved, the peak, phases and steps.
+
+    ``curve``: as of `curve_of`. ``at``: a position that is marked. The data of a point is its position.
+    """
+    figure = graph_objects().Figure()
+    timed, positions = curve["axis"] == "ns", curve["positions"]
+    scale = 1e9 if timed else 1
+    x = [position / scale for position in (*positions, curve["span"])]
+    highest = max(curve["peak"]["bytes"], *(curve["reserved"] or (0,)))
+    power = min(max(highest.bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    unit, size = UNITS[power], 1 << (10 * power)
+
+    def add(name: str, values: Sequence[int], **options: Any) -> None:
+        figure.add_scatter(
+            name=name, x=x, y=[value / size for value in (*values, values[-1])], mode="lines",
+            customdata=[*positions, positions[-1]], hovertemplate=f"%{{y:.4~g}} {unit}", **options,
+        )  # fmt: skip
+
+    for area in curve["areas"]:
+        add(area["name"], area["bytes"], stackgroup="in use", line={"shape": "hv", "width": 0}, fillcolor=area["color"])
+    if curve["reserved"]:
+        add("reserved", curve["reserved"], line={"shape": "hv", "color": RESERVED_COLOR, "width": 1.5})
+    peak = curve["peak"]
+    top = f"peak {format_bytes(peak['bytes'])}"
+    figure.add_scatter(
+        name=top, x=[x[peak["place"]]], y=[peak["bytes"] / size], mode="markers", hoverinfo="skip",
+        marker={"color": MARK, "size": 9}, customdata=[positions[peak["place"]]],
+    )  # fmt: skip
+    if at is not None:
+        figure.add_vline(at / scale, line={"color": MARK, "width": 1.5})
+    for failure in curve["failed"]:
+        figure.add_vline(failure / scale, line={"color": FAILED, "dash": "dash", "width": 1.5})
+    if curve["capacity"] and curve["capacity"] <= NEAR * highest:
+        figure.add_hline(
+            curve["capacity"] / size, line={"color": FAILED, "dash": "dash", "width": 1.5},
+            annotation_text="size of the device",
+        )  # fmt: skip
+    for band in curve["phases"]:
+        figure.add_shape(
+            type="rect", yref="paper", x0=band["start"] / scale, x1=band["end"] / scale, y0=1.01, y1=1.05,
+            fillcolor=PHASE_COLORS[band["name"]], line={"width": 0},
+        )  # fmt: skip
+    for name in dict.fromkeys(band["name"] for band in curve["phases"]):
+        figure.add_bar(name=f"{name} (above)", x=[None], y=[None], marker={"color": PHASE_COLORS[name]})
+    for number, band in enumerate(curve["steps"]):
+        if number:
+            figure.add_vline(band["start"] / scale, line={"color": RULE, "dash": "dot", "width": 1})
+        if len(curve["steps"]) <= MOST_STEP_NAMES:
+            figure.add_annotation(
+                text=plain(f"step {band['name']}"), x=band["start"] / scale, y=1.06, yref="paper", showarrow=False,
+                xanchor="left", yanchor="bottom",
+            )  # fmt: skip
+    laid_out(figure, title="", x="" if timed else curve["axis"], y=unit)
+    figure.update_xaxes(range=[0, x[-1]], **({"tickformat": "~s", "ticksuffix": "s"} if timed else {}))
+    return figure.update_layout(hovermode="x unified", hoverdistance=-1, margin={"t": 60}, legend={"y": 1.14})
 
 
 def _memory_named(trace: Trace, label: str | None) -> MemoryTimeline:
@@ -326,3 +402,117 @@ def pareto(sweep: Sweep | str | Path) -> go.Figure:
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
     return laid_out(figure, title=f"{headline(document)}, modelled", x="ms per step", y="GiB at the peak")
+
+
+BOUNDS = {
+    "compute": ("arithmetic", "#4a86e0"),
+    "memory": ("memory", "#c8731d"),
+    "link": ("links", "#8f63d4"),
+    "": ("no roof known", "#4f8a66"),
+}
+"""What holds a point back: its words and its colour."""
+LEAST_DISC, MOST_DISC = 6, 46
+"""Pixels across of the shortest and the longest point."""
+LEAST_INTENSITY = 1e-3
+"""FLOPs per byte. Fewer are a move with a counter beside it: no roof but that of memory is anywhere near."""
+
+
+def roofline(
+    points: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]], chosen: str | None = None
+) -> go.Figure:
+    """FLOP/s against FLOPs per byte on logarithmic axes: a disc a point, as large as its time, and the devices' roofs.
+
+    ``points``: ``name``, ``line``, ``ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity`` (FLOP/byte),
+    ``of_roof`` and ``bound`` (of `BOUNDS`) each; those without a rate are left out. ``devices``: ``bandwidth``
+    (bytes/s) and ``peaks`` (``label``, ``flops``) each. ``chosen``: the name of points that are marked. The data of a
+    point is its name.
+    """
+    figure = graph_objects().Figure()
+    drawn = [point for point in points if (point["rate"] or 0) > 0 and (point["intensity"] or 0) >= LEAST_INTENSITY]
+    drawn.sort(key=lambda point: -point["ns"])  # so that small ones lie above large ones
+    longest = max((point["ns"] for point in drawn), default=1)
+    for device in devices:
+        ridges = [(peak["flops"] / device["bandwidth"], peak) for peak in device["peaks"]]
+        left = min((point["intensity"] for point in drawn), default=1) / 3
+        right = 8 * max([ridge for ridge, _ in ridges] + [point["intensity"] for point in drawn])
+        lines: list[tuple[float | None, float | None]] = []
+        for ridge, peak in ridges:
+            start = left if peak is ridges[-1][1] else ridge
+            lines += [(start, min(start * device["bandwidth"], peak["flops"])), (ridge, peak["flops"])]
+            lines += [(right, peak["flops"]), (None, None)]
+            figure.add_annotation(
+                text=plain(f"{peak['label']} {format_count(peak['flops'])}FLOP/s"), x=np.log10(right),
+                y=np.log10(peak["flops"]), showarrow=False, xanchor="right", yanchor="bottom",
+            )  # fmt: skip
+        figure.add_scatter(
+            name=f"roofs of {plain(device['name'])}", x=[x for x, _ in lines], y=[y for _, y in lines], mode="lines",
+            line={"color": MARK, "width": 1.5}, hoverinfo="skip",
+        )  # fmt: skip
+    for bound, (title, color) in BOUNDS.items():
+        members = [point for point in drawn if (point["bound"] if point["bound"] in BOUNDS else "") == bound]
+        if members:
+            figure.add_scatter(
+                name=title, x=[point["intensity"] for point in members], y=[point["rate"] for point in members],
+                mode="markers", customdata=[point["name"] for point in members],
+                text=[_point_words(point) for point in members], hovertemplate="%{text}<extra></extra>",
+                marker={
+                    "color": color, "opacity": 0.6,
+                    "size": [max(LEAST_DISC, MOST_DISC * (point["ns"] / longest) ** 0.5) for point in members],
+                    "line": {"color": MARK, "width": [4 if point["name"] == chosen else 0.7 for point in members]},
+                },
+            )  # fmt: skip
+    powers = [10.0**power for power in range(-3, 22)]
+    figure.update_xaxes(type="log", tickvals=powers, ticktext=[f"{power:g}" for power in powers])
+    figure.update_yaxes(type="log", tickvals=powers, ticktext=[format_count(power) for power in powers])
+    return laid_out(figure, title="", x="FLOPs per byte of device memory", y="FLOP/s").update_layout(
+        height=460, margin={"t": 40}, legend={"itemsizing": "constant"}
+    )
+
+
+def _point_words(point: Mapping[str, Any]) -> str:
+    share = format_share(point["share"], 1)
+    roof = [] if point["of_roof"] is None else [f"{format_share(point['of_roof'], 1)} of its roof"]
+    rate = f"{format_count(point['rate'])}FLOP/s at {point['intensity']:.3g} FLOP/byte"
+    lines = [point["name"], f"{format_ns(point['ns'])} ({share}), {point['basis']}", rate, *roof, point["line"]]
+    return "<br>".join(plain(line) for line in lines if line)
+
+
+WAIT_COLOR, BUSY_COLOR = "200,48,32", "52,120,214"
+"""Red for waiting, which is lost, blue for work; faint where there is little of it, on a light and a dark page."""
+SHADES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+MOST_ROW_PX, LEAST_MAP_PX, MOST_MAP_PX = 26, 90, 520
+
+
+def heat_map(heat: Mapping[str, Any], kind: Literal["wait", "busy"]) -> go.Figure:
+    """Ranks against collectives (``wait``: how long each waited) or steps (``busy``: share its device worked in).
+
+    ``heat``: ``rows`` (``label`` each), ``columns`` (their number), ``labels`` (a column each) and ``value`` (row by
+    row, ns or shares; ``None`` where there is none). Waits spread over decades: the colour is of their square root.
+    """
+    columns, rows = heat["columns"], heat["rows"]
+    scale, color = (1e9, WAIT_COLOR) if kind == "wait" else (1, BUSY_COLOR)
+    values = [None if value is None else value / scale for value in heat["value"]]
+    figure = graph_objects().Figure()
+    figure.add_heatmap(
+        z=[values[index * columns : (index + 1) * columns] for index in range(len(rows))],
+        x=[plain(label) for label in heat["labels"]],
+        y=[plain(row["label"]) for row in rows],
+        zmin=0,
+        zmax=1 if kind == "busy" else None,
+        colorscale=[
+            (share**2 if kind == "wait" else share, f"rgba({color},{0.06 + 0.94 * share:.2f})") for share in SHADES
+        ],
+        colorbar={"thickness": 12, "tickformat": ".2~s" if kind == "wait" else ".0%", "outlinewidth": 0}
+        | ({"ticksuffix": "s"} if kind == "wait" else {}),
+        hovertemplate="%{y}<br>%{x}<br>"
+        + ("waited %{z:.3~s}s" if kind == "wait" else "device busy %{z:.1%}")
+        + "<extra></extra>",
+        hoverongaps=False,
+        xgap=1 if columns < 120 else 0,
+        ygap=1 if len(rows) < 64 else 0,
+    )
+    laid_out(figure, title="", x="collectives in order" if kind == "wait" else "")
+    figure.update_xaxes(showticklabels=kind == "busy" and columns <= MOST_SYMBOLS, showgrid=False, type="category")
+    figure.update_yaxes(autorange="reversed", showgrid=False, type="category")
+    height = min(max(LEAST_MAP_PX, MOST_ROW_PX * len(rows)), MOST_MAP_PX)
+    return figure.update_layout(height=height + 60, margin={"t": 10})

@@ -1,4 +1,4 @@
-"""Pages of ranks, memory, compilations and the first one: pictures answer to pointer and keys, links lead on."""
+"""Pages of ranks, memory, compilations and the first one: charts answer to the pointer, links lead on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.conftest import REPOSITORY, corpus_files
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-HEAT = '.ps-heat[data-ready="1"]'
-CURVE = '.ps-memory-curve[data-ready="1"]'
+CHART = ".ps-chart .nsewdrag"
+HOVERED = "document.querySelector('.ps-chart .hoverlayer').textContent"
 
 
 def _rank(path: Path, rank: int) -> Path:
@@ -77,89 +77,72 @@ def _quiet(tab: Tab) -> None:
     assert tab.went_away() == []
 
 
-def _cell(tab: Tab, row: int, column: int) -> tuple[float, float]:
-    """The middle of a cell of the heat map on the screen."""
-    return tuple(  # type: ignore[return-value]
-        tab.page.evaluate(
-            """([row, column]) => { const view = document.querySelector('.ps-heat').perfscope;
-            const box = view.canvas.getBoundingClientRect();
-            return [box.x + 92 + (column + .5) * view.column, box.y + 4 + (row + .5) * view.row]; }""",
-            [row, column],
-        )
-    )
+def _point(tab: Tab, x: float, y: float) -> None:
+    """Move the pointer to parts (0 to 1) of the chart's width and height, until its words are there."""
+    box = tab.page.query_selector(".ps-chart .nsewdrag").bounding_box()
+    for shift in (0, 2):  # plotly answers to a move, and not to the pointer's first appearance
+        tab.page.mouse.move(box["x"] + x * box["width"] + shift, box["y"] + y * box["height"])
+    tab.until(f"{HOVERED} !== ''")
+
+
+def _click(tab: Tab) -> None:
+    tab.page.mouse.down()
+    tab.page.mouse.up()
+    tab.until("new URLSearchParams(location.search).has('at')")
 
 
 def test_a_cell_says_who_waited_and_leads_to_the_timeline(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
-    _open(tab, served, "ranks", "ranks", HEAT)
-    tab.page.mouse.move(*_cell(tab, 0, 1))
-    tip = tab.page.inner_text(".ps-heat .ps-tl-tip")
-    assert "rank 0 waited 400 us" in tip
-    assert "collective 2: all_reduce" in tip
-    tab.until("document.querySelectorAll('.ag-row').length > 0")
     server, keys = served
-    tab.page.goto(f"{server.base}timeline?run={keys['ranks']}")  # its origin is known once it is made
-    tab.until("document.querySelector('.ps-timeline[data-ready]') !== null")
-    tab.open(f"{server.base}ranks?run={keys['ranks']}", HEAT)
-    tab.page.mouse.click(*_cell(tab, 0, 1))
-    href = tab.page.get_attribute(".ps-heat .ps-tl-status a", "href")
+    _open(tab, served, "timeline", "ranks", ".ps-timeline[data-ready]")  # its origin is known once it is made
+    tab.open(f"{server.base}ranks?run={keys['ranks']}", CHART)
+    _point(tab, 1.5 / 8, 0.25)
+    hovered = tab.page.evaluate(HOVERED)
+    assert "rank 0" in hovered
+    assert "collective 2: all_reduce" in hovered
+    assert "waited 400" in hovered
+    _click(tab)
+    tab.until("document.querySelector('#heat-cell a') !== null")
+    assert "rank 0, waited 400 us at collective 2: all_reduce" in tab.page.inner_text("#heat-cell")
+    href = tab.page.get_attribute("#heat-cell a", "href")
     found = {key: int(value) for key, value in re.findall(r"(t0|t1|trace)=(-?\d+)", href)}
-    # rank 0 begins its second collective 1000 us behind the first event, and is in it for 700 us
+    # rank 0 begins its second collective 1000 us after the first event, and is in it for 700 us
     assert found["t0"] < 1_000_000 < 1_700_000 < found["t1"] < 2_500_000
     assert found["trace"] == 0
-    tab.page.click(".ps-heat .ps-tl-status a")
+    tab.page.click("#heat-cell a")
     tab.until("document.querySelector('.ps-timeline[data-ready]') !== null")
-    _quiet(tab)
-
-
-def test_keys_walk_the_heat_map(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
-    _open(tab, served, "ranks", "ranks", HEAT)
-    tab.page.focus(".ps-heat canvas.ps-tl-canvas")
-    tab.page.keyboard.press("ArrowDown")
-    assert "rank 1 waited 400 us" in tab.page.inner_text(".ps-heat .ps-tl-status")
-    tab.page.keyboard.press("ArrowRight")
-    assert "rank 1 waited 0 ns" in tab.page.inner_text(".ps-heat .ps-tl-status")
     _quiet(tab)
 
 
 def test_the_other_map_and_the_other_tables(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
-    _open(tab, served, "ranks", "ranks", HEAT, "&map=busy&table=collectives")
-    tab.page.mouse.move(*_cell(tab, 1, 0))
-    assert "device busy" in tab.page.inner_text(".ps-heat .ps-tl-tip")
+    _open(tab, served, "ranks", "ranks", CHART, "&map=busy&table=collectives&at=1.0")
+    assert "rank 1, step 1: device busy" in tab.page.inner_text("#heat-cell")
     tab.until("document.querySelectorAll('.ag-row').length > 7")
     assert "400 us" in tab.page.inner_text(".ag-root")
     _quiet(tab)
 
 
 def test_a_moment_of_the_memory_shows_its_blocks(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
-    _open(tab, served, "memory", "ranks", CURVE)
-    panel = ".ps-memory-curve .ps-tl-panel"
-    assert "the peak" in tab.page.inner_text(f"{panel} h2")
-    assert HOSTILE in tab.page.inner_text(panel)  # as text
-    first = tab.page.inner_text(f"{panel} tbody tr")
-    assert first.startswith("32.0 KiB")
-    tab.page.focus(".ps-memory-curve canvas")
-    tab.page.keyboard.press("Home")
-    assert "the peak" not in tab.page.inner_text(f"{panel} h2")
-    assert "at=0" in tab.page.url
-    tab.page.keyboard.press("p")
-    assert "the peak" in tab.page.inner_text(f"{panel} h2")
-    at = tab.page.url
-    tab.page.keyboard.press("t")
-    assert "In use over time" in tab.page.inner_text(panel)
-    tab.open(at, CURVE)
-    assert "the peak" in tab.page.inner_text(f"{panel} h2")
-    box = tab.page.query_selector(".ps-memory-curve canvas").bounding_box()
-    tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
-    assert "in use" in tab.page.inner_text(".ps-memory-curve .ps-tl-tip")
+    _open(tab, served, "memory", "ranks", CHART)
+    heading = "document.querySelector('#memory-alive h2').innerText"
+    assert "the peak" in tab.page.evaluate(heading)
+    assert HOSTILE in tab.page.inner_text("#memory-alive")  # as text
+    assert tab.page.query_selector("#page img") is None
+    assert tab.page.inner_text("#memory-alive tbody tr").startswith("32.0 KiB")
+    _point(tab, 0.3, 0.5)
+    assert "MiB" in tab.page.evaluate(HOVERED)
+    _click(tab)
+    tab.until(f"!{heading}.includes('the peak')")
+    tab.page.click("text=the peak")
+    tab.until(f"{heading}.includes('the peak')")
     tab.page.wait_for_selector(".ag-row")  # to be seen, and not only there
     _quiet(tab)
 
 
 def test_the_schedule_of_a_program_is_an_axis(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
-    _open(tab, served, "memory", "program", CURVE, "&by=modules")
+    _open(tab, served, "memory", "program", CHART, "&by=modules")
     assert "The axis is the program's schedule" in tab.page.inner_text("#page")
-    assert "instruction" in tab.page.inner_text(".ps-memory-curve .ps-tl-panel h2")
-    assert tab.page.query_selector(".ps-memory-curve .ps-tl-panel p a") is None  # a schedule has no clock
+    assert "instruction" in tab.page.inner_text("#memory-alive h2")
+    assert "in the timeline" not in tab.page.inner_text("#memory-alive")  # a schedule has no clock
     _quiet(tab)
 
 
@@ -181,25 +164,6 @@ def test_the_first_page_is_one_screen(tab: Tab, served: tuple[Server, dict[str, 
         assert "Not recorded" in tab.page.inner_text("#page")
         assert "compare with" not in tab.page.inner_text(".ps-over-head")  # nothing else of its kind is open
     _quiet(tab)
-
-
-def test_words_of_the_peak_stay_in_the_picture(tab: Tab, served: tuple[Server, dict[str, str]]) -> None:
-    """On a phone they are longer than what is left of it behind the peak."""
-    tab.page.set_viewport_size({"width": 390, "height": 844})
-    tab.page.add_init_script(
-        """const real = CanvasRenderingContext2D.prototype.fillText;
-        CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...more) {
-          if (String(text).startsWith('peak ')) {
-            const long = this.measureText(text).width;
-            window.peak = { left: x, right: x + long, room: this.canvas.clientWidth, align: this.textAlign };
-          }
-          return real.call(this, text, x, y, ...more);
-        };"""
-    )
-    _open(tab, served, "memory", "program", CURVE)
-    found = tab.page.evaluate("window.peak")
-    assert found["align"] == "left"
-    assert 0 <= found["left"] < found["right"] <= found["room"]
 
 
 BROKEN = """() => [...document.querySelectorAll('.ag-header-cell-text')].flatMap((one) => {

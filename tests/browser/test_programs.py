@@ -52,7 +52,7 @@ def _open_graph(tab: Tab, graph_server: Server, query: str = "") -> None:
 def test_a_finding_is_drawn_with_boxes_and_bytes(tab: Tab, graph_server: Server) -> None:
     _open_graph(tab, graph_server)
     assert tab.page.eval_on_selector_all(".ps-box-name", "(all) => all.map((one) => one.textContent)") == ["one", "two"]
-    assert "64 MiB" in tab.page.eval_on_selector_all(".ps-saved-said", "(all) => all.map((one) => one.textContent)")[0]
+    assert "64.0 MiB" in tab.page.eval_on_selector_all(".ps-saved-said", "(all) => all.map((one) => one.textContent)")[0]
     assert "unfused_ops" in tab.page.inner_text("#page")
     tab.until("document.querySelectorAll('.ag-center-cols-container .ag-row').length === 5")
     assert tab.wrong == []
@@ -116,7 +116,7 @@ def test_labels_lie_on_nothing(tab: Tab, tmp_path: Path) -> None:
     assert tab.wrong == []
 
 
-ROOFLINE_READY = '.ps-roofs[data-ready="1"]'
+ROOFLINE_READY = ".ps-chart .main-svg .points path"
 
 _ROOFLINE_SHAPE = "bf16[4096,4096]{1,0}"
 _LAST = 'metadata={op_name="jit(step)/neg" source_file="train.py" source_line=9}'
@@ -144,12 +144,13 @@ def _open_roofline(tab: Tab, roofline_server: Server, query: str = "") -> None:
 @pytest.mark.slow
 def test_points_roofs_and_their_source(tab: Tab, roofline_server: Server) -> None:
     _open_roofline(tab, roofline_server)
-    assert len(tab.page.query_selector_all(".ps-disc")) == 2  # the copy has no FLOPs
+    assert len(tab.page.query_selector_all(".ps-chart .points path")) == 2  # the copy has no FLOPs
     words = tab.page.inner_text("#page")
     assert "H100 SXM (assumed" in words
     assert "white paper" in words
+    assert "memory 3.35 TB/s" in words
     assert "No time was measured" in words
-    assert "memory 3.35 TB/s" in tab.page.inner_html(".ps-roof")
+    assert "float16 989 TFLOP/s" in tab.page.evaluate("document.querySelector('.ps-chart').textContent")
     tab.until("document.querySelectorAll('.ag-center-cols-container .ag-row').length === 3")
     assert tab.wrong == []
     assert tab.went_away() == []
@@ -158,42 +159,22 @@ def test_points_roofs_and_their_source(tab: Tab, roofline_server: Server) -> Non
 @pytest.mark.slow
 def test_a_disc_tells_its_line_and_leads_to_the_timeline(tab: Tab, roofline_server: Server) -> None:
     _open_roofline(tab, roofline_server)
-    tab.page.locator('.ps-disc[aria-label^="dot"]').focus()
-    tab.page.keyboard.press("Enter")
-    tab.page.wait_for_selector(".ps-tl-panel h2")
-    assert tab.page.inner_text(".ps-tl-panel h2") == "dot"
-    assert f"{HOSTILE}.py:7" in tab.page.inner_text(".ps-tl-panel")
+    box = tab.page.query_selector(".ps-chart .points path").bounding_box()
+    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.page.mouse.move(*middle)
+    tab.until("document.querySelector('.ps-chart .hoverlayer').textContent.includes('dot')")
+    tab.page.mouse.click(*middle)
+    tab.until("location.search.includes('at=dot')")
+    tab.page.wait_for_selector("#roofline-point")
+    assert f"{HOSTILE}.py:7" in tab.page.inner_text("#roofline-point")
     assert tab.page.query_selector("#page img") is None
-    href = tab.page.get_attribute(".ps-tl-panel a >> nth=0", "href")
+    href = tab.page.get_attribute("#roofline-point a >> nth=0", "href")
     assert href is not None
     assert re.search(r"/timeline\?.*find=%5Edot%24", href)
-    tab.until("location.search.includes('sel=dot')")
-    tab.open(tab.page.url, ROOFLINE_READY)
-    assert tab.page.inner_text(".ps-tl-panel h2") == "dot"
+    tab.open(tab.page.url, "#roofline-point")
     assert tab.wrong == []
 
 
-def test_the_slider_keeps_what_takes_longest(tab: Tab, roofline_server: Server) -> None:
-    _open_roofline(tab, roofline_server, "&most=1")
-    assert len(tab.page.query_selector_all(".ps-disc")) == 1
-    assert "1% of the time" in tab.page.inner_text(".ps-tl-bar")
-    tab.page.locator(".ps-range").evaluate(
-        "(one) => { one.value = '100'; one.dispatchEvent(new Event('input', { bubbles: true })) }"
-    )
-    tab.until("document.querySelectorAll('.ps-disc').length === 2")
-    assert "most=" not in tab.page.url
-    assert tab.wrong == []
-
-
-APART = """(() => {
-  const word = [...document.querySelectorAll('.ps-roof text')].find((one) => one.textContent.startsWith('memory '));
-  const box = word.getBoundingClientRect();
-  return [...document.querySelectorAll('.ps-disc')].every((one) => {
-    const disc = one.getBoundingClientRect();
-    const [x, y] = [(disc.left + disc.right) / 2, (disc.top + disc.bottom) / 2];
-    return x < box.left || x > box.right || y < box.top || y > box.bottom;
-  });
-})()"""
 IN_SIGHT = """(() => {
   const room = document.querySelector('.ag-root-wrapper')?.getBoundingClientRect().right;
   return [...document.querySelectorAll('.ag-header-cell')]
@@ -207,10 +188,9 @@ def test_it_stays_readable_when_narrow_and_dark(tab: Tab, roofline_server: Serve
     _open_roofline(tab, roofline_server)
     tab.page.click(".mantine-Switch-track")
     tab.until("document.documentElement.dataset.psScheme === 'dark'")
-    ink = "getComputedStyle(document.querySelector('.ps-roofline')).stroke"
+    ink = "getComputedStyle(document.querySelector('.ps-chart .legendtext')).fill"
     tab.until(f"{ink} === getComputedStyle(document.querySelector('h1')).color")
     assert tab.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert tab.page.evaluate(APART)
     absent = tab.page.inner_text(".ps-absent")
     assert "beyond the roof · of the roof" in absent  # nothing was measured: the columns make room, and it is said
     tab.page.set_viewport_size({"width": 390, "height": 844})

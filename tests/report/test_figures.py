@@ -47,10 +47,11 @@ def test_step_times_keep_traced_and_untraced_apart() -> None:
 def test_memory_timeline_stacks_to_the_peak_of_the_fullest_memory() -> None:
     trace = of_rank(0)
     figure = figures.memory_timeline(trace)
-    assert [area.name for area in figure.data] == ["held before", "activation", "reserved", "peak 1.07 KiB"]
-    stacked = [area.y for area in figure.data if area.stackgroup]
-    assert max(map(sum, zip(*stacked, strict=True))) * 1024 * 1024 == pytest.approx(1100)
-    assert list(figure.data[-1].x) == [pytest.approx(0.015)]
+    names = [area.name for area in figure.data]
+    assert names[:4] == ["allocated before", "activation", "reserved", "peak 1.07 KiB"]
+    stacked = [area.y for area in figure.data if area.type == "scatter" and area.stackgroup]
+    assert max(map(sum, zip(*stacked, strict=True))) * 1024 == pytest.approx(1100)  # of KiB
+    assert list(figure.data[3].x) == [pytest.approx(15e-6)]
     assert figure.layout.title.text == "Memory of cuda:0, measured"
     with pytest.raises(UsageError, match="no such memory in the trace; it has: cuda:0"):
         figures.memory_timeline(trace, "cuda:9")
@@ -114,3 +115,27 @@ def test_without_plotly_the_extra_is_named(tmp_path: Path) -> None:
         cwd=Path(perfscope.__file__).parent.parent,
     )  # fmt: skip
     assert done.stdout == "figures need plotly: pip install 'perfscope[ui]'\n"
+
+
+def _point(name: str, rate: float | None, bound: str = "memory", ns: float = 1e3) -> dict[str, object]:
+    basis = {"line": "a.py:1", "share": 0.5, "basis": "measured", "intensity": 2.0, "of_roof": None}
+    return {"name": name, "rate": rate, "bound": bound, "ns": ns, **basis}
+
+
+def test_a_roofline_has_its_points_by_what_holds_them_back_below_the_roofs() -> None:
+    device = {"name": "H100", "bandwidth": 1e12, "peaks": [{"label": "fp32", "flops": 1e13}]}
+    points = [_point("<a>", 1e12), _point("b", 2e12, ns=4e3), _point("c", None), _point("d", 1e12, bound="unknown")]
+    figure = figures.roofline(points, [device], chosen="b")
+    assert [trace.name for trace in figure.data] == ["roofs of H100", "memory", "no roof known"]
+    assert list(figure.data[1].customdata) == ["b", "<a>"]  # the longest below the others; no rate, no point
+    assert figure.data[1].text[1].startswith("&lt;a&gt;<br>1.00 us")
+    roof = [(x, y) for x, y in zip(figure.data[0].x, figure.data[0].y, strict=True) if x is not None]
+    assert all(y == pytest.approx(min(x * 1e12, 1e13)) for x, y in roof)
+
+
+def test_a_heat_map_has_a_row_a_rank_in_seconds() -> None:
+    heat = {"columns": 2, "rows": [{"label": "rank 0"}, {"label": "rank 1"}], "value": [0, 2_000_000, None, 5]}
+    (cells,) = figures.heat_map(heat | {"labels": ["first", "second"]}, "wait").data
+    assert [list(row) for row in cells.z] == [[0, 0.002], [None, 5e-9]]
+    (shares,) = figures.heat_map(heat | {"labels": ["a", "b"], "value": [0.5, 1, 0, None]}, "busy").data
+    assert shares.zmax == 1

@@ -14,7 +14,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.web.pages import PAGES, Asked, address, page_module
 from perfscope.dashboards.web.pages._grid import register_grid
-from perfscope.dashboards.web.pages._parts import mark_of, progress, said
+from perfscope.dashboards.web.pages._parts import mark_of, progress, register_chart, said
 from perfscope.dashboards.web.server.api import install_api
 from perfscope.dashboards.web.server.exports import FORMS
 from perfscope.dashboards.web.server.guard import Guard
@@ -83,6 +83,8 @@ def create_app(
         module = page_module(name)
         for grid in getattr(module, "GRIDS", ()):
             register_grid(app, grid)
+        if hasattr(module, "CHART"):
+            register_chart(app, module.CHART)
         if hasattr(module, "register"):
             module.register(app)
     install_api(app.server, shelf, workshop, base_path)

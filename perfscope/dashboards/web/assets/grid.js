@@ -17,7 +17,14 @@
     return parts.length ? `…/${held}` : held;
   };
   functions.psCount = (value) => (absent(value) ? "" : grouped.format(value));
-  functions.psNumber = (value) => (absent(value) ? "" : window.perfscope_ui.svg.short(value).trim());
+  // 989400000000000 is "989 T": decimal prefixes, for FLOPs and bytes per second.
+  const compact = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+  functions.psNumber = (value) => {
+    if (absent(value)) return "";
+    const steps = [[1e18, " E"], [1e15, " P"], [1e12, " T"], [1e9, " G"], [1e6, " M"], [1e3, " k"]];
+    const [size, unit] = steps.find(([least]) => Math.abs(value) >= least) || [1, ""];
+    return `${compact.format(value / size)}${unit}`;
+  };
   functions.psChance = (value) => (absent(value) ? "" : Number(value).toPrecision(2));
   functions.psShare = (value) => (absent(value) ? "" : `${(100 * value).toFixed(1)}%`);
   functions.psBytes = (value) => {

@@ -1,7 +1,8 @@
 """The pages of the dashboard, a written list in the order of the menu: name -> module. One page a file.
 
 A page's module has ``TITLE``, ``VIEW`` (the data it shows: a name of ``views.VIEWS``, or ``None`` for a page about no
-item), ``layout(asked, view)``, and maybe ``GRIDS`` (names of its grids) and ``register(app)`` for callbacks of its own.
+item), ``layout(asked, view)``, and maybe ``GRIDS`` (names of its grids), ``CHART`` (name of its chart)
+and ``register(app)`` for callbacks of its own.
 A page about no item may have ``mark(asked)``: a text that changes when it must be drawn again; without it the page is
 drawn once.
 """

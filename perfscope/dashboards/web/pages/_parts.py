@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
-from dash import dcc, html
+from dash import Input, Output, State, dcc, html
 
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.server.shelf import read_view
-from perfscope.dashboards.web.server.workshop import State
+from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.untrusted_text import sanitize
 
@@ -91,6 +91,43 @@ def pictures(asked: Asked) -> dict[int, str]:
     return result
 
 
+def chart(name: str, figure: Any, label: str) -> Any:
+    """A plotly figure in the colours of the page; what is clicked stands in the address (`register_chart`).
+
+    ``label``: what it shows, for who cannot see it; the same must be on the page as words or as a table.
+    """
+    figure.update_layout(
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", hoverlabel={"align": "left"}, dragmode=False
+    )
+    height = {"height": f"{figure.layout.height}px"}
+    graph = dcc.Graph(id=name, figure=figure, config={"displayModeBar": False}, responsive=True, style=height)
+    return html.Div(graph, className="ps-card ps-chart", role="group", **{"aria-label": label})
+
+
+CLICKED = """function(click, figure) {
+    const point = click && click.points[0];
+    if (!point) return window.dash_clientside.no_update;
+    const drawn = figure.data[point.curveNumber], asked = new URLSearchParams(location.search);
+    const cell = () => `${drawn.y.indexOf(point.y)}.${drawn.x.indexOf(point.x)}`;
+    asked.set("at", point.customdata === undefined ? cell() : point.customdata);
+    return `${location.pathname}?${asked}`;
+}"""
+
+
+def register_chart(app: Any, name: str) -> None:
+    """A click on a point of the chart puts its data (of a heat map ``ROW.COLUMN``) as ``at`` into the address.
+
+    The page is then drawn for the new address, and says what was clicked.
+    """
+    app.clientside_callback(
+        CLICKED,
+        Output("at", "href", allow_duplicate=True),
+        Input(name, "clickData"),
+        State(name, "figure"),
+        prevent_initial_call=True,
+    )
+
+
 def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title: str, words: str = "") -> Any:
     """Stacked bars on one scale: ``rows`` with ``label``, ``said`` (its numbers) and ``parts`` (name -> value)."""
     whole = max((sum(row["parts"].values()) for row in rows), default=0) or 1
@@ -145,7 +182,7 @@ def said(line: str, *more: Any) -> Any:
     return html.Div([html.P(sanitize(line, 1_000)), *more], className="ps-card", role="alert")
 
 
-def progress(title: str, key: str, state: State) -> Any:
+def progress(title: str, key: str, state: Readiness) -> Any:
     """How far a child is, with a button that ends it; of one that failed why, with one that begins again."""
     if state.stage in ("working", "waiting"):
         return html.Div(
@@ -161,6 +198,6 @@ def progress(title: str, key: str, state: State) -> Any:
     return said(state.told, *([] if state.stage == "gone" else [again]))
 
 
-def mark_of(state: State) -> str:
+def mark_of(state: Readiness) -> str:
     """What `progress` depends on."""
     return f"{state.stage} {state.told} {int(state.seconds)}"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
+from perfscope.dashboards.figures import memory_curve
+from perfscope.dashboards.report.blocks import Column, table
+from perfscope.dashboards.report.renderers.html import blocks_html
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import chosen, origins, tabs
-from perfscope.dashboards.web.ui import Fragment, MemoryCurve
-from perfscope.dashboards.web.views.memory import read_curve
-from perfscope.model.units import format_bytes
+from perfscope.dashboards.web.pages._parts import chart, chosen, origins, tabs
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.dashboards.web.views.memory import BLOCK_COLUMNS, read_curve
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 TITLE = "Memory"
 VIEW = "memory"
 GRIDS = ("memory",)
+CHART = "memory-curve"
 
 NOTHING = (
     "No memory was recorded. perfscope run records it; torch.profiler does with profile_memory=True. Of a plan or an "
@@ -50,7 +55,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         *picks,
         *left,
         html.P(_said(memory), className="ps-soft ps-note"),
-        _curve(asked, memory),
+        *_curve(asked, memory),
         *_holders(asked, view, text),
         Fragment(html=view["html"]),
     ]
@@ -74,18 +79,71 @@ def _said(memory: dict[str, Any]) -> str:
     return f"From {memory['known_from']} ({memory['basis']}).{capacity}{axis}{notes}"
 
 
-def _curve(asked: Asked, memory: dict[str, Any]) -> Any:
+def _curve(asked: Asked, memory: dict[str, Any]) -> list[Any]:
+    """The picture, and the blocks alive at the moment that the address names, the peak unless it does."""
     if not memory["moving"]:
-        return html.P(ONE_MOMENT, className="ps-card")
+        return [html.P(ONE_MOMENT, className="ps-card")]
     assert asked.folder is not None
+    curve = read_curve(asked.folder / VIEW, memory)["curve"]
+    positions, moments, peak = curve["positions"], curve["moments"], curve["peak"]["place"]
+    text = asked.parameters.get("at", "")
+    wanted = int(text) if text.isdecimal() else positions[peak]
+    index = min(range(len(moments)), key=lambda number: abs(positions[moments[number]] - wanted))
+    near = {"earlier": index - 1, "the peak": moments.index(peak), "later": index + 1}
+    links = [
+        dcc.Link(word, href=asked.link("memory", **{**asked.parameters, "at": str(positions[moments[number]])}))
+        for word, number in near.items()
+        if 0 <= number < len(moments)
+    ]
+    position = positions[moments[index]]
     timed = memory["axis"] == "ns" and memory["space"] != "program" and not memory["detail"]
-    return MemoryCurve(
-        id="memory-curve",
-        memory=read_curve(asked.folder / VIEW, memory)["curve"],
-        timeline=asked.link("timeline"),
-        origin=origins(asked).get(str(memory["trace"])) if timed else None,
-        at=asked.parameters.get("at", ""),
-    )
+    origin = origins(asked).get(str(memory["trace"])) if timed else None
+    if origin is not None:
+        links.append(dcc.Link("in the timeline", href=_in_timeline(asked, curve, position, int(origin))))
+    label = "memory over time by category; the blocks alive at a moment are listed below"
+    return [
+        chart(CHART, memory_curve(curve, position), label),
+        html.Section(
+            [
+                html.P([part for link in links for part in (link, " · ")][:-1], className="ps-note"),
+                Fragment(html=_alive_html(curve, index)),
+            ],
+            className="ps-card",
+            id="memory-alive",
+        ),
+    ]
+
+
+def _alive_html(curve: dict[str, Any], index: int) -> str:
+    """What is in use at a moment by category, and its largest blocks."""
+    place, (numbers, more, rest) = curve["moments"][index], curve["alive"][index]
+
+    def words(position: int) -> str:
+        return format_ns(position) if curve["axis"] == "ns" else f"{curve['axis']} {position + 1:,}"
+
+    def lives(block: list[Any]) -> str:
+        made, freed = block[-2:]
+        return f"{'before' if made is None else words(made)} to {'the end' if freed is None else words(freed)}"
+
+    shares = sorted(((area["bytes"][place], area["name"]) for area in curve["areas"]), reverse=True)
+    total = sum(size for size, _ in shares)
+    parts = ", ".join(f"{name} {format_bytes(size)} ({format_share(size, total)})" for size, name in shares if size)
+    title = f"Alive at {words(curve['positions'][place])}{', the peak' if place == curve['peak']['place'] else ''}"
+    unseen = curve["unseen"]
+    owner = f" {format_bytes(unseen)} was allocated before the recording: owner unknown." if unseen else ""
+    left = f" {more:,} smaller blocks are left out, {format_bytes(rest)}." if more else ""
+    alive: Column[list[Any]] = Column("alive", lives)
+    blocks = table((*BLOCK_COLUMNS, alive), [curve["blocks"][number] for number in numbers], few=10, rest="blocks")
+    text = f"{format_bytes(total)}: {parts}.{owner}{left}"
+    return f"<h2>{title}</h2><p>{escape(text)}</p>{''.join(blocks_html((blocks,)))}"
+
+
+def _in_timeline(asked: Asked, curve: dict[str, Any], position: int, origin: int) -> str:
+    """The address of the timeline around a position, a step wide where it is in one."""
+    step = next((band for band in curve["steps"] if band["start"] <= position < band["end"]), None)
+    around = curve["span"] // 20 if step is None else (step["end"] - step["start"]) // 2
+    center = int(curve["first"]) + position - origin
+    return asked.link("timeline", t0=str(center - around), t1=str(center + around))
 
 
 def _holders(asked: Asked, view: dict[str, Any], text: str) -> list[Any]:

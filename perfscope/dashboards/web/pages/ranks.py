@@ -6,15 +6,17 @@ from typing import Any
 
 from dash import dcc, html
 
+from perfscope.dashboards.figures import heat_map
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import bars, chosen, origins, planned, tabs
-from perfscope.dashboards.web.ui import Fragment, HeatMap
-from perfscope.model.units import format_bytes, format_ns
+from perfscope.dashboards.web.pages._parts import bars, chart, chosen, origins, planned, tabs
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.units import format_bytes, format_ns, format_share
 
 TITLE = "Ranks"
 VIEW = "ranks"
 GRIDS = ("ranks",)
+CHART = "heat"
 
 ONE_PROCESS = (
     "One process: there are no ranks to compare. Record all of them (perfscope run -- torchrun --nproc-per-node 8 "
@@ -54,20 +56,47 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         html.H1(TITLE, className="ps-title"),
         *alone,
         *several,
-        tabs(asked, "map", maps, kind, label="heat map"),
+        tabs(asked, "map", maps, kind, label="heat map", without=("at",)),
         html.P(_said(kind, heat), className="ps-soft ps-note"),
-        HeatMap(
-            id="heat",
-            heat=heat,
-            kind=kind,
-            timeline=asked.link("timeline"),
-            origins=origins(asked),
-            label=f"heat map: {maps[kind]}",
+        chart(
+            CHART, heat_map(heat, "busy" if kind == "busy" else "wait"), f"heat map: {maps[kind]}; the table has all"
         ),
+        html.P(_cell(asked, kind, heat), id="heat-cell", role="status"),
     ]
     if job is not None:
         parts += [_bars(job), *_tables(asked, view, job)]
     return [*parts, *([Fragment(html=view["html"])] if view["html"] else [])]
+
+
+def _cell(asked: Asked, kind: str, heat: dict[str, Any]) -> list[Any]:
+    """What the cell that the address names shows, with the way to the timeline."""
+    row, _, column = asked.parameters.get("at", "").partition(".")
+    columns = heat["columns"]
+    if not (row.isdecimal() and column.isdecimal() and int(row) < len(heat["rows"]) and int(column) < columns):
+        return []
+    member, index = heat["rows"][int(row)], int(row) * columns + int(column)
+    value = heat["value"][index]
+    if value is None:
+        return [f"{member['label']}: nothing there"]
+    if kind == "busy":
+        start, lasts = int(heat["starts"][index]), heat["spans"][index]
+        text = f"{heat['labels'][int(column)]}: device busy {format_share(value, 1)} of {format_ns(lasts)}"
+    else:
+        number, words, core, last = heat["collectives"][heat["of"][index]]
+        start, lasts = int(heat["base"]) + heat["at"][index], value + core
+        text = (
+            f"waited {format_ns(value)} at collective {number + 1:,}: {words}; itself {format_ns(core)}, last: {last}"
+        )
+        if heat["sum"] is not None:
+            text += f"; {format_ns(heat['sum'][index])} in the whole cell, of which this is the worst"
+    said = f"{member['label']}, {text} "
+    origin = origins(asked).get(str(member["trace"]))
+    if origin is None:
+        return [said]
+    around = max(lasts // 4, 1_000)
+    begin, end = start - int(origin) - around, start - int(origin) + lasts + around
+    href = asked.link("timeline", t0=str(begin), t1=str(end), trace=str(member["trace"]))
+    return [said, dcc.Link("in the timeline", href=href)]
 
 
 def _alone(asked: Asked, view: dict[str, Any]) -> Any:
@@ -83,14 +112,14 @@ def _said(kind: str, heat: dict[str, Any]) -> str:
         windows = "the window of a step on the host's clock" if heat["of_steps"] else "equal parts of the recording"
         return (
             f"Share of {windows} in which the device worked (measured): kernels and copies; one that only waits for "
-            f"other ranks is a kernel too. Click: timeline.{left}"
+            f"other ranks is a kernel too. Click: the timeline there.{left}"
         )
     binned = ""
     if heat["sum"] is not None:
         binned = f" {heat['count']:,} collectives in {heat['columns']:,} columns: each shows the worst wait in it."
     return (
         "Columns are collectives in order; the colour is what a rank waited for the last one to arrive (measured: its "
-        f"time less the shortest of all ranks). Click: timeline of that rank.{binned}{left}"
+        f"time less the shortest of all ranks). Click: the timeline of that rank.{binned}{left}"
     )
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
+from perfscope.dashboards.figures import roofline
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import chosen, tabs
-from perfscope.dashboards.web.ui import Roofline
+from perfscope.dashboards.web.pages._parts import chart, chosen, tabs
 from perfscope.model.units import format_count, format_ns, format_share
 
 TITLE = "Roofline"
 VIEW = "roofline"
 GRIDS = ("roofline",)
+CHART = "roofline-picture"
 
 KINDS = {
     "instructions": ("Instructions", "Instructions of compiled XLA programs, one run after another."),
     "ops": ("Ops", "Ops of one step of the program (PyTorch), those of one name, size and line together."),
 }
-COLOURS = {"compute": "arithmetic", "memory": "memory", "link": "links", "plain": "no roof known"}
 MODELLED = (
     "No time was measured: each time is the least one the device allows, so every point lies on its roof, and nothing "
     "is said of headroom. Record a run to measure it."
@@ -37,17 +38,9 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     names = {text: KINDS[text][0] for text in there}
     kind = chosen(asked, "kind", names)
     value = view["tables"][kind]
-    picture = Roofline(
-        id="roofline",
-        table={"columns": value["columns"], "rows": value["rows"]},
-        devices=view["devices"],
-        what=kind,
-        timeline=asked.link("timeline"),
-        graph=asked.link("graph"),
-        most=asked.parameters.get("most", ""),
-        find=asked.parameters.get("find", ""),
-        sel=asked.parameters.get("sel", ""),
-    )
+    keys = [column["key"] for column in value["columns"]]
+    points = [dict(zip(keys, row, strict=True)) for row in value["rows"]]
+    name = asked.parameters.get("at", "")
     drawable = value["plain_ns"] < value["ns"]
     nothing = "Nothing in the table has FLOPs that are counted, so there is no picture."
     return [
@@ -58,13 +51,18 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             {text: KINDS[text][0] for text in there},
             kind,
             label="kinds",
-            without=("find", "sel", "most"),
+            without=("at",),
         ),
         *lacks,
         html.P(_said(kind, value, view), className="ps-soft ps-note"),
         *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(value) else []),
         *(_roofs(device) for device in view["devices"]),
-        *([_legend(), picture] if drawable else [html.P(nothing, className="ps-card")]),
+        *(
+            [chart(CHART, roofline(points, view["devices"], name), "roofline; the table below holds all of it")]
+            if drawable
+            else [html.P(nothing, className="ps-card")]
+        ),
+        *[_point(asked, point) for point in points if point["name"] == name][:1],
         html.H2("As a table, the largest time beyond the roof first", className="ps-title ps-below"),
         grid("roofline", value, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
     ]
@@ -95,6 +93,24 @@ def _roofs(device: dict[str, Any]) -> Any:
     )
 
 
-def _legend() -> Any:
-    words = [html.Span([html.I(style={"background": f"var(--ps-{name})"}), word]) for name, word in COLOURS.items()]
-    return html.Div([html.Span("held back by"), *words], className="ps-legend")
+def _point(asked: Asked, point: dict[str, Any]) -> Any:
+    """What was clicked, in words, with the way to the timeline and the graph."""
+    least = point["least_ns"]
+    facts = [
+        " ".join(filter(None, (point["what"], point["dtype"], point["line"], point["program"]))),
+        f"{format_ns(point['ns'])} in {point['runs']:,} runs, {format_ns(point['run_ns'])} each ({point['basis']})",
+        "" if least is None else f"at least {format_ns(least)} a run, held back by {point['bound']} (modelled)",
+        ""
+        if point["headroom_ns"] is None
+        else f"{format_ns(point['headroom_ns'])} beyond it: at most what a perfect kernel would save",
+    ]
+    find = f"^{re.escape(point['name'])}$"
+    links = [
+        part
+        for page in ("timeline", "graph")
+        for part in (" · ", dcc.Link(f"in the {page}", href=asked.link(page, find=find)))
+    ]
+    words = "; ".join(filter(None, facts))
+    return html.P(
+        [html.Code(point["name"]), f" {words}", *links], className="ps-card", id="roofline-point", role="status"
+    )

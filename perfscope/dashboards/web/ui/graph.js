@@ -10,7 +10,36 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   const apart = (one, other) => one.x >= other.x + other.width || other.x >= one.x + one.width || one.y >= other.y + other.height || other.y >= one.y + one.height;
 
-  const { svg, bytes, finding, remember } = ui.svg;
+  const SPACE = "http://www.w3.org/2000/svg";
+
+  function svg(tag, attributes, ...children) {
+    const made = document.createElementNS(SPACE, tag);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+      else made.setAttribute(key, value);
+    }
+    made.append(...children);
+    return made;
+  }
+
+  const bytes = (value) => window.dashAgGridFunctions.psBytes(value);
+
+  // The address of a page with one more parameter, which is a regular expression that finds `name` alone.
+  function finding(base, name) {
+    const escaped = name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+    return `${base}${base.includes("?") ? "&" : "?"}${new URLSearchParams({ find: `^${escaped}$` })}`;
+  }
+
+  // Keeps a parameter of the address without asking the server for a page.
+  function remember(values) {
+    const address = new URL(location.href);
+    for (const [key, value] of Object.entries(values)) {
+      if (value === null || value === "") address.searchParams.delete(key);
+      else address.searchParams.set(key, value);
+    }
+    history.replaceState(history.state, "", address);
+  }
+
   const element = ui.wire.element;
   const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 

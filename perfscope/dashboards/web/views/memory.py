@@ -16,11 +16,11 @@ import numpy as np
 from perfscope.analyzers.memory import MOST_PROGRAMS
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.analyzers.memory.picture import Band, MemoryPicture, memory_picture
+from perfscope.dashboards import figures
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.sections.memory import memory_sections
-from perfscope.dashboards.report.sections.memory_picture import COLORS, NOT_KNOWN, ORDER, PHASE_COLORS, UNSEEN_COLOR
+from perfscope.dashboards.report.sections.memory_picture import NOT_KNOWN, category_words
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import memory_cards as planned_memory
 from perfscope.dashboards.web.views._tables import table
@@ -64,39 +64,13 @@ KINDS = ("blocks", "modules", "lines", "ops", "categories")
 """Tables of a peak."""
 
 
-def curve_of(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
-    """The curve and the moments; positions are counted from ``first``, a decimal number (it may be beyond a float)."""
-    picture = memory_picture(trace, timeline)
-    positions = (picture.positions - timeline.first).tolist()
-    at_peak = int(np.flatnonzero(picture.positions == peak.position)[0])
-    held = dict(zip(picture.categories, picture.bytes.tolist(), strict=True))
-    areas = [
-        {"name": _category(category), "color": COLORS[category], "bytes": held[category]}
-        for category in ORDER
-        if any(held.get(category, ()))
-    ]
-    if picture.unseen_bytes:
-        before = [picture.unseen_bytes] * len(positions)
-        areas.insert(0, {"name": "held before the recording", "color": UNSEEN_COLOR, "bytes": before})
-    moments = _moments(len(positions), at_peak)
-    blocks, alive = _alive(trace, timeline, picture, moments)
-    return {
-        "axis": timeline.axis,
-        "first": str(timeline.first),
-        "span": timeline.last - timeline.first + 1,
-        "positions": positions,
-        "areas": areas,
-        "reserved": None if picture.reserved is None else picture.reserved.tolist(),
-        "capacity": timeline.capacity_bytes,
-        "peak": {"place": at_peak, "bytes": peak.bytes},
-        "steps": _bands(picture.steps, timeline.first),
-        "phases": [{**band, "color": PHASE_COLORS[band["name"]]} for band in _bands(picture.phases, timeline.first)],
-        "failed": [index - timeline.first for index in timeline.out_of_memory[:MOST_MOMENTS]],
-        "moments": moments,
-        "alive": alive,
-        "blocks": blocks,
-        "unseen": picture.unseen_bytes,
-    }
+def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
+    """The curve of `figures.curve_of`, and which blocks are alive at its ``moments`` (numbers of its positions)."""
+    held = figures.curve_of(trace, timeline)
+    moments = _moments(len(held["positions"]), held["peak"]["place"])
+    positions = [timeline.first + held["positions"][moment] for moment in moments]
+    blocks, alive = _alive(trace, timeline, positions)
+    return held | {"moments": moments, "alive": alive, "blocks": blocks}
 
 
 def _moments(many: int, peak: int) -> list[int]:
@@ -105,19 +79,16 @@ def _moments(many: int, peak: int) -> list[int]:
     return sorted({*chosen, peak})
 
 
-def _alive(
-    trace: Trace, timeline: MemoryTimeline, picture: MemoryPicture, moments: Sequence[int]
-) -> tuple[list[list[Any]], list[list[Any]]]:
+def _alive(trace: Trace, timeline: MemoryTimeline, positions: Sequence[int]) -> tuple[list[list[Any]], list[list[Any]]]:
     """(blocks, by moment ``[places in blocks, how many more, their bytes]``): each block is told once."""
     place_of: dict[int, int] = {}
     alive = []
     size, count = timeline.blocks["bytes"], timeline.blocks["count"]
-    for moment in moments:
-        rows = timeline.alive_at(int(picture.positions[moment]))
-        kept = rows[:MOST_BLOCKS].tolist()
-        positions = [place_of.setdefault(row, len(place_of)) for row in kept]
+    for position in positions:
+        rows = timeline.alive_at(position)
+        kept = [place_of.setdefault(row, len(place_of)) for row in rows[:MOST_BLOCKS].tolist()]
         rest = rows[MOST_BLOCKS:]
-        alive.append([positions, int(count[rest].sum()), int(size[rest].sum())])
+        alive.append([kept, int(count[rest].sum()), int(size[rest].sum())])
     return [_block(trace, timeline, row) for row in place_of], alive
 
 
@@ -127,7 +98,7 @@ def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
     line, step = int(blocks["line"][row]), int(blocks["step"][row])
     return [
         int(blocks["bytes"][row]),
-        _category(MemoryCategory(int(blocks["category"][row]))),
+        category_words(MemoryCategory(int(blocks["category"][row]))),
         sanitize(timeline.text(int(blocks["name"][row])), TEXT_CHARS),
         sanitize(timeline.text(int(blocks["module"][row])), TEXT_CHARS),
         "" if line == MISSING else line_text(timeline.lines[line]),
@@ -144,14 +115,6 @@ def line_text(line: SourceLine) -> str:
     """``train.py:12 step``."""
     text = line.file if line.line is None else f"{line.file}:{line.line}"
     return sanitize(text if line.function is None else f"{text} {line.function}", TEXT_CHARS)
-
-
-def _category(category: MemoryCategory) -> str:
-    return NOT_KNOWN if category == MemoryCategory.UNKNOWN else category.name.lower().replace("_", " ")
-
-
-def _bands(bands: Sequence[Band], first: int) -> list[dict[str, Any]]:
-    return [{"name": band.name, "start": band.start - first, "end": band.end - first} for band in bands]
 
 
 def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
@@ -194,7 +157,7 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
         timeline = peak.timeline
         moving = timeline.first != timeline.last
         held = {
-            "curve": curve_of(trace, timeline, peak) if moving else None,
+            "curve": curve_of(trace, timeline) if moving else None,
             "tables": peak_tables(trace, timeline, peak),
         }
         (place.folder / f"{number}.json").write_bytes(msgspec.json.encode(held))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -57,7 +58,8 @@ def wait_map(
     """The waits of ``members`` at ``matched`` (by start); ``None`` where there are none.
 
     ``value``: the worst wait in ns, row by row, ``None`` where the rank took no part; ``sum``: all waits of the cell;
-    ``of``: which of ``collectives`` the worst is; ``at``: its start on the clock of that rank, ns behind ``base``.
+    ``of``: which of ``collectives`` the worst is; ``at``: its start on the clock of that rank, ns after ``base``.
+    ``labels``: a column each.
     """
     if not matched or not members:
         return None
@@ -91,7 +93,7 @@ def wait_map(
         "rows": [{"member": value, "label": f"{member} {value}"} for value in kept],
         "rows_left": len(members) - len(kept),
         "columns": columns,
-        "first": [-(-column * len(matched) // columns) for column in range(columns)],
+        "labels": _labels(matched, columns),
         "count": len(matched),
         "value": value,
         "sum": total if columns < len(matched) else None,
@@ -100,6 +102,14 @@ def wait_map(
         "base": str(base),
         "collectives": [_told(number, matched[number]) for number in told],
     }
+
+
+def _labels(matched: Sequence[Matched], columns: int) -> list[str]:
+    """What each column is: a collective, or those that share it."""
+    if columns == len(matched):
+        return [f"collective {number + 1:,}: {_told(number, item)[1]}" for number, item in enumerate(matched)]
+    edges = [-(-column * len(matched) // columns) for column in range(columns + 1)]
+    return [f"collectives {first + 1:,} to {last:,}" for first, last in pairwise(edges)]
 
 
 def _told(number: int, item: Matched) -> list[Any]:
