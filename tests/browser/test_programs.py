@@ -52,7 +52,8 @@ def _open_graph(tab: Tab, graph_server: Server, query: str = "") -> None:
 def test_a_finding_is_drawn_with_boxes_and_bytes(tab: Tab, graph_server: Server) -> None:
     _open_graph(tab, graph_server)
     assert tab.page.eval_on_selector_all(".ps-box-name", "(all) => all.map((one) => one.textContent)") == ["one", "two"]
-    assert "64.0 MiB" in tab.page.eval_on_selector_all(".ps-saved-said", "(all) => all.map((one) => one.textContent)")[0]
+    saved = tab.page.eval_on_selector_all(".ps-saved-said", "(all) => all.map((one) => one.textContent)")
+    assert "64.0 MiB" in saved[0]
     assert "unfused_ops" in tab.page.inner_text("#page")
     tab.until("document.querySelectorAll('.ag-center-cols-container .ag-row').length === 5")
     assert tab.wrong == []
