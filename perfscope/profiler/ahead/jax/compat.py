@@ -47,7 +47,7 @@ RUN_INTERFACES = _by_name(
             "LoweringParameters", "LoweringRuleEntry", "_platform_specific_lowerings", "get_constant_handler",
             "register_constant_handler",
         ),
-        "jax._src.interpreters.partial_eval": ("dce_jaxpr",),
+        "jax._src.interpreters.partial_eval": ("dce_jaxpr", "partial_eval_jaxpr_nounits"),
         "jax._src.interpreters.pxla": ("_get_and_check_device_assignment", "batched_device_put", "get_default_device"),
         "jax._src.lax.lax": ("full",),
         "jax._src.mesh": (

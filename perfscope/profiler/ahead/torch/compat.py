@@ -20,7 +20,6 @@ from perfscope.profiler.torch.compat import missing
 KNOWN_VERSION = "2.13"
 """The torch that this was written for."""
 
-_DDP = "torch.nn.parallel.distributed"
 _WRAPPER = "torch._inductor.codegen.wrapper"
 PRIVATE: dict[str, str] = {
     "answers that depend on data": "torch._subclasses.fake_tensor.DataDependentOutputException",
@@ -30,12 +29,9 @@ PRIVATE: dict[str, str] = {
     "autograd sequence number": "torch._C._autograd._get_sequence_nr",
     "autograd task that runs": "torch._C._current_graph_task_id",
     "below autograd": "torch._C._AutoDispatchBelowAutograd",
-    "broadcast of buffers": "torch.distributed._broadcast_coalesced",
     "buckets by size": "torch.distributed._compute_bucket_assignment_by_size",
     "builtins of TorchScript": "torch.jit._builtins._register_builtin",
-    "check of communication hooks": f"{_DDP}.DistributedDataParallel._check_comm_hook",
     "collectives of inductor": "torch._inductor.ir._CollectiveKernel",
-    "communication hooks": "torch.distributed._register_comm_hook",
     "collectives of fake tensors": "torch.distributed._meta_registrations",
     "compiler of a module": "torch.nn.Module._call_impl",
     "compiling outside of modes": "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
@@ -50,6 +46,7 @@ PRIVATE: dict[str, str] = {
     "fake tensors": "torch._subclasses.fake_tensor.FakeTensor",
     "foreach kernels": "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
     "foreach types": "torch.utils._foreach_utils._foreach_supported_types",
+    "forward of data parallelism": "torch.nn.parallel.distributed.DistributedDataParallel._inside_ddp_forward",
     "group by name": "torch.distributed.distributed_c10d._resolve_process_group",
     "kernels of inductor": "torch._inductor.scheduler.NopKernelSchedulerNode",
     "leaving modes": "torch.utils._python_dispatch._disable_current_modes",
@@ -59,7 +56,6 @@ PRIVATE: dict[str, str] = {
     "memory that ends": f"{_WRAPPER}.FreeIfNotReusedLine",
     "memory that is taken over": f"{_WRAPPER}.ReuseLine",
     "modules of torch's own": "torch._dynamo.external_utils.wrap_inline",
-    "reducer": f"{_DDP}.DistributedDataParallel._ddp_init_helper",
     "rules of dynamo": "torch._dynamo.trace_rules.clear_lru_cache",
     "settings of AOTAutograd": "torch._functorch.config.force_non_lazy_backward_lowering",
     "settings of dynamo": "torch._dynamo.config.automatic_dynamic_local_pgo",
@@ -67,7 +63,6 @@ PRIVATE: dict[str, str] = {
     "sizes of types": "torch._inductor.utils.get_dtype_size",
     "sizes that depend on data": "torch._subclasses.fake_tensor.DynamicOutputShapeException",
     "start of the compiler": "torch._dynamo.callback_handler",
-    "states of modules": f"{_DDP}._sync_module_states",
     "trees of arguments": "torch.utils._pytree.tree_map_only",
     "Triton kernels": "torch._inductor.codegen.triton.TritonScheduling.define_kernel",
     "version of triton": "torch.utils._triton.triton_hash_with_backend",
@@ -475,31 +470,10 @@ def group_ranks(named: dict[str, Any]) -> tuple[int, ...]:
     return tuple(int(rank) for rank in c10d.get_process_group_ranks(group))
 
 
-def replace_reducer(
-    helper: Callable[..., None], hook: Callable[..., None], broadcast: Callable[..., None], unchecked: Iterable[str]
-) -> None:
-    """Have DistributedDataParallel call ``helper`` in place of making its reducer and ``hook`` for hooks.
-
-    ``broadcast`` replaces the broadcast of buffers; hooks called ``unchecked`` pass its check of hooks.
-    """
-    from torch.nn.parallel import distributed as module
-
-    kind: Any = module.DistributedDataParallel
-    check_hook = kind._check_comm_hook
-
-    def checked(self: Any, called: Any) -> None:
-        if getattr(called, "__name__", "") not in unchecked:
-            check_hook(self, called)
-
-    kind._ddp_init_helper = helper
-    kind._set_ddp_runtime_logging_sample_rate = lambda *_: None
-    kind._check_comm_hook = checked
-    module._verify_param_shape_across_processes = lambda *_, **__: None
-    module._sync_module_states = lambda *_, **__: None  # before the first step, once
-    distributed: Any = torch.distributed
-    distributed._broadcast_coalesced = torch.compiler.disable(broadcast)
-    distributed._register_comm_hook = distributed._register_builtin_comm_hook = hook
-    compile_outside_modes(kind)
+def active_ddp(module: Any) -> contextlib.AbstractContextManager[None]:
+    """Inside, dynamo splits graphs at the buckets of a DistributedDataParallel, as it does in its ``forward``."""
+    context: contextlib.AbstractContextManager[None] = module._inside_ddp_forward()
+    return context
 
 
 def buckets_in_reverse(parameters: Sequence[Any], first_cap: int, cap: int) -> list[list[int]]:

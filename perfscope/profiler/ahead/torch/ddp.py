@@ -1,4 +1,4 @@
-"""DistributedDataParallel over tensors without data: a model of its buckets answers in place of its reducer.
+"""DistributedDataParallel over tensors without data: a model of its buckets in place of its reducer.
 
 Torch's reducer is C++ and needs memory behind its tensors. The model asks torch for the buckets, counts gradients as
 they become ready, and records an all-reduce for each complete bucket; no op is dispatched for it.
@@ -6,17 +6,16 @@ they become ready, and records an all-reduce for each complete bucket; no op is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 
-from perfscope.model.documents.torch_plan import Bucket
+from perfscope.model.documents.torch_plan import Bucket, CollectiveKind
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.collectives import CollectiveRecorder, Exchange
-
-Tell = Callable[[str], None]
 
 SPARSE = (
     "sparse gradients are not covered by a plan of DistributedDataParallel: NCCL sums up dense tensors only "
@@ -30,14 +29,14 @@ HOOKS = (
     "communication hooks of DistributedDataParallel are not covered: gradients are modelled as all-reduced whole, in "
     "their own dtype"
 )
-FOR_CUDA = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
-"""Hooks that torch refuses to a build without CUDA."""
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Torch's own caps where the program names none."""
 
 
 def install_ddp_model(
     buckets: Callable[[tuple[Bucket, ...]], None],
     *,
-    problem: Tell,
+    problem: Callable[[str], None],
     held: Callable[[Any], None],
     recorder: CollectiveRecorder,
 ) -> None:
@@ -46,98 +45,101 @@ def install_ddp_model(
     ``buckets(all)``: called with the buckets of a module; ``held(tensor)``: called with the memory of a bucket;
     ``problem(text)``: called with what the plan does not cover.
     """
-    from torch.nn.parallel import distributed as module
+    kind: Any = torch.nn.parallel.DistributedDataParallel
+    signature = inspect.signature(kind.__init__)
 
-    kind: Any = module.DistributedDataParallel
-    begin = kind.__init__
-
-    def alone(self: Any, given: Any, *arguments: Any, **named: Any) -> None:
-        # Tensors of the device are tensors of the CPU here, of which there is one.
-        arguments = tuple(None if index < 2 else value for index, value in enumerate(arguments))
-        named = {name: None if name in ("device_ids", "output_device") else value for name, value in named.items()}
-        if named.get("mixed_precision") is not None:
+    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+        given = signature.bind(self, *arguments, **named)
+        given.apply_defaults()
+        options = given.arguments
+        if options.get("mixed_precision") is not None:
             raise RuntimeError(MIXED)
-        begin(self, given, *arguments, **named)
-
-    def helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
-        if any(sparse):
+        super(kind, self).__init__()
+        self.module = options["module"]
+        self.device_ids = self.output_device = None  # tensors of the device are tensors of the CPU here
+        mesh = options.get("device_mesh")
+        self.process_group = options["process_group"] if mesh is None else mesh.get_group(mesh_dim=0)
+        self.process_group = self.process_group or distributed.group.WORLD
+        self.gradient_as_bucket_view = options["gradient_as_bucket_view"]
+        self.find_unused_parameters, self.static_graph = options["find_unused_parameters"], options["static_graph"]
+        self.broadcast_buffers = options["broadcast_buffers"] is not False
+        self.parameters_to_ignore = set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        cap = options["bucket_cap_mb"]
+        self.bucket_bytes_cap = BUCKET_BYTES if cap is None else int(cap * (1 << 20))
+        first_cap = FIRST_BUCKET_BYTES if cap is None else self.bucket_bytes_cap
+        if any(getattr(part, "sparse", False) for part in self.module.modules()):
             raise RuntimeError(SPARSE)
-        self.reducer = BucketModel(self, parameters, buckets, held, recorder)
-        self.logger = _NullLogger()
-        self._passing_sync_batchnorm_handle(self.module)
+        self.reducer = self.logger = BucketModel(self, first_cap, held, recorder)
+        buckets(self.reducer.buckets)
 
-    def hook(*_: Any) -> None:
-        problem(HOOKS)
+    def forward(self: Any, *arguments: Any, **named: Any) -> Any:
+        syncs = torch.is_grad_enabled() and self.require_backward_grad_sync
+        if self.broadcast_buffers and self.require_forward_param_sync:
+            self.reducer.broadcast(
+                buffer for name, buffer in self.module.named_buffers() if name not in self.parameters_to_ignore
+            )
+        with compat.active_ddp(self):
+            output = self.module(*arguments, **named)
+        self.require_forward_param_sync = syncs
+        if syncs:
+            self.reducer.prepare_for_backward()
+        return output
 
-    def broadcast(group: Any, tensors: Sequence[Any], *_: Any) -> None:
-        ranks = tuple(distributed.get_process_group_ranks(group))
-        for dtype in dict.fromkeys(map(_dtype, tensors)):
-            size = sum(_bytes(tensor) for tensor in tensors if _dtype(tensor) == dtype)
-            exchange = Exchange(kind="broadcast", bytes=size, dtype=dtype, ranks=ranks, pairs=None)
-            number = recorder.record(exchange, "c10d.broadcast_", "DistributedDataParallel")
-            if number is not None:
-                recorder.waited(number)
-
-    kind.__init__ = alone
-    compat.replace_reducer(helper, hook, broadcast, FOR_CUDA)
+    kind.__init__ = begin
+    kind.forward = torch.compiler.disable(forward, recursive=False)
+    kind.register_comm_hook = lambda *_: problem(HOOKS)
+    compat.compile_outside_modes(kind)
 
 
 class BucketModel:
     """Answers as ``DistributedDataParallel.reducer``."""
 
-    def __init__(
-        self,
-        module: Any,
-        parameters: Sequence[Any],
-        buckets: Callable[[tuple[Bucket, ...]], None],
-        held: Callable[[Any], None],
-        recorder: CollectiveRecorder,
-    ) -> None:
-        self._module, self._parameters, self._recorder = module, list(parameters), recorder
-        config = module._bucket_config
-        assigned = compat.buckets_in_reverse(self._parameters, config.first_bucket_bytes_cap, config.bucket_bytes_cap)
-        self._buckets = tuple(
-            Bucket(bytes=sum(_bytes(self._parameters[index]) for index in bucket), parameters=len(bucket))
-            for bucket in assigned
-        )
-        self._dtypes = [_dtype(self._parameters[bucket[0]]) for bucket in assigned]
+    def __init__(self, module: Any, first_cap: int, held: Callable[[Any], None], recorder: CollectiveRecorder) -> None:
+        self._module, self._recorder = module, recorder
+        self._parameters = [
+            parameter
+            for name, parameter in module.module.named_parameters()
+            if parameter.requires_grad and name not in module.parameters_to_ignore
+        ]
+        assigned = compat.buckets_in_reverse(self._parameters, first_cap, module.bucket_bytes_cap)
+        members = [[self._parameters[index] for index in bucket] for bucket in assigned]
+        self.buckets = tuple(Bucket(bytes=sum(map(_bytes, bucket)), parameters=len(bucket)) for bucket in members)
+        self._dtypes = [_dtype(bucket[0]) for bucket in members]
         self._countdown = BucketCountdown(assigned)
         self._expecting = self._ending = False
         self._sent: list[int] = []
         # With gradient_as_bucket_view the gradients are the memory of the buckets.
-        self._memory = [] if module.gradient_as_bucket_view else [self._allocated(bucket) for bucket in assigned]
+        self._memory = [
+            torch.empty(sum(part.numel() for part in bucket), dtype=bucket[0].dtype, device=bucket[0].device)
+            for bucket in ([] if module.gradient_as_bucket_view else members)
+        ]
         for tensor in self._memory:
             held(tensor)
-        buckets(self._buckets)
         for index, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(
                 torch.compiler.disable(lambda _, index=index: self._ready(index))
             )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def prepare_for_forward(self) -> None:
-        """No effect."""
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def prepare_for_backward(self, _: Any) -> None:
-        """Expect gradients; DistributedDataParallel does not call it under ``no_sync``."""
+    def prepare_for_backward(self, *_: Any) -> None:
+        """Expect gradients; not called under ``no_sync``."""
         self._expecting, self._ending = True, False
         self._countdown.reset()
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _rebuild_buckets(self) -> bool:
-        """Buckets stay as they are."""
-        return False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: None
 
-    def _allocated(self, bucket: Sequence[int]) -> Any:
-        first = self._parameters[bucket[0]]
-        elements = sum(self._parameters[index].numel() for index in bucket)
-        return torch.empty(elements, dtype=first.dtype, device=first.device)
+    def broadcast(self, tensors: Iterable[Any]) -> None:
+        """Record that tensors are sent from the first process, those of one dtype together."""
+        sizes: dict[str, int] = {}
+        for tensor in tensors:
+            sizes[_dtype(tensor)] = sizes.get(_dtype(tensor), 0) + _bytes(tensor)
+        for dtype, size in sizes.items():
+            number = self._record("broadcast", size, dtype, "c10d.broadcast_")
+            if number is not None:
+                self._recorder.waited(number)
 
     def _ready(self, index: int) -> None:
         if not (self._expecting and self._module.require_backward_grad_sync):
@@ -149,41 +151,35 @@ class BucketModel:
 
     def _send(self, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self._record(self._buckets[number].bytes, self._dtypes[number])
+            self._reduce(self.buckets[number].bytes, self._dtypes[number])
 
-    def _record(self, size: int, dtype: str) -> None:
-        ranks = tuple(distributed.get_process_group_ranks(self._module.process_group))
-        exchange = Exchange(kind="all-reduce", bytes=size, dtype=dtype, ranks=ranks, pairs=None)
-        number = self._recorder.record(exchange, "c10d.allreduce_", "DistributedDataParallel")
+    def _reduce(self, size: int, dtype: str) -> None:
+        number = self._record("all-reduce", size, dtype, "c10d.allreduce_")
         if number is not None:
             self._sent.append(number)
+
+    def _record(self, kind: CollectiveKind, size: int, dtype: str, op: str) -> int | None:
+        ranks = tuple(distributed.get_process_group_ranks(self._module.process_group))
+        exchange = Exchange(kind=kind, bytes=size, dtype=dtype, ranks=ranks, pairs=None)
+        return self._recorder.record(exchange, op, "DistributedDataParallel")
 
     def _finish(self) -> None:
         """End of the backward pass: send what is left and wait for all of it."""
         self._expecting = False
         self._send(self._countdown.rest())
         if self._module.find_unused_parameters and not self._module.static_graph:
-            self._record(4 * len(self._parameters), "int32")  # which parameters were used
+            self._reduce(4 * len(self._parameters), "int32")  # which parameters were used
         for number in self._sent:
             self._recorder.waited(number)
         self._sent.clear()
 
 
-def _bytes(parameter: Any) -> int:
-    return int(parameter.numel() * parameter.element_size())
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-class _NullLogger:
-    """Keeps nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: None
 
 
 class BucketCountdown:

@@ -404,47 +404,21 @@ def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
 
     if any(isinstance(one, AbstractArray) and one._known is None for one in closed.consts):
         return None
-    certain = known_results(closed.jaxpr, knows)
-    outputs = [sure and is_small(aval) for sure, aval in zip(certain, closed.out_avals, strict=True)]
+    known, _, unknown, _ = compat.partial_eval_jaxpr_nounits(closed, [not one for one in knows], instantiate=False)
+    outputs = [not one and is_small(aval) for one, aval in zip(unknown, closed.out_avals, strict=True)]
     results = tuple(index for index, one in enumerate(outputs) if one)
     if not results:
         return None
-    less, used = compat.dce_jaxpr(closed.jaxpr, outputs)
-    arguments = tuple(index for index, one in enumerate(used) if one)
-    if less.effects or work_of(less) == math.inf or not all(knows[index] for index in arguments):
+    places = [index for index, one in enumerate(knows) if one]
+    wanted = [outputs[index] for index, one in enumerate(unknown) if not one]
+    wanted += [False] * (len(known.out_avals) - len(wanted))  # what the unknown part would need
+    less, used = compat.dce_jaxpr(known.jaxpr, wanted)
+    if less.effects or work_of(less) == math.inf:
         return None
-    function = compat.jaxpr_as_fun(compat.ClosedJaxpr(less, [known_value(one) for one in closed.consts]))
+    arguments = tuple(index for index, one in zip(places, used, strict=True) if one)
+    function = compat.jaxpr_as_fun(compat.ClosedJaxpr(less, [known_value(one) for one in known.consts]))
     with compat.computing_on_cpu():
         return arguments, results, jax.jit(function)
-
-
-CALLS = frozenset(
-    ("jit", "pjit", "checkpoint", "remat2", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
-)
-"""Operations that are a function, called with the same arguments."""
-
-
-def known_results(jaxpr: Any, knows: Sequence[bool]) -> list[bool]:
-    """Which results of a jaxpr follow from the arguments that are known alone."""
-    sure = {variable for variable, one in zip(jaxpr.invars, knows, strict=True) if one}
-    sure.update(jaxpr.constvars)
-
-    def is_sure(atom: Any) -> bool:
-        return hasattr(atom, "val") or atom in sure
-
-    for equation in jaxpr.eqns:
-        given = [is_sure(one) for one in equation.invars]
-        if equation.effects or equation.primitive.name in NEVER_EVALUATED:
-            continue
-        if all(given):
-            sure.update(equation.outvars)
-        elif equation.primitive.name in CALLS and any(given):
-            inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-            inner = getattr(inner, "jaxpr", inner)
-            if inner is not None and len(inner.invars) == len(given):
-                inner_known = zip(equation.outvars, known_results(inner, given), strict=True)
-                sure.update(variable for variable, one in inner_known if one)
-    return [is_sure(one) for one in jaxpr.outvars]
 
 
 def evaluate_known_results(closed: Any, arguments: Sequence[Any], *, from_made_up: bool) -> dict[int, tuple[Any, bool]]:
