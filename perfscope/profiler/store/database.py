@@ -7,23 +7,18 @@ DOUBLE PRECISION and BYTEA, which SQLite takes as the affinities that hold them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import sqlite3
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from perfscope.model.documents.run_folders import RUNS_FOLDER, STORE_FILE
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
-
-if TYPE_CHECKING:
-    import sqlalchemy
-
 
 # Where a store is: a file on this machine, or a database by URL whose password is shown nowhere.
 
@@ -102,53 +97,29 @@ EXTRA = 'a store on PostgreSQL needs SQLAlchemy and psycopg: pip install "perfsc
 Values = str | int | float | bytes | None
 
 
-class Session(ABC):
-    """One transaction."""
+class Session:
+    """One transaction. ``run(sql, values)`` gives a cursor, as SQLite's and SQLAlchemy's are."""
 
-    @abstractmethod
+    def __init__(self, run: Callable[[str, dict[str, Values]], Any]) -> None:
+        self._run = run
+
     def execute(self, sql: str, **values: Values) -> int:
         """Run a statement; how many rows it changed."""
+        return int(self._run(sql, values).rowcount)
 
-    @abstractmethod
     def rows(self, sql: str, **values: Values) -> list[tuple[Any, ...]]:
         """The rows that a query gives."""
+        return [tuple(row) for row in self._run(sql, values).fetchall()]
 
 
-class Database(ABC):
-    """Where the tables are. Every error of the database becomes one line, with ``shown`` first and no password."""
+class SqliteDatabase:
+    """One file. Every error of the database becomes one line, with ``shown`` first.
 
-    shown: str
-    shared: bool
-    """Whether others use it with a perfscope of their own."""
-
-    @abstractmethod
-    def session(self, *, write: bool, alone: bool = False) -> AbstractContextManager[Session]:
-        """A transaction: kept when the block ends, undone when it raises. ``alone``: no other such one meanwhile."""
-
-    @abstractmethod
-    def has_table(self, session: Session, name: str) -> bool:
-        """Whether there is a table of that name."""
-
-    @abstractmethod
-    def exists(self) -> bool:
-        """Whether there is anything to read; a server is asked when it is read."""
-
-
-class _Sqlite(Session):
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def execute(self, sql: str, **values: Values) -> int:
-        return self._connection.execute(sql, values).rowcount
-
-    def rows(self, sql: str, **values: Values) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, values).fetchall()
-
-
-class SqliteDatabase(Database):
-    """One file. Its journal is deleted, not kept beside it (WAL): folders of runs lie on network disks too."""
+    Its journal is deleted, not kept beside it (WAL): folders of runs lie on network disks too.
+    """
 
     shared = False
+    """Whether others use it with a perfscope of their own."""
 
     def __init__(self, path: Path) -> None:
         """``path`` need not exist: the first write makes it."""
@@ -166,12 +137,12 @@ class SqliteDatabase(Database):
 
     @contextlib.contextmanager
     def session(self, *, write: bool, alone: bool = False) -> Iterator[Session]:
-        """As `Database.session`; a writer is always alone."""
+        """A transaction: kept when the block ends, undone when it raises. A writer is always alone."""
         with self._in_one_line():
             connection = self._connect(write)
             try:
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                yield _Sqlite(connection)
+                yield Session(connection.execute)
                 connection.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
@@ -215,24 +186,8 @@ class SqliteDatabase(Database):
             raise DataError(f"{self.shown}: {(error.strerror or 'cannot be used').lower()}") from error
 
 
-class _Postgres(Session):
-    def __init__(self, connection: sqlalchemy.Connection) -> None:
-        self._connection = connection
-
-    def execute(self, sql: str, **values: Values) -> int:
-        return int(self._run(sql, values).rowcount)
-
-    def rows(self, sql: str, **values: Values) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in self._run(sql, values)]
-
-    def _run(self, sql: str, values: dict[str, Values]) -> sqlalchemy.CursorResult[Any]:
-        import sqlalchemy
-
-        return self._connection.execute(sqlalchemy.text(sql), values)
-
-
-class PostgresDatabase(Database):
-    """A server, by URL. Nothing is asked of it before the first session."""
+class PostgresDatabase:
+    """A server, by URL; no error shows its password. Nothing is asked of it before the first session."""
 
     shared = True
 
@@ -262,7 +217,7 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def session(self, *, write: bool, alone: bool = False) -> Iterator[Session]:
-        """As `Database.session`; readers see one moment."""
+        """As of `SqliteDatabase`; readers see one moment. ``alone``: no other such transaction meanwhile."""
         import sqlalchemy
 
         level = "READ COMMITTED" if write else "REPEATABLE READ"
@@ -273,7 +228,7 @@ class PostgresDatabase(Database):
                     connection.execute(sqlalchemy.text(f"SET LOCAL lock_timeout = '{WAIT_SECONDS}s'"))
                     if alone:
                         connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
-                    yield _Postgres(connection)
+                    yield Session(lambda sql, values: connection.execute(sqlalchemy.text(sql), values))
         except sqlalchemy.exc.SQLAlchemyError as error:
             raise DataError(f"{self.shown}: {self._said(error)}") from None
 
@@ -290,6 +245,9 @@ class PostgresDatabase(Database):
         return text
 
 
+Database = SqliteDatabase | PostgresDatabase
+
+
 def database_at(where: str | Path) -> Database:
     """The database at an ``address()``."""
     return SqliteDatabase(where) if isinstance(where, Path) else PostgresDatabase(where)
@@ -302,38 +260,27 @@ META = "perfscope_store"
 """Every table begins with ``perfscope_``: a shared database may hold ``runs`` and ``metrics`` of another tool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
-    """Statements that lead from one version to the next."""
-
-    statements: tuple[str, ...]
-    breaks: bool
-    """Whether a perfscope that knows only the version before can no longer use the store."""
-
-
-MIGRATIONS: tuple[Migration, ...] = (
-    Migration(
-        breaks=True,
-        statements=(
-            """CREATE TABLE perfscope_runs (
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE perfscope_runs (
                 uid TEXT PRIMARY KEY, id TEXT NOT NULL, name TEXT NOT NULL, created_utc TEXT NOT NULL,
                 branch TEXT, commit_hash TEXT, machine TEXT NOT NULL, record TEXT NOT NULL,
                 stored_utc TEXT NOT NULL)""",
-            "CREATE INDEX perfscope_runs_by_time ON perfscope_runs (created_utc)",
-            """CREATE TABLE perfscope_metrics (
+        "CREATE INDEX perfscope_runs_by_time ON perfscope_runs (created_utc)",
+        """CREATE TABLE perfscope_metrics (
                 uid TEXT NOT NULL, name TEXT NOT NULL, unit TEXT NOT NULL, value DOUBLE PRECISION NOT NULL,
                 PRIMARY KEY (uid, name))""",
-            "CREATE INDEX perfscope_metrics_by_name ON perfscope_metrics (name)",
-            """CREATE TABLE perfscope_packs (
+        "CREATE INDEX perfscope_metrics_by_name ON perfscope_metrics (name)",
+        """CREATE TABLE perfscope_packs (
                 digest TEXT PRIMARY KEY, bytes BIGINT NOT NULL, unpacked BIGINT NOT NULL, files BIGINT NOT NULL)""",
-            """CREATE TABLE perfscope_chunks (
+        """CREATE TABLE perfscope_chunks (
                 digest TEXT NOT NULL, number BIGINT NOT NULL, content BYTEA NOT NULL, PRIMARY KEY (digest, number))""",
-            """CREATE TABLE perfscope_baselines (
+        """CREATE TABLE perfscope_baselines (
                 name TEXT NOT NULL, uid TEXT NOT NULL, digest TEXT, set_utc TEXT NOT NULL, PRIMARY KEY (name, uid))""",
-        ),
     ),
 )
-"""One a version, never changed once released. A run's record is its truth; ``perfscope_metrics`` is an index of it."""
+"""The statements that lead to each version, never changed once released. A run's record is its truth,
+``perfscope_metrics`` is an index of it."""
 
 LATEST = len(MIGRATIONS)
 
@@ -390,16 +337,13 @@ def prepare_tables(database: Database, *, upgrade: bool) -> Version:
             )
         if not version.schema:
             session.execute(f"CREATE TABLE {META} (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        needs = version.needs
-        for number, migration in enumerate(MIGRATIONS[version.schema :], start=version.schema + 1):
-            for statement in migration.statements:
-                session.execute(statement)
-            needs = number if migration.breaks else needs
-        for key, value in (("schema", LATEST), ("needs", needs)):
+        for statement in itertools.chain.from_iterable(MIGRATIONS[version.schema :]):
+            session.execute(statement)
+        for key, value in (("schema", LATEST), ("needs", LATEST)):
             session.execute(
                 f"INSERT INTO {META} (key, value) VALUES (:key, :value) "  # noqa: S608  (a constant)
                 "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 key=key,
                 value=str(value),
             )
-        return Version(schema=LATEST, needs=needs)
+        return Version(schema=LATEST, needs=LATEST)
