@@ -173,7 +173,7 @@ def test_a_page_of_perfetto_of_ones_own_is_named(tab: Tab, tmp_path: Path) -> No
 
 
 def test_a_zip_is_of_whole_files(tmp_path: Path) -> None:
-    from perfscope.dashboards.web.server.exports import pack
+    from perfscope.dashboards.web.server.child import pack
 
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "deep" / "a.pb").write_bytes(b"a" * 1000)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.report import json_report
-from perfscope.dashboards.web.server.prepare import Work
+from perfscope.dashboards.web.server.child import main
 from perfscope.dashboards.web.server.shelf import Shelf
 from perfscope.dashboards.web.views import Job, findings, overview
 from perfscope.model.errors import UsageError
@@ -44,7 +44,7 @@ def test_the_configuration_of_the_project_counts(tmp_path: Path, monkeypatch: py
     assert item.fingerprint() != before
     folder = tmp_path / "made"
     folder.mkdir()
-    Work(str(FIXTURE), folder).run()
+    assert main(["item", str(FIXTURE), str(folder)]) == 0
     coverage = json.loads((folder / "findings.json").read_text())["view"]["after"]
     assert "reads are wanted here" in coverage
 
@@ -52,5 +52,5 @@ def test_the_configuration_of_the_project_counts(tmp_path: Path, monkeypatch: py
 def test_a_device_that_is_not_known_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pyproject.toml").write_text('[tool.perfscope]\ndevice = "no such"\n')
-    with pytest.raises(UsageError, match="no such"):
-        Work(str(tmp_path / "t.json"), tmp_path).run()
+    assert main(["item", str(tmp_path / "t.json"), str(tmp_path)]) == UsageError.exit_code
+    assert "no such" in (tmp_path / "state.json").read_text()

@@ -14,7 +14,7 @@ import pytest
 
 from perfscope.analyzers.compare.statistics.series import history
 from perfscope.dashboards.web.server import works
-from perfscope.dashboards.web.server.prepare_history import main
+from perfscope.dashboards.web.server.child import main
 from perfscope.dashboards.web.server.works import Kept
 from perfscope.dashboards.web.views import history as shown
 from perfscope.model.documents.stored_run import StoredRun
@@ -80,7 +80,7 @@ def _stored(folder: Path, commits: list[str]) -> Path:
 
 def _ordered(store: Path, folder: Path) -> str:
     folder.mkdir()
-    assert main([str(store), str(folder)]) == 0
+    assert main(["history", str(store), str(folder)]) == 0
     view = json.loads((folder / "history.json").read_text())["view"]
     assert view["runs"] > 1
     return str(view["ordered"])
@@ -109,7 +109,7 @@ def test_outside_of_a_repository_that_of_the_store_is_asked(tmp_path: Path, monk
     made = tmp_path / "made"
     made.mkdir()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
-    line = [sys.executable, "-m", "perfscope.dashboards.web.server.prepare_history", str(store), str(made)]
+    line = [sys.executable, "-m", "perfscope.dashboards.web.server.child", "history", str(store), str(made)]
     subprocess.run(line, cwd=tmp_path, check=True)
     told = json.loads((made / "history.json").read_text())["view"]["ordered"]
     assert f"what is checked out ({commits[-1][:10]})" in told

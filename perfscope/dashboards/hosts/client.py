@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from perfscope.model.errors import PerfscopeError, UsageError
@@ -38,6 +38,9 @@ LOOPBACK = ("127.0.0.1", "::1")
 RATE_LIMITED = 429
 FORBIDDEN = 403
 SERVER_FAULT = 500
+
+
+Taken = TypeVar("Taken")
 
 
 class HostError(PerfscopeError):
@@ -142,6 +145,13 @@ class Client:
         raise HostError(
             f"{self.host}: {sanitize(path)}: the answer is not what its documentation says; is {self.base} its API?"
         )
+
+    def taken(self, value: Any, path: str, take: Callable[[Mapping[str, Any]], Taken]) -> Taken:
+        """What ``take`` finds in an answer; `unexpected` where it has another shape."""
+        try:
+            return take(value)
+        except (KeyError, TypeError, ValueError):
+            self.unexpected(path)
 
     def _once(self, method: str, url: str, body: bytes | None, what: str) -> Reply:
         headers = {"User-Agent": "perfscope", "Accept": "application/json", **self.headers}

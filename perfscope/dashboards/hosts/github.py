@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from perfscope.dashboards.hosts.client import Client, HostError, checked_token
 from perfscope.dashboards.hosts.sticky import Comment
@@ -26,8 +26,6 @@ _MISSING = {
     404: "no such pull request, or a token that may not see the repository (`permissions: pull-requests: write`)",
     410: "comments are switched off there",
 }
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,7 @@ class GitHub:
         except (KeyError, TypeError, HostError) as error:
             if isinstance(error, HostError) and error.status not in (403, 404):
                 raise
-            login = self._of(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["login"])
+            login = self.rest.taken(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["login"])
         if not isinstance(login, str):
             self.graphql.unexpected("/graphql")
         return login
@@ -82,7 +80,7 @@ class GitHub:
         """All comments of a pull request, oldest first."""
         path = f"/repos/{self.repository}/issues/{change}/comments"
         for row in self.rest.rows(path):
-            yield self._of(row, path, _comment)
+            yield self.rest.taken(row, path, _comment)
 
     def create(self, change: int, body: str) -> Comment:
         """A new comment."""
@@ -101,7 +99,7 @@ class GitHub:
         path = f"/repos/{self.repository}/pulls"
         result = []
         for row in self.rest.rows(path, {"state": "open", "head": f"{owner}:{branch}"}):
-            number, head_sha, head_name = self._of(row, path, _head)
+            number, head_sha, head_name = self.rest.taken(row, path, _head)
             if head_sha == sha and head_name == head_repository:
                 result.append(number)
         if len(result) > 1:
@@ -111,13 +109,7 @@ class GitHub:
 
     def _write(self, method: str, path: str, body: str, *, again: bool) -> Comment:
         reply = self.rest.ask(method, path, payload={"body": body}, again=again)
-        return self._of(reply.value, path, _comment)
-
-    def _of(self, row: Any, path: str, taken: Callable[[Mapping[str, Any]], Answer]) -> Answer:
-        try:
-            return taken(row)
-        except (KeyError, TypeError, ValueError):
-            self.rest.unexpected(path)
+        return self.rest.taken(reply.value, path, _comment)
 
 
 def check_repository(repository: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from perfscope.dashboards.hosts.client import Client, checked_token
@@ -20,8 +20,6 @@ _MISSING = {
     403: "the token may not do that: it needs the scope `api` and the role Reporter",
     404: "no such merge request, or a token that may not see the project (scope `api`, role Reporter)",
 }
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ class GitLab:
 
     def myself(self) -> str:
         """The user of the token; a project access token has a bot's."""
-        name = self._of(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["username"])
+        name = self.rest.taken(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["username"])
         if not isinstance(name, str):
             self.rest.unexpected("/user")
         return name
@@ -58,19 +56,19 @@ class GitLab:
         path = self._notes(change)
         for row in self.rest.rows(path, {"sort": "asc", "order_by": "created_at"}):
             if not row.get("system"):
-                yield self._of(row, path, lambda row: self._comment(change, row))
+                yield self.rest.taken(row, path, lambda row: self._comment(change, row))
 
     def create(self, change: int, body: str) -> Comment:
         """A new note."""
         path = self._notes(change)
         reply = self.rest.ask("POST", path, payload={"body": body}, again=False)
-        return self._of(reply.value, path, lambda row: self._comment(change, row))
+        return self.rest.taken(reply.value, path, lambda row: self._comment(change, row))
 
     def update(self, change: int, comment: Comment, body: str) -> Comment:
         """The note with another text."""
         path = f"{self._notes(change)}/{comment.number}"
         reply = self.rest.ask("PUT", path, payload={"body": body}, again=True)
-        return self._of(reply.value, path, lambda row: self._comment(change, row))
+        return self.rest.taken(reply.value, path, lambda row: self._comment(change, row))
 
     def _notes(self, change: int) -> str:
         return f"/projects/{quote(self.project, safe='')}/merge_requests/{change}/notes"
@@ -79,9 +77,3 @@ class GitLab:
         number = int(row["id"])
         url = f"{self.web}/-/merge_requests/{change}#note_{number}" if self.web else ""
         return Comment(number=number, author=str(row["author"]["username"]), body=str(row["body"] or ""), place=url)
-
-    def _of(self, row: Any, path: str, taken: Callable[[Mapping[str, Any]], Answer]) -> Answer:
-        try:
-            return taken(row)
-        except (KeyError, TypeError, ValueError):
-            self.rest.unexpected(path)

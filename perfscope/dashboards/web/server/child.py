@@ -1,27 +1,47 @@
-"""What all children of the server do: tell how far they are, write what is shown, and fail in one line."""
+"""The children of the server: each prepares one work, writes what is shown, and fails in one line.
+
+``python -m perfscope.dashboards.web.server.child KIND ARGUMENT... FOLDER``, with a kind of `KINDS`. The data of a page
+goes to ``FOLDER/<view>.json``, how far the child is to ``FOLDER/state.json``. Nothing of a trace stays in the server.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import subprocess
+import sys
 import time
-from abc import ABC, abstractmethod
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfscope.model.errors import PerfscopeError
+from perfscope.dashboards.web.server.shelf import LOCK_FILE, STATE_FILE
+from perfscope.model.errors import DataError, PerfscopeError, UsageError, log_failure
 from perfscope.model.files import write_atomically
 
-STATE_FILE = "state.json"
-LOCK_FILE = "lock"
-"""Held by the child for as long as it lives: how the server tells one that works from one that died."""
+if TYPE_CHECKING:
+    from perfscope.analyzers.devices import Device
+    from perfscope.analyzers.judge import JudgeTask
+    from perfscope.analyzers.readers.load import Task, TaskResult
+    from perfscope.dashboards.web.views import Gathered
+    from perfscope.model.documents.stored_run import StoredRun
+    from perfscope.model.trace import Trace
+
+MOST_RUNS = 400
+"""Runs of a history, the newest: two years of working days. A picture of more shows no more."""
+MOST_LINE = 1_000
+"""Characters of a line of a command."""
+
+_log = logging.getLogger(__name__)
 
 
-class Child(ABC):
-    """One preparation. ``path`` is named where it fails; ``folder`` is there, and nothing is written yet."""
+class Child:
+    """One preparation. ``folder`` is there, and nothing is written yet; ``path`` is named where it fails."""
 
     def __init__(self, path: str, folder: Path) -> None:
         """Begin to count the time."""
@@ -31,33 +51,244 @@ class Child(ABC):
         """Read so far."""
         self._began = time.time()
 
-    @abstractmethod
-    def run(self) -> None:
-        """Do it and tell ``ready``; `PerfscopeError`: why not."""
-
     def tell(self, state: str, stage: str) -> None:
         """How far it is, for the server."""
-        held = {"state": state, "stage": stage, "began_unix_s": self._began, "traces": self.traces, "pid": os.getpid()}
-        write_atomically(self.folder / STATE_FILE, json.dumps(held).encode(), durable=False)
+        told = {"state": state, "stage": stage, "began_unix_s": self._began, "traces": self.traces, "pid": os.getpid()}
+        write_atomically(self.folder / STATE_FILE, json.dumps(told).encode(), durable=False)
 
-    def write(self, name: str, held: dict[str, Any]) -> None:
+    def write(self, name: str, data: Mapping[str, Any]) -> None:
         """The data of a page."""
-        write_atomically(self.folder / f"{name}.json", msgspec.json.encode(held), durable=False)
+        write_atomically(self.folder / f"{name}.json", msgspec.json.encode(data), durable=False)
 
 
-def run_alone(child: Child) -> int:
-    """Run it to its end, with the lock of its folder; the exit code. 0 also where another child is at it."""
+def _item(child: Child, arguments: Sequence[str]) -> None:
+    """``PATH``: read and judge it as the ``pyproject.toml`` of the working directory asks, and write all views."""
+    from perfscope.analyzers.configuration import find_configuration
+    from perfscope.analyzers.devices.topology import read_topology
+    from perfscope.analyzers.judge import judge_paths
+    from perfscope.dashboards.report import json_report
+    from perfscope.dashboards.web.views import VIEWS, Job, view_module
+
+    child.tell("working", "reading")
+    configuration = find_configuration()
+    gathering = _Gathering(child)
+    judged = judge_paths(
+        [child.path],
+        executor=gathering.in_turn,
+        device=None if configuration.device is None else _device(configuration.device),
+        topology=None if configuration.topology is None else read_topology(configuration.topology),
+        configuration=configuration,
+    )
+    child.tell("working", "writing")
+    report = json_report.document(judged.analysis)
+    for name in VIEWS:
+        if name in gathering.problems:
+            child.write(name, {"problem": gathering.problems[name]})
+            continue
+        try:
+            job = Job(
+                analysis=judged.analysis,
+                traces=judged.loaded.traces,
+                report=report,
+                gathered=gathering.gathered[name],
+                folder=gathering.folder(name),
+            )
+            child.write(name, {"view": view_module(name).view(job)})
+        except Exception as error:  # a page that fails must not cost the user the others
+            child.write(name, {"problem": _problem(f"view {name} failed", error)})
+
+
+class _Gathering:
+    """What the views take of each trace between reading and judging; of many ranks never two are in memory."""
+
+    def __init__(self, child: Child) -> None:
+        from perfscope.dashboards.web.views import VIEWS
+
+        self._child = child
+        self.gathered: dict[str, list[Gathered]] = {name: [] for name in VIEWS}
+        self.problems: dict[str, str] = {}
+
+    def in_turn(self, work: JudgeTask, tasks: Sequence[Task]) -> Iterator[tuple[int, TaskResult]]:
+        """The executor of `judge_paths` in this process."""
+        from perfscope.analyzers.readers.load import read_task
+
+        for index, task in enumerate(tasks):
+            self._child.tell("working", f"reading {index + 1} of {len(tasks)}")
+            read = read_task(task)
+            for trace in read.traces:
+                self._take(trace.trace)
+            yield index, work.judged(read)
+
+    def folder(self, *names: str) -> Path:
+        """A folder for what is too large for the data of a page."""
+        folder = self._child.folder.joinpath(*names)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _take(self, trace: Trace) -> None:
+        from perfscope.dashboards.web.views import Gathered, Place, view_module
+
+        number = self._child.traces
+        self._child.traces += 1
+        for name, taken in self.gathered.items():
+            gather = getattr(view_module(name), "gather", None)
+            if gather is None or name in self.problems:
+                continue
+            place = Place(folder=self.folder(name, str(number)), number=number)
+            try:
+                taken.append(Gathered(source=trace.source, place=place, held=gather(trace, place)))
+            except Exception as error:  # as above
+                self.problems[name] = _problem(f"view {name} failed on {trace.source.path}", error)
+
+
+def _problem(what: str, error: Exception) -> str:
+    log_failure(_log, what, error)
+    return f"this page cannot be shown: {type(error).__name__}: {error}"
+
+
+def _device(name: str) -> Device:
+    from perfscope.analyzers.configuration import FILE
+    from perfscope.analyzers.devices import named_device
+
+    device = named_device(name)
+    if device is None:
+        raise UsageError(f"{FILE}: device = {name!r}: not in the hardware tables")
+    return device
+
+
+def _pair(child: Child, arguments: Sequence[str]) -> None:
+    """``BASE HEAD``: compare them as ``perfscope compare`` does; ``DOCUMENT``: show a comparison made before."""
+    from perfscope.analyzers.compare.runs.comparison import compare
+    from perfscope.analyzers.readers.load import load_path
+    from perfscope.dashboards.report.compare import json as as_json
+    from perfscope.dashboards.web.views.compare import view_of
+    from perfscope.model.documents import comparison
+
+    if len(arguments) == 1:
+        document = comparison.read(arguments[0])
+    else:
+        loaded = []
+        for name, path in zip(("base", "head"), arguments, strict=True):
+            child.tell("working", f"reading {name}")
+            loaded.append(load_path(path).traces)
+            child.traces += len(loaded[-1])
+        child.tell("working", "comparing")
+        document = comparison.of(as_json.document(compare(*loaded)))
+    child.tell("working", "writing")
+    child.write("compare", {"view": view_of(document)})
+
+
+def _history(child: Child, arguments: Sequence[str]) -> None:
+    """``STORE``: how the metrics of its newest runs went from commit to commit. The store is only read."""
+    from perfscope.analyzers.compare.statistics.series import history
+    from perfscope.dashboards.run_store import RunStore
+    from perfscope.dashboards.web.views.history import view_of
+    from perfscope.model.commits import commits_between, current_commit
+
+    child.tell("working", "reading")
+    store = RunStore(Path(child.path))
+    version = store.version()
+    if version.is_older:
+        raise DataError(f"{child.path}: of an older perfscope: perfscope history brings it up to date")
+    runs = store.runs(last=MOST_RUNS) if version.schema else ()
+    child.tell("working", "writing")
+    if current_commit() is None:  # the server was not started in a repository: maybe the store lies in one
+        os.chdir(Path(child.path).parent)
+    order, words = _order(runs)
+    view = view_of(history(runs, order=order), count_between=commits_between)
+    child.write("history", {"view": view | {"ordered": words}})
+
+
+def _order(runs: Sequence[StoredRun]) -> tuple[dict[str, int], str]:
+    """The order of commits, and what it is in words: HEAD's history, or the newest run's where that knows more."""
+    from perfscope.model.commits import ancestry, current_commit
+
+    head = current_commit()
+    made = {run.commit for run in runs if run.commit}
+    late_first = sorted(runs, key=lambda run: run.created_utc, reverse=True)
+    newest = next((run.commit for run in late_first if run.commit), None)
+    tips = [(tip, ancestry(tip)) for tip in dict.fromkeys((head, newest)) if tip is not None]
+    tip, order = max(tips, key=lambda pair: len(made & pair[1].keys()), default=("", {}))
+    if not made & order.keys():
+        return order, "Runs in the order of time: git knows none of their commits here."
+    whose = "what is checked out" if tip == head else "the newest run"
+    others = len(made - order.keys())
+    left = f"; {others:,} commits are not among them: their series are in the order of time" if others else ""
+    return order, f"Commits in the order of git, up to {whose} ({tip[:10]}){left}."
+
+
+def _export(child: Child, arguments: Sequence[str]) -> None:
+    """``PATH FORM``: start the command and pack what it wrote. ``DataError``: the command's line of why it failed."""
+    from perfscope.dashboards.web.server.exports import ABOUT, FORMS, MADE, made_file
+
+    path, name = arguments
+    form = FORMS[name]
+    child.tell("working", "reading and writing")
+    final = made_file(child.folder, name)
+    target = child.folder / MADE if form.folder else final
+    # Of a report, one rank at a time in memory, as everywhere in the server.
+    verb = ("analyze", path, "--jobs", "1") if form.report else ("export", path, "--to", name)
+    done = subprocess.run(
+        (sys.executable, "-m", "perfscope", *verb, "-o", str(target)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    lines = done.stderr.decode("utf-8", "replace").splitlines()
+    texts = [line.removeprefix("perfscope: ")[:MOST_LINE] for line in lines]
+    if done.returncode < 0:
+        raise DataError(f"{path}: what exported it was killed by signal {-done.returncode} (out of memory?)")
+    if done.returncode:
+        raise DataError(texts[-1] if texts else f"{path}: what exported it ended with {done.returncode}")
+    if form.folder:
+        child.tell("working", "packing")
+        pack(target, final)
+    # Where it lies is the server's affair, in the line of that and in the one of how to open it.
+    child.write(
+        ABOUT, {"remarks": [text for text in texts if not text.startswith("wrote ") and f"/{MADE}" not in text]}
+    )
+
+
+def pack(folder: Path, target: Path) -> None:
+    """A ZIP of a folder's files, there whole or not at all; what is packed already is not packed twice."""
+    scratch = target.with_name(f".{target.name}.part")
+    with zipfile.ZipFile(scratch, "w") as packed:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            how: Any = zipfile.ZIP_STORED if file.suffix == ".parquet" else zipfile.ZIP_DEFLATED
+            packed.write(file, file.relative_to(folder), compress_type=how, compresslevel=1)
+    scratch.replace(target)
+
+
+KINDS: dict[str, Callable[[Child, Sequence[str]], None]] = {
+    "item": _item,
+    "pair": _pair,
+    "history": _history,
+    "export": _export,
+}
+
+
+def main(words: Sequence[str]) -> int:
+    """Prepare a work of a kind into the last word, with the lock of that folder; 0 also where another child does."""
+    kind, *arguments, into = words
+    sides = arguments[:1] if kind == "export" else arguments
+    child = Child(" and ".join(sides), Path(into))
     with (child.folder / LOCK_FILE).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return 0
         try:
-            child.run()
+            KINDS[kind](child, arguments)
         except PerfscopeError as error:
             child.tell("failed", str(error))
             return error.exit_code
         except MemoryError:
             child.tell("failed", f"{child.path}: does not fit into the memory of this machine")
             return 1
+        child.tell("ready", "")
     return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)
+    sys.exit(main(sys.argv[1:]))

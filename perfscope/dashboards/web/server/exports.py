@@ -1,33 +1,24 @@
 """Downloads: an item in the formats of `perfscope export` and as a report, each made once, by a child, and kept.
 
-``python -m perfscope.dashboards.web.server.exports PATH FORM FOLDER`` is the child: it starts the command, packs what
-is a folder, and tells how far it is. An export is a work like others for the workshop, so it waits its turn, ends with
+An export is a work like others for the workshop, so it waits its turn, ends with
 the server, is shared by all servers, and is made again when the files of its item have changed.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from perfscope.dashboards.web.server.child import Child, run_alone
 from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.workshop import State, Workshop
 from perfscope.model.documents.run_folders import directory_label
-from perfscope.model.errors import DataError, UsageError
+from perfscope.model.errors import UsageError
 
 MADE = "export"
 """Stem of the file that is made."""
 ABOUT = "about"
-_PREFIX = "perfscope: "
 _SUFFIXES = (".gz", ".xz", ".json", ".pb", ".xplane", ".sqlite", ".nsys-rep", ".pickle", ".pftrace", ".trace")
 """Of traces: a download of ``rank0.json.gz`` begins with ``rank0``."""
-MOST_LINE = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +77,7 @@ class Export:
 
     def command(self) -> tuple[str, ...]:
         """As `works.Work.command`."""
-        return "perfscope.dashboards.web.server.exports", str(self.item.path), self.form
+        return "export", str(self.item.path), self.form
 
 
 def export_of(item: Item, form: str) -> Export:
@@ -135,60 +126,3 @@ def made_file(folder: Path, form: str) -> Path:
     """Where the child puts it."""
     held = FORMS[form]
     return folder / f"{MADE}{'.zip' if held.folder else held.suffix}"
-
-
-class Work(Child):
-    """One export."""
-
-    def __init__(self, path: str, form: str, folder: Path) -> None:
-        """``folder`` is there."""
-        super().__init__(path, folder)
-        self._form = form
-
-    def run(self) -> None:
-        """Start the command and pack what it wrote. ``DataError``: the command's own line of why it failed."""
-        form = FORMS[self._form]
-        self.tell("working", "reading and writing")
-        final = made_file(self.folder, self._form)
-        target = self.folder / MADE if form.folder else final
-        done = subprocess.run(
-            self._line(form, target), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        texts = [line.removeprefix(_PREFIX)[:MOST_LINE] for line in done.stderr.decode("utf-8", "replace").splitlines()]
-        if done.returncode < 0:
-            raise DataError(f"{self.path}: what exported it was killed by signal {-done.returncode} (out of memory?)")
-        if done.returncode:
-            raise DataError(texts[-1] if texts else f"{self.path}: what exported it ended with {done.returncode}")
-        if form.folder:
-            self.tell("working", "packing")
-            pack(target, final)
-        # Where it lies is the server's affair, in the line of that and in the one of how to open it.
-        remarks = [line for line in texts if not line.startswith("wrote ") and f"/{MADE}" not in line]
-        self.write(ABOUT, {"remarks": remarks})
-        self.tell("ready", "")
-
-    def _line(self, form: Form, target: Path) -> Sequence[str]:
-        program = (sys.executable, "-m", "perfscope")
-        if form.report:  # one rank at a time in memory, as everywhere in the server
-            return *program, "analyze", self.path, "--jobs", "1", "-o", str(target)
-        return *program, "export", self.path, "--to", self._form, "-o", str(target)
-
-
-def pack(folder: Path, target: Path) -> None:
-    """A ZIP of a folder's files, there whole or not at all; what is packed already is not packed twice."""
-    scratch = target.with_name(f".{target.name}.part")
-    with zipfile.ZipFile(scratch, "w") as packed:
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            how: Any = zipfile.ZIP_STORED if file.suffix == ".parquet" else zipfile.ZIP_DEFLATED
-            packed.write(file, file.relative_to(folder), compress_type=how, compresslevel=1)
-    scratch.replace(target)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Export ``PATH`` as ``FORM`` into ``FOLDER``; the exit code."""
-    path, form, folder = arguments
-    return run_alone(Work(path, form, Path(folder)))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -59,8 +59,8 @@ class Item:
         )
 
     def command(self) -> tuple[str, ...]:
-        """The child that reads it: its module and arguments; the folder to write to comes behind them."""
-        return "perfscope.dashboards.web.server.prepare", str(self.path)
+        """As `works.Work.command`."""
+        return "item", str(self.path)
 
 
 def _configured() -> str:
@@ -189,7 +189,12 @@ def _entry(file: Path, name: str) -> tuple[str, int, int]:
     return name, told.st_size, told.st_mtime_ns
 
 
-# Reads what a child of the server wrote of an item.
+# What a child of the server writes of an item.
+
+
+STATE_FILE = "state.json"
+LOCK_FILE = "lock"
+"""Locked by the child for as long as it lives: how the server tells one that works from one that died."""
 
 
 def read_view(folder: Path, name: str) -> dict[str, Any] | None:

@@ -20,7 +20,6 @@ from perfscope.model.commits import current_commit
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run_folders import STORE_FILE
 
-_CHILDREN = "perfscope.dashboards.web.server"
 APART = "~"
 """Between the keys of a pair, and before the key of what is stored."""
 RESULT_FILE = "result.json"
@@ -51,7 +50,7 @@ class Work(Protocol):
         """Whether its files still grow."""
 
     def command(self) -> tuple[str, ...]:
-        """The child's module and arguments; the folder to write to comes behind them."""
+        """A kind of `child.KINDS` and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ class Pair:
 
     def command(self) -> tuple[str, ...]:
         """As `Work.command`."""
-        return f"{_CHILDREN}.prepare_pair", str(self.base.path), str(self.head.path)
+        return "pair", str(self.base.path), str(self.head.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +108,7 @@ class Stored:
 
     def command(self) -> tuple[str, ...]:
         """As `Work.command`."""
-        return f"{_CHILDREN}.prepare_pair", str(self.path)
+        return "pair", str(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +137,7 @@ class Kept:
 
     def command(self) -> tuple[str, ...]:
         """As `Work.command`."""
-        return f"{_CHILDREN}.prepare_history", str(self.path)
+        return "history", str(self.path)
 
 
 def find_work(shelf: Shelf, key: str) -> Work | None:

@@ -19,12 +19,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from perfscope.dashboards.web.server.shelf import LOCK_FILE, STATE_FILE
 from perfscope.dashboards.web.server.works import Work
 from perfscope.model.errors import DataError
 from perfscope.model.files import write_atomically
 
-STATE_FILE = "state.json"
-LOCK_FILE = "lock"
 LOG_FILE = "log.txt"
 
 
@@ -168,7 +167,7 @@ class Workshop:
                 return State(stage="ready", told="", seconds=0.0, folder=shown, stale=True)
             self._make_room()
             folder.mkdir(mode=0o700, exist_ok=True)
-            line = [sys.executable, "-m", *item.command(), str(folder)]
+            line = [sys.executable, "-m", "perfscope.dashboards.web.server.child", *item.command(), str(folder)]
             with (folder / LOG_FILE).open("wb") as log:
                 self._children[folder.name] = subprocess.Popen(
                     line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

@@ -1,6 +1,6 @@
 """What pages show, as plain data, a written list: name -> module. One page's data a file.
 
-The data is made once, in a child of the server (``dashboards/web/server/prepare.py``), and kept on disk; a page never
+The data is made once, in a child of the server (``dashboards/web/server/child.py``), and kept on disk; a page never
 sees a trace. A module has ``view(job)``, which returns what JSON can hold, and maybe ``gather(trace, place)``: what
 it takes of one rank's tables while they are in memory (of many ranks never two at once are).
 """
