@@ -1,7 +1,6 @@
 """The protobuf wire format: numbers and the fields of a message, without a schema.
 
-Pure Python: capture uses it inside the user's process, where neither numpy nor protobuf can be assumed. Many messages
-of one shape are read by columns instead (``analyzers/readers/perfetto/wire.py``).
+Pure Python: capture uses it inside the user's process, where neither numpy nor protobuf can be assumed.
 """
 
 from __future__ import annotations

@@ -5,18 +5,11 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto
-from google.protobuf.internal.decoder import _DecodeVarint  # type: ignore[attr-defined]
-from google.protobuf.struct_pb2 import Value
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.perfetto import packets
 from perfscope.analyzers.readers.perfetto import reader as perfetto_reader
-from perfscope.analyzers.readers.perfetto import wire
-from perfscope.analyzers.readers.perfetto.wire import Buffer, varint, walk
 from perfscope.dashboards.export import Subject, export
 from perfscope.dashboards.export.wire import bytes_field, number_field, text_field
 from perfscope.model.errors import DataError
@@ -53,7 +46,7 @@ def whole_file(folder: Path) -> bytes:
         (b"\x0a" + b"\x80" * 20, "cut off or corrupt: varint of more than 10 bytes"),
         (b"\x0a\x05abc", "cut off: byte 2 claims a packet of 5 bytes where 3 are left"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "cut off: byte 10 claims a packet of 9,223,372,036,854,775,807"),
-        (b"\x0a\x03\x5a\x05a", "a packet that reaches beyond its end, or is none"),
+        (b"\x0a\x03\x5a\x05a", "cut off or corrupt: not a TracePacket"),
         (b"\x0a\x02\x50\x01", "1 packets, but no slices and no counters"),
     ],
 )
@@ -83,7 +76,7 @@ def test_compressed_packets_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     assert refused(tmp_path, packed(b"no zlib")) == "corrupt: compressed packets that are none"
     assert "do not end" in refused(tmp_path, packed(zlib.compress(whole_file(tmp_path))[:-20]))
     assert "within compressed packets" in refused(tmp_path, packed(zlib.compress(packed(zlib.compress(b"")))))
-    monkeypatch.setattr(wire, "LARGEST_UNPACKED", 1 << 16)
+    monkeypatch.setattr(packets, "LARGEST_UNPACKED", 1 << 16)
     bomb = packed(zlib.compress(bytes(1 << 24), 9))
     assert len(bomb) < 1 << 16
     assert "compressed packets of more than 65,536 bytes: refused" in refused(tmp_path, bomb)
@@ -92,7 +85,7 @@ def test_compressed_packets_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_huge_packet_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "LARGEST_PACKET", 1000)
+    monkeypatch.setattr(packets, "LARGEST_PACKET", 1000)
     assert refused(tmp_path, bytes_field(1, text_field(33, "x" * 2000))) == "a packet of 2,004 bytes: refused"
 
 
@@ -139,87 +132,3 @@ def test_what_claims_to_be_ours_is_not_believed(tmp_path: Path) -> None:
         trace.check()
         assert trace.source.rank is None
         assert trace.recorded <= {"memory"}
-
-
-NUMBERS = st.integers(0, 2**64 - 1)
-
-
-def encoded(value: int, padding: int = 0) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    for _ in range(min(padding, 10 - len(out))):
-        out[-1] |= 0x80
-        out.append(0)
-    return bytes(out)
-
-
-@given(st.lists(st.tuples(NUMBERS, st.integers(0, 9)), min_size=1))
-def test_varints_of_any_length(values: list[tuple[int, int]]) -> None:
-    parts = [encoded(value, padding) for value, padding in values]
-    starts = np.cumsum([0, *map(len, parts)])
-    buffer = Buffer(b"".join(parts))
-    found, behind = varint(buffer, starts[:-1])
-    assert found.view(np.uint64).tolist() == [value for value, _ in values]
-    assert behind.tolist() == starts[1:].tolist()
-    assert [_DecodeVarint(buffer.data, int(start)) for start in starts[:-1]] == [
-        (value, int(end)) for (value, _), end in zip(values, starts[1:], strict=True)
-    ]
-
-
-@given(
-    st.lists(
-        st.builds(
-            FieldDescriptorProto, name=st.text(max_size=20), number=st.integers(-(2**31), 2**31 - 1),
-            oneof_index=st.integers(0, 2**31 - 1), json_name=st.text(max_size=300),
-        ),
-        max_size=20,
-    )
-)  # fmt: skip
-def test_fields_of_messages(messages: list[FieldDescriptorProto]) -> None:
-    parts = [one.SerializeToString(deterministic=True) for one in messages]
-    ends = np.cumsum([0, *map(len, parts)]).astype(np.int64)
-    buffer = Buffer(b"".join(parts))
-    fields = walk(buffer, ends[:-1], ends[1:], "t")
-    assert fields.of(3).numbers().column(len(parts), 0).tolist() == [one.number for one in messages]
-    assert fields.of(9).numbers().column(len(parts), 0).tolist() == [one.oneof_index for one in messages]
-    for number, name in ((1, "name"), (10, "json_name")):
-        held = fields.of(number).messages()
-        texts = {row: buffer.text(start, end) for row, start, end in zip(held.row, held.a, held.b, strict=True)}
-        assert [texts.get(row, "") for row in range(len(parts))] == [getattr(one, name) for one in messages]
-
-
-@given(st.floats(allow_nan=False))
-def test_fixed_numbers(value: float) -> None:
-    raw = Value(number_value=value).SerializeToString()
-    found = walk(Buffer(raw), np.array([0]), np.array([len(raw)]), "t").of(2)
-    assert found.a.view(np.float64).tolist() == [value]
-
-
-def is_walk_error(said: str) -> None:
-    assert said.startswith("t: cut off or corrupt")
-    assert "\n" not in said
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_walked_or_refused(raw: bytes) -> None:
-    buffer = Buffer(raw)
-    try:
-        fields = walk(buffer, np.array([0]), np.array([len(raw)]), "t")
-    except DataError as error:
-        is_walk_error(str(error))
-        return
-    held = fields.messages()
-    assert ((held.a <= held.b) & (held.b <= len(raw))).all()
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [b"\x08", b"\x08\x80", b"\x0a\x05abc", b"\x0d123", b"\x09" + b"1" * 7, b"\x0f", b"\x00\x00",
-     b"\x0a" + b"\xff" * 9 + b"\x7f"],
-)  # fmt: skip
-def test_messages_that_reach_beyond_their_end(raw: bytes) -> None:
-    with pytest.raises(DataError, match="reaches beyond its end, or is none"):
-        walk(Buffer(raw + b"behind"), np.array([0]), np.array([len(raw)]), "t")

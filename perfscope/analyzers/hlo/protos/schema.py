@@ -2,7 +2,8 @@
 
 A line without indentation names a message (``Outer.Inner`` for a nested one, after its outer one); the
 indented lines below it are its fields, ``<number> <type> <name>``, with ``*`` before the type of a
-repeated one. ``enum`` is read as the integer that it is on the wire: new values never break us.
+repeated one and ``?`` before those that are alternatives (the ``oneof`` of the name ``value``). ``enum``
+is read as the integer that it is on the wire: new values never break us.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Field:
     """A scalar type, ``enum``, or the name of a message."""
     name: str
     repeated: bool
+    alternative: bool
 
 
 def fields(schema: str) -> Iterator[Field]:
@@ -37,7 +39,12 @@ def fields(schema: str) -> Iterator[Field]:
             continue
         number, kind, name = line.split()
         yield Field(
-            message=message, number=int(number), type=kind.lstrip("*"), name=name, repeated=kind.startswith("*")
+            message=message,
+            number=int(number),
+            type=kind.lstrip("*?"),
+            name=name,
+            repeated=kind.startswith("*"),
+            alternative=kind.startswith("?"),
         )
 
 
@@ -56,6 +63,10 @@ def file_descriptor(package: str, schema: str) -> Any:
     for field in fields(schema):
         added = declared[field.message].field.add(name=field.name, number=field.number)
         added.label = FieldDescriptorProto.LABEL_REPEATED if field.repeated else FieldDescriptorProto.LABEL_OPTIONAL
+        if field.alternative:
+            if not declared[field.message].oneof_decl:
+                declared[field.message].oneof_decl.add(name="value")
+            added.oneof_index = 0
         if field.type == "enum":
             added.type = FieldDescriptorProto.TYPE_INT32
         elif field.type in SCALARS:

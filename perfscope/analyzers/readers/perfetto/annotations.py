@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
+from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.perfetto import vocabulary as words
-from perfscope.analyzers.readers.perfetto.state import ARGUMENT_NAMES, TEXTS, Sequences, codes_of_fields
-from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, walk
+from perfscope.analyzers.readers.perfetto.state import Int, signed
 from perfscope.model.trace import TABLES, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
@@ -29,76 +33,73 @@ KNOWN = frozenset(
     {*OTHERS, words.THREAD_ARGUMENT, *(name for table in words.ARGUMENTS.values() for name in table.values())}
 )
 
+_ALIASES = {
+    ("calls", "correlation"): ("correlation_id", "corr_id"),
+    ("kernels", "correlation"): ("correlation_id", "corr_id"),
+    ("copies", "correlation"): ("correlation_id", "corr_id"),
+    ("copies", "bytes"): ("copy_bytes",),
+}
+"""What others call a column, tried where ours is not there."""
+
 NUMBER, FLOAT, TEXT = 0, 1, 2
 """How a value was written."""
 
-_NUMBERS = (2, 3, 4, 7)
-"""Fields of ``DebugAnnotation`` that hold a bool, an unsigned, a signed number, a pointer."""
+
+_KINDS = {
+    "bool_value": NUMBER,
+    "uint_value": NUMBER,
+    "int_value": NUMBER,
+    "pointer_value": NUMBER,
+    "double_value": FLOAT,
+    "string_value": TEXT,
+    "string_value_iid": TEXT,
+}
+
+
+@dataclass(slots=True)
+class _Argument:
+    """The values of one argument, a row for an event, in the order of the events."""
+
+    events: array[int] = field(default_factory=lambda: array("q"))
+    values: array[int] = field(default_factory=lambda: array("q"))
+    """Numbers, the bits of floats, the codes of texts."""
+    kinds: array[int] = field(default_factory=lambda: array("B"))
 
 
 class Annotations:
-    """Values of the known arguments: a row an argument of an event."""
+    """Values of the known arguments by name."""
 
-    def __init__(self, strings: TraceBuilder, sequences: Sequences) -> None:
-        self._strings, self._sequences = strings, sequences
-        self._held = ColumnBuffer()
-        self._by_name: dict[int, dict[str, Array]] | None = None
+    def __init__(self, strings: TraceBuilder) -> None:
+        self._strings = strings
+        self._by_name: defaultdict[str, _Argument] = defaultdict(_Argument)
 
-    def add(self, buffer: Buffer, messages: Fields, first: int, generation: Int, shown: str) -> None:
-        """The annotations of events; ``first``: row of the first of these events, ``generation`` of each of them."""
-        if not len(messages.row):
+    def add(self, name: str, event: int, annotation: Any, texts: Mapping[int, bytes]) -> None:
+        """An annotation of an event; ``texts``: those that its sequence has interned."""
+        member = annotation.WhichOneof("value")
+        if member is None:
             return
-        size = len(messages.row)
-        fields = walk(buffer, messages.a, messages.b, shown)
-        of = generation[messages.row]
-        numbered = fields.of(1).numbers()
-        name = np.full(size, MISSING, np.int64)
-        name[numbered.row] = self._sequences.codes(ARGUMENT_NAMES, of[numbered.row], numbered.a)
-        written = fields.of(10).messages()
-        name[written.row] = codes_of_fields(self._strings, written, buffer)
-        value, kind = np.zeros(size, np.int64), np.full(size, MISSING, np.int64)
-        for field in _NUMBERS:
-            result = fields.of(field).numbers()
-            value[result.row], kind[result.row] = result.a, NUMBER
-        result = fields.of(5).numbers()
-        value[result.row], kind[result.row] = result.a, FLOAT
-        result = fields.of(17).numbers()
-        value[result.row], kind[result.row] = self._sequences.codes(TEXTS, of[result.row], result.a), TEXT
-        # texts are decoded only for names that are read: others may hold anything
-        result = fields.of(6).messages()
-        result = result.take(self._known(name[result.row]))
-        value[result.row], kind[result.row] = codes_of_fields(self._strings, result, buffer), TEXT
-        chosen = (kind != MISSING) & self._known(name) & ~((kind == TEXT) & (value == MISSING))
-        if chosen.any():
-            self._held.append(
-                {
-                    "event": first + messages.row[chosen],
-                    "name": name[chosen],
-                    "value": value[chosen],
-                    "kind": kind[chosen],
-                }
-            )
-
-    def _known(self, names: Int) -> Array:
-        used, inverse = np.unique(names, return_inverse=True)
-        flags = np.array([one != MISSING and self._strings.strings[one] in KNOWN for one in used.tolist()], np.bool_)
-        return flags[inverse] if len(used) else np.zeros(len(names), np.bool_)
+        value, kind = getattr(annotation, member), _KINDS[member]
+        if member == "string_value_iid":
+            value = texts.get(value)
+            if value is None:
+                return
+        if kind == FLOAT:
+            value = struct.unpack("<q", struct.pack("<d", value))[0]
+        elif kind == TEXT:
+            value = self._strings.code(value.decode("utf-8", "replace"))
+        argument = self._by_name[name]
+        argument.events.append(event)
+        argument.values.append(signed(value))
+        argument.kinds.append(kind)
 
     def columns(self, name: str) -> dict[str, Array]:
         """``event``, ``value`` and ``kind`` of every argument of that name, by event; of two the last one counts."""
-        if self._by_name is None:
-            self._by_name = {}
-            if len(self._held):
-                held = self._held.take()
-                order = np.lexsort((held["event"], held["name"]))
-                held = {key: values[order] for key, values in held.items()}
-                edges = np.flatnonzero(np.diff(held["name"])) + 1
-                for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(order)], strict=True):
-                    part = {key: held[key][low:high] for key in ("event", "value", "kind")}
-                    self._by_name[int(held["name"][low])] = part
-        none = np.empty(0, np.int64)
-        code = self._strings.code(name)
-        return self._by_name.get(code, {"event": none, "value": none, "kind": none})
+        argument = self._by_name[name]
+        return {
+            "event": np.asarray(argument.events),
+            "value": np.asarray(argument.values),
+            "kind": np.asarray(argument.kinds),
+        }
 
     def numbers(self, name: str, events: Int, *, blank: int = MISSING) -> Int:
         """The argument as a whole number, one an event of ``events`` (sorted or not); of text its digits."""
@@ -147,25 +148,6 @@ class Annotations:
             result[same] = value[positions[same]]
         return result
 
-
-# Arguments of events as the declared columns of their tables.
-
-
-_ALIASES = {
-    ("calls", "correlation"): ("correlation_id", "corr_id"),
-    ("kernels", "correlation"): ("correlation_id", "corr_id"),
-    ("copies", "correlation"): ("correlation_id", "corr_id"),
-    ("copies", "bytes"): ("copy_bytes",),
-}
-"""What others call a column, tried where ours is not there."""
-
-
-class Arguments:
-    """Reads the columns of ``vocabulary.ARGUMENTS``."""
-
-    def __init__(self, annotations: Annotations, strings: TraceBuilder) -> None:
-        self._annotations, self._strings = annotations, strings
-
     def of(self, table: str, events: Int) -> Columns:
         """The columns of a table that are arguments; ``events``: their rows, shape (n,)."""
         return {column: self.column(table, column, events) for column in words.ARGUMENTS[table]}
@@ -175,15 +157,15 @@ class Arguments:
         name = words.ARGUMENTS[table][column]
         declared = TABLES[table].column(column)
         if (table, column) in words.ENUMS:
-            return self._enumerated(words.ENUMS[table, column], self._annotations.texts(name, events))
+            return self._enumerated(words.ENUMS[table, column], self.texts(name, events))
         if declared.text:
-            return self._annotations.texts(name, events)
+            return self.texts(name, events)
         if np.dtype(declared.dtype).kind == "f":
-            return self._annotations.floats(name, events)
+            return self.floats(name, events)
         blank = MISSING if declared.nullable else 0
-        found = self._annotations.numbers(name, events, blank=blank)
+        found = self.numbers(name, events, blank=blank)
         for other in _ALIASES.get((table, column), ()):
-            found = np.where(found == MISSING, self._annotations.numbers(other, events), found)
+            found = np.where(found == MISSING, self.numbers(other, events), found)
         if declared.dtype == "int32":
             fits = (found >= -(2**31)) & (found < 2**31)
             found = np.where(fits, found, blank)
@@ -195,27 +177,19 @@ class Arguments:
         found = np.array([known.get(code, MISSING) for code in used.tolist()], np.int64)
         return found[inverse] if len(used) else np.empty(0, np.int64)
 
-    def has(self, name: str, events: Int) -> Array:
-        """Flags: the event has the argument."""
-        return self._annotations.has(name, events)
-
-    def numbers(self, name: str, events: Int) -> Int:
-        """An argument as a whole number."""
-        return self._annotations.numbers(name, events)
-
     def ordinal(self, events: Int) -> Int:
         """Number of the device of each event."""
-        found = self._annotations.numbers(words.DEVICE_ARGUMENT, events)
+        found = self.numbers(words.DEVICE_ARGUMENT, events)
         for other in ("agent", "dst_agent"):
-            found = np.where(found == MISSING, self._annotations.numbers(other, events), found)
+            found = np.where(found == MISSING, self.numbers(other, events), found)
         return np.maximum(found, 0)
 
     def stream(self, events: Int, tracks: Int) -> Int:
         """Stream or queue of each event; the number of its track where none is told."""
         name = words.ARGUMENTS["kernels"]["stream"]
-        found = self._annotations.numbers(name, events)
-        told = self._annotations.has(name, events)
-        queue = self._annotations.has("queue", events)
-        found = np.where(told, found, np.where(queue, self._annotations.numbers("queue", events), MISSING))
+        found = self.numbers(name, events)
+        told = self.has(name, events)
+        queue = self.has("queue", events)
+        found = np.where(told, found, np.where(queue, self.numbers("queue", events), MISSING))
         _, order = np.unique(tracks, return_inverse=True)
         return np.where(told | queue, found, order)

@@ -1,236 +1,166 @@
-"""Walks the packets of a file once and keeps events, arguments and tracks as columns."""
+"""Walks the packets of a file once and keeps events, arguments and tracks as columns.
+
+A sequence of packets interns strings and says once which clock and track its events are of. All that is forgotten
+when the sequence clears its state.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.hlo.protos import decode
-from perfscope.analyzers.readers.columns import ColumnBuffer
-from perfscope.analyzers.readers.perfetto.annotations import Annotations
-from perfscope.analyzers.readers.perfetto.state import (
-    CATEGORIES,
-    NAMES,
-    Clocks,
-    Sequences,
-    Track,
-    codes_of_fields,
-    is_sequence_clock,
-    signed,
-    track_of,
-)
-from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, Piece, varint, walk
+from perfscope.analyzers.readers.columns import Columns
+from perfscope.analyzers.readers.perfetto.annotations import KNOWN, Annotations
+from perfscope.analyzers.readers.perfetto.state import Clocks, Track, is_sequence_clock, signed, track_of
 from perfscope.model.trace import TraceBuilder
-from perfscope.model.trace.columns import MISSING, Array
+from perfscope.model.trace.columns import MISSING
 
-BEGIN, END, INSTANT, COUNTER, COMPLETE = 1, 2, 3, 4, 100
-"""Types of events: TrackEvent's own, and a legacy event with a duration."""
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
+"""Types of track events."""
 
-_TRACK_EVENT, _INTERNED, _SNAPSHOT, _DESCRIPTOR, _DEFAULTS = 11, 12, 6, 60, 59
-_THREAD = 44
-_DETAILS = {
-    1: "ftrace events", 2: "process trees", 7: "system statistics", 9: "process statistics", 37: "heap profiles",
-    39: "android logs", 52: "GPU counters", 53: "GPU render stages", 54: "sampled stacks", 57: "graphics frames",
-    62: "vulkan memory events", 63: "gpu logs",
-    65: "vulkan calls", 66: "perf samples", 71: "gpu memory totals", 73: "memory snapshots", 95: "etw events",
-}  # fmt: skip
-"""Packets with events that have no place in the model, by field. What is in no list describes the recording."""
-_ID = (1 << 30) - 1
-"""Bits of a process or thread id that make the number of its track."""
-_PHASES = {ord("X"): COMPLETE, ord("B"): BEGIN, ord("E"): END, ord("I"): INSTANT, ord("i"): INSTANT}
+_COLUMNS = ("time_ns", "clock", "sequence", "track", "kind", "name", "category", "flow")
+_CLEARED = 1
+"""Bit of ``sequence_flags``."""
+_OTHERS = {
+    "ftrace_events": "ftrace events",
+    "process_tree": "process trees",
+    "sys_stats": "system statistics",
+    "process_stats": "process statistics",
+    "profile_packet": "heap profiles",
+    "android_log": "android logs",
+    "gpu_counter_event": "GPU counters",
+    "gpu_render_stage_event": "GPU render stages",
+    "streaming_profile_packet": "sampled stacks",
+    "graphics_frame_event": "graphics frames",
+    "vulkan_memory_event": "vulkan memory events",
+    "gpu_log": "gpu logs",
+    "vulkan_api_event": "vulkan calls",
+    "perf_sample": "perf samples",
+    "gpu_mem_total_event": "gpu memory totals",
+    "memory_tracker_snapshot": "memory snapshots",
+    "etw_events": "etw events",
+    "zstd_compressed_packets": "packets compressed with zstandard (unpack them with `traceconv decompress_packets`)",
+}
+"""Packets with events that have no place in the model. What is in no list describes the recording."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What a sequence has said since its state was cleared: strings by number as codes, and defaults."""
+
+    categories: dict[int, int] = field(default_factory=dict)
+    names: dict[int, int] = field(default_factory=dict)
+    arguments: dict[int, str] = field(default_factory=dict)
+    texts: dict[int, bytes] = field(default_factory=dict)
+    clock: int = 0
+    track: int = 0
 
 
 class Collector:
-    """The events of a file. Feed it the pieces in their order."""
+    """The events of a file, packet by packet in their order."""
 
-    def __init__(self, shown: str) -> None:
-        self.shown = shown
+    def __init__(self) -> None:
         self.strings = TraceBuilder()
-        self.sequences = Sequences(self.strings)
         self.clocks = Clocks()
         self.tracks: dict[int, Track] = {}
-        self.events = ColumnBuffer()
-        self.annotations = Annotations(self.strings, self.sequences)
+        self.annotations = Annotations(self.strings)
         self.unplaced: Counter[str] = Counter()
-        self.packets = 0
+        self.packets = self.events = 0
+        self._integers = [array("q") for _ in _COLUMNS]
+        self._values = array("d")
+        self._sequences: dict[int, _Sequence] = {}
+        self._codes: dict[bytes, int] = {}
 
-    def add(self, piece: Piece) -> None:
-        """Take in one piece. ``DataError`` if a message in it is none."""
-        buffer, count = piece.buffer, len(piece.start)
-        self.packets += count
-        fields = walk(buffer, piece.start, piece.end, self.shown)
-        sequence = fields.of(10).numbers().column(count, 0)
-        flags = fields.of(13).numbers().column(count, 0)
-        generation = self.sequences.generations(sequence, flags, fields.of(41).numbers().column(count, 0))
-        interned = fields.of(_INTERNED).messages()
-        if len(interned.row):
-            self.sequences.intern(buffer, interned, generation[interned.row], self.shown)
-        for row, start, end in _spans(fields.of(_DEFAULTS)):
-            result = decode("perfetto.TracePacketDefaults", buffer.data[start:end], self.shown)
-            self.sequences.defaults[int(generation[row])] = (
-                result.timestamp_clock_id,
-                result.track_event_defaults.track_uuid,
-            )
-        for _, start, end in _spans(fields.of(_DESCRIPTOR)):
-            track = track_of(decode("perfetto.TrackDescriptor", buffer.data[start:end], self.shown))
-            self.tracks[track.uuid] = track.with_older(self.tracks.get(track.uuid))
-        for row, start, end in _spans(fields.of(_THREAD)):
-            thread = decode("perfetto.ThreadDescriptor", buffer.data[start:end], self.shown)
-            uuid = unnamed_track(int(sequence[row]))
-            self.tracks[uuid] = Track(uuid=uuid, pid=thread.pid, tid=thread.tid, thread_name=thread.thread_name)
-        time, clock = self._times(buffer, fields, sequence, generation, count)
-        for number, what in _DETAILS.items():
-            seen = int((fields.number == number).sum())
-            if seen:
-                self.unplaced[what] += seen
-        events = fields.of(_TRACK_EVENT).messages()
-        if len(events.row):
-            positions = events.row
-            self._track_events(
-                buffer, events, time[positions], clock[positions], sequence[positions], generation[positions]
-            )
-
-    def _times(self, buffer: Buffer, fields: Fields, sequence: Int, generation: Int, count: int) -> tuple[Int, Int]:
-        """Time of each packet in ns, and the machine's clock it is on; ``MISSING``: on a clock that nobody defined."""
-        time = fields.of(8).numbers().column(count, MISSING)
-        clock = fields.of(58).numbers().column(count, 0)
-        kinds, inverse = np.unique(generation, return_inverse=True)
-        default = np.array([self.sequences.defaults.get(kind, (0, 0))[0] for kind in kinds.tolist()], np.int64)[inverse]
-        clock = np.where(clock == 0, np.where(default == 0, self.clocks.primary, default), clock)
-        timed = np.zeros(count, np.bool_)
-        timed[fields.of(8).row] = True
-        own = np.zeros(count, np.bool_)
-        for one in np.unique(clock).tolist():
-            own |= (clock == one) & is_sequence_clock(one)
-        done = 0
-        snapshots = [*_spans(fields.of(_SNAPSHOT)), (count, 0, 0)]
-        for row, start, end in snapshots:  # a clock of a sequence means what the snapshot before it says
-            if own[done:row].any():
-                self._own_times(time, clock, sequence, timed & own, done, row)
-            done = row
-            if end:
-                self.clocks.add(
-                    int(sequence[row]), decode("perfetto.ClockSnapshot", buffer.data[start:end], self.shown)
-                )
-        return time, clock
-
-    def _own_times(self, time: Int, clock: Int, sequence: Int, chosen: Array, low: int, high: int) -> None:
-        rows = low + np.flatnonzero(chosen[low:high])
-        pairs = np.stack((sequence[rows], clock[rows]))
-        for one, of in np.unique(pairs, axis=1).T.tolist():
-            mine = rows[(sequence[rows] == one) & (clock[rows] == of)]
-            found = self.clocks.of_sequence(one, of, time[mine])
-            if found is None:
-                clock[mine] = MISSING
-            else:
-                time[mine], clock[mine] = found
-
-    def _track_events(
-        self, buffer: Buffer, messages: Fields, time: Int, clock: Int, sequence: Int, generation: Int
-    ) -> None:
-        count = len(messages.row)
-        first = len(self.events)
-        fields = walk(buffer, messages.a, messages.b, self.shown)
-        kinds, inverse = np.unique(generation, return_inverse=True)
-        default = np.array([signed(self.sequences.defaults.get(kind, (0, 0))[1]) for kind in kinds.tolist()], np.int64)
-        track = default[inverse]
-        track = np.where(track == 0, unnamed_track(sequence), track)
-        told = fields.of(11).numbers()
-        track[told.row] = told.a
-        double = fields.of(44).numbers()
-        value = fields.of(30).numbers().column(count, 0).astype(np.float64)
-        value[double.row] = double.a.view(np.float64)
-        columns = {
-            "time_ns": time,
-            "end_ns": np.full(count, MISSING, np.int64),
-            "clock": clock,
-            "sequence": sequence,
-            "track": track,
-            "kind": fields.of(9).numbers().column(count, 0),
-            "name": self._texts(buffer, fields, generation, NAMES, 10, 23),
-            "category": self._texts(buffer, fields, generation, CATEGORIES, 3, 22),
-            "flow": self._flows(buffer, fields, count),
-            "value": value,
-        }
-        legacy = fields.of(6).messages()
-        if len(legacy.row):
-            self._legacy(buffer, legacy, columns, generation)
-        extra = int(np.isin(fields.number, (12, 46)).sum())
-        if extra:
-            self.unplaced["extra counter values of slices"] += extra
-        self.events.append(columns)
-        self.annotations.add(buffer, fields.of(4).messages(), first, generation, self.shown)
-
-    def _texts(self, buffer: Buffer, fields: Fields, generation: Int, kind: int, number: int, plain: int) -> Int:
-        """Codes of names or (first) categories, interned or written out; ``MISSING`` where there is none."""
-        result = np.full(len(generation), MISSING, np.int64)
-        interned = fields.of(number)
-        interned = interned.take(np.arange(len(interned.row))[::-1])  # the first of several wins
-        single = interned.numbers()
-        result[single.row] = self.sequences.codes(kind, generation[single.row], single.a)
-        packed = interned.messages()
-        packed = packed.take(packed.b > packed.a)
-        if len(packed.row):  # packed numbers: the first of them
-            result[packed.row] = self.sequences.codes(kind, generation[packed.row], varint(buffer, packed.a)[0])
-        written = fields.of(plain).messages()
-        written = written.take(np.arange(len(written.row))[::-1])
-        result[written.row] = codes_of_fields(self.strings, written, buffer)
-        return result
-
-    @staticmethod
-    def _flows(buffer: Buffer, fields: Fields, count: int) -> Int:
-        """The first arrow that each event is on; 0: none."""
-        flow = np.zeros(count, np.int64)
-        for number in (42, 48, 36, 47):
-            held = fields.of(number)
-            single = held.numbers()
-            flow[single.row[::-1]] = single.a[::-1]
-            packed = held.messages()
-            if number in (47, 48) and len(packed.row):
-                whole = packed.take(packed.b - packed.a >= 8)
-                flow[whole.row[::-1]] = buffer.words[whole.a[::-1]].view(np.int64)
-        return flow
-
-    def _legacy(self, buffer: Buffer, legacy: Fields, columns: dict[str, Array], generation: Int) -> None:
-        """Events in the form of Chrome's JSON: their phase is their type, their duration is in us."""
-        fields = walk(buffer, legacy.a, legacy.b, self.shown)
-        size = len(legacy.row)
-        phase = fields.of(2).numbers().column(size, 0)
-        kinds = np.array([_PHASES.get(one, 0) for one in phase.tolist()], np.int64)
-        positions = legacy.row
-        columns["kind"][positions] = np.where(columns["kind"][positions] == 0, kinds, columns["kind"][positions])
-        duration = fields.of(3).numbers().column(size, MISSING)
-        whole = (kinds == COMPLETE) & (duration >= 0) & (duration < 1 << 52)
-        columns["end_ns"][positions] = np.where(
-            whole, columns["time_ns"][positions] + duration * 1_000, columns["end_ns"][positions]
+    def add(self, packet: Any) -> None:
+        """Take in a packet."""
+        self.packets += 1
+        number = packet.trusted_packet_sequence_id
+        sequence = self._sequences.get(number)
+        if sequence is None or packet.sequence_flags & _CLEARED or packet.incremental_state_cleared:
+            sequence = self._sequences[number] = _Sequence()
+        if packet.HasField("interned_data"):
+            self._intern(sequence, packet.interned_data)
+        if packet.HasField("trace_packet_defaults"):
+            defaults = packet.trace_packet_defaults
+            sequence.clock = defaults.timestamp_clock_id
+            sequence.track = signed(defaults.track_event_defaults.track_uuid)
+        if not packet.HasField("track_event"):
+            self._describe(number, packet)
+            self._time(sequence, number, packet)  # a clock may count from packet to packet
+            return
+        time, clock = self._time(sequence, number, packet)
+        event = packet.track_event
+        name = self._code(event.name) if event.name else sequence.names.get(event.name_iid, MISSING)
+        category = MISSING
+        if event.categories:
+            category = self._code(event.categories[0])
+        elif event.category_iids:
+            category = sequence.categories.get(event.category_iids[0], MISSING)
+        flows = event.flow_ids or event.terminating_flow_ids
+        row = (
+            time,
+            clock,
+            number,
+            signed(event.track_uuid) or sequence.track or unnamed_track(number),
+            event.type,
+            name,
+            category,
+            signed(flows[0]) if flows else 0,
         )
-        named = fields.of(1).numbers().column(size, 0)
-        names = self.sequences.codes(NAMES, generation[positions], named)
-        columns["name"][positions] = np.where(columns["name"][positions] == MISSING, names, columns["name"][positions])
-        self._overridden(fields, columns["track"], positions)
-        unknown = int((kinds == 0).sum())
-        if unknown:
-            self.unplaced["legacy events of other phases"] += unknown
+        for column, value in zip(self._integers, row, strict=True):
+            column.append(value)
+        self._values.append(event.double_counter_value or event.counter_value)
+        for annotation in event.debug_annotations:
+            argument = sequence.arguments.get(annotation.name_iid) or annotation.name.decode("utf-8", "replace")
+            if argument in KNOWN:
+                self.annotations.add(argument, self.events, annotation, sequence.texts)
+        self.events += 1
 
-    def _overridden(self, fields: Fields, track: Array, positions: Int) -> None:
-        """Legacy events of another thread than the one that wrote them: they name it by its ids."""
-        told = fields.of(19).numbers()
-        pid = fields.of(18).numbers().column(len(positions), 0)[told.row] & _ID
-        tid = told.a & _ID
-        uuid = -(1 << 61) - (pid << 30) - tid
-        track[positions[told.row]] = uuid
-        for one, process, thread in set(zip(uuid.tolist(), pid.tolist(), tid.tolist(), strict=True)):
-            self.tracks[one] = Track(uuid=one, pid=process, tid=thread)
+    def columns(self) -> Columns:
+        """All events; ``event``: their row for the annotations. ``end_ns`` is that of none yet."""
+        columns: Columns = dict(zip(_COLUMNS, map(np.asarray, self._integers), strict=True))
+        end, value = np.full(self.events, MISSING, np.int64), np.asarray(self._values)
+        return {**columns, "end_ns": end, "value": value, "event": np.arange(self.events)}
+
+    def _code(self, raw: bytes) -> int:
+        code = self._codes.get(raw)
+        if code is None:
+            code = self._codes[raw] = self.strings.code(raw.decode("utf-8", "replace"))
+        return code
+
+    def _intern(self, sequence: _Sequence, interned: Any) -> None:
+        sequence.categories.update((one.iid, self._code(one.name)) for one in interned.event_categories)
+        sequence.names.update((one.iid, self._code(one.name)) for one in interned.event_names)
+        sequence.arguments.update(
+            (one.iid, one.name.decode("utf-8", "replace")) for one in interned.debug_annotation_names
+        )
+        sequence.texts.update((one.iid, one.str) for one in interned.debug_annotation_string_values)
+
+    def _describe(self, number: int, packet: Any) -> None:
+        """What a packet without an event says."""
+        if packet.HasField("track_descriptor"):
+            track = track_of(packet.track_descriptor)
+            self.tracks[track.uuid] = track.with_older(self.tracks.get(track.uuid))
+        if packet.HasField("thread_descriptor"):
+            thread, uuid = packet.thread_descriptor, unnamed_track(number)
+            self.tracks[uuid] = Track(uuid=uuid, pid=thread.pid, tid=thread.tid, thread_name=thread.thread_name)
+        if packet.HasField("clock_snapshot"):
+            self.clocks.add(number, packet.clock_snapshot)
+        for described, _ in packet.ListFields():
+            if described.name in _OTHERS:
+                self.unplaced[_OTHERS[described.name]] += 1
+
+    def _time(self, sequence: _Sequence, number: int, packet: Any) -> tuple[int, int]:
+        """Time of a packet in ns, and the machine's clock it is on; ``MISSING``: on a clock that nobody defined."""
+        time = signed(packet.timestamp)
+        clock = packet.timestamp_clock_id or sequence.clock or self.clocks.primary
+        return self.clocks.of_sequence(number, clock, time) if is_sequence_clock(clock) else (time, clock)
 
 
-def _spans(fields: Fields) -> list[tuple[int, int, int]]:
-    """(message, begin, end) of fields that hold bytes."""
-    held = fields.messages()
-    return list(zip(held.row.tolist(), held.a.tolist(), held.b.tolist(), strict=True))
-
-
-def unnamed_track(sequence: Any) -> Any:
+def unnamed_track(sequence: int) -> int:
     """A number for the track of events that name none: the thread that their sequence was written by."""
     return -(1 << 62) - sequence

@@ -32,9 +32,10 @@ import numpy as np
 from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.perfetto import vocabulary as words
-from perfscope.analyzers.readers.perfetto.collect import BEGIN, COMPLETE, COUNTER, END, INSTANT, Collector
+from perfscope.analyzers.readers.perfetto.collect import BEGIN, COUNTER, END, INSTANT, Collector
+from perfscope.analyzers.readers.perfetto.packets import PACKET, Packets
+from perfscope.analyzers.readers.perfetto.state import Int
 from perfscope.analyzers.readers.perfetto.tables import Events, Tables
-from perfscope.analyzers.readers.perfetto.wire import Int, UnpackState, pieces
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
 from perfscope.model.trace.builder import calls_that_wait
@@ -113,14 +114,9 @@ CARRIED = frozenset(
 
 def build(data: Data, shown: str) -> list[Trace]:
     """The traces in a file. ``DataError`` if it is cut off, corrupt, or holds no event."""
-    left = UnpackState()
-    collector = Collector(shown)
-    for piece in pieces(data, shown, left):
-        collector.add(piece)
-    if left.zstd:
-        collector.unplaced["packets compressed with zstandard (unpack them with `traceconv decompress_packets`)"] = (
-            left.zstd
-        )
+    collector = Collector()
+    for packet in Packets(data, shown):
+        collector.add(packet)
     rows = _events(collector)
     sources = _sources(collector, rows)
     if not sources:
@@ -135,13 +131,12 @@ def build(data: Data, shown: str) -> list[Trace]:
 def _events(collector: Collector) -> Columns:
     """Slices, instants and samples with their times on one clock; ``event``: their row for the annotations."""
     unplaced = collector.unplaced
-    if not len(collector.events):
-        return _none()
-    held = collector.events.take()
-    held["event"] = np.arange(len(held["time_ns"]))
+    held = collector.columns()
+    if not collector.events:
+        return held
     keep = _on_one_clock(collector, held)
     kind = held["kind"]
-    known = np.isin(kind, (BEGIN, END, INSTANT, COUNTER, COMPLETE))
+    known = np.isin(kind, (BEGIN, END, INSTANT, COUNTER))
     if (~known).any():
         unplaced["track events of other types"] += int((~known).sum())
     impossible = (held["time_ns"] >= _LARGEST_NS) | (held["time_ns"] <= -_LARGEST_NS)
@@ -161,13 +156,8 @@ def _events(collector: Collector) -> Columns:
     held["end_ns"][single] = held["time_ns"][single]
     whole = np.zeros(len(kind), np.bool_)
     whole[marks[pairs.begin]] = True
-    whole |= keep & (single | ((kind == COMPLETE) & (held["end_ns"] >= held["time_ns"])))
+    whole |= keep & single
     return {name: values[whole] for name, values in held.items()}
-
-
-def _none() -> Columns:
-    names = ("time_ns", "end_ns", "sequence", "track", "kind", "name", "category", "flow", "event")
-    return {**{name: np.empty(0, np.int64) for name in names}, "value": np.empty(0, np.float64)}
 
 
 def _on_one_clock(collector: Collector, held: Columns) -> Array:
@@ -260,7 +250,6 @@ MAX_BYTES = 16 << 30
 """Unpacked bytes of a file; ring buffers of long recordings come to some GB."""
 
 _SUFFIXES = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz", ".perfetto-trace.pb")
-_PACKET = 0x0A
 _NUMBERS = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
 """Fields of a packet that hold numbers."""
 _MESSAGES = frozenset(
@@ -282,7 +271,7 @@ def _begins_with_packets(head: bytes) -> bool:
     seen = 0
     try:
         for packet in islice(fields(head, 0, len(head), lenient=True), _LOOKED_AT):
-            if head[packet.begin] != _PACKET or not _is_packet(head, packet.start, packet.end):
+            if head[packet.begin] != PACKET or not _is_packet(head, packet.start, packet.end):
                 return False
             seen += 1
     except WireError:

@@ -1,7 +1,8 @@
-"""What packets leave unsaid because their sequence has said it before: strings, the default clock and track.
+"""The clocks and the tracks of a Perfetto trace.
 
-Strings are interned by a sequence and forgotten when its state is cleared: a *generation* is what lies between two
-clearings of one sequence, and numbers mean something within it only.
+A packet names its clock or takes the default of its sequence. Clocks 64 to 127 belong to one sequence: they are
+defined by a snapshot in it, may count in other units, and may be written as differences. The others (boot time,
+monotonic, realtime ...) are the machine's, and snapshots taken from time to time say how they relate.
 """
 
 from __future__ import annotations
@@ -11,94 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from perfscope.analyzers.readers.perfetto.wire import Buffer, Fields, Int, walk
-from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING
 
-CATEGORIES, NAMES, ARGUMENT_NAMES, TEXTS = 1, 2, 3, 29
-"""Fields of ``InternedData`` that are read; the number is also the kind of string."""
-_KINDS = (CATEGORIES, NAMES, ARGUMENT_NAMES, TEXTS)
-
-_CLEARED = 1
-
-
-def codes_of_fields(strings: TraceBuilder, fields: Fields, buffer: Buffer) -> Int:
-    """Codes of fields that hold text."""
-    known: dict[bytes, int] = {}
-    codes = np.empty(len(fields.a), np.int64)
-    for index, (start, end) in enumerate(zip(fields.a.tolist(), fields.b.tolist(), strict=True)):
-        raw = buffer.data[start:end]
-        code = known.get(raw)
-        if code is None:
-            code = known[raw] = strings.code(raw.decode("utf-8", "replace"))
-        codes[index] = code
-    return codes
-
-
-@dataclass(slots=True)
-class Sequences:
-    """The state of every sequence."""
-
-    strings: TraceBuilder
-    defaults: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Generation -> (default clock or 0, default track or 0)."""
-    _current: dict[int, int] = field(default_factory=dict)
-    _count: int = 0
-    _interned: dict[int, dict[int, dict[int, int]]] = field(default_factory=dict)
-    """Kind -> generation -> number -> code."""
-
-    def generations(self, sequence: Int, flags: Int, cleared: Int) -> Int:
-        """Generation of each packet; packets in their order, shapes (n,)."""
-        begins = ((flags & _CLEARED) != 0) | (cleared > 0)
-        result = np.empty(len(sequence), np.int64)
-        for one in np.unique(sequence).tolist():
-            mine = np.flatnonzero(sequence == one)
-            if one not in self._current:
-                self._current[one] = self._new()
-            fresh = np.cumsum(begins[mine])
-            ids = np.array([self._current[one], *(self._new() for _ in range(int(fresh[-1])))], np.int64)
-            result[mine] = ids[fresh]
-            self._current[one] = int(ids[-1])
-        return result
-
-    def _new(self) -> int:
-        self._count += 1
-        return self._count
-
-    def intern(self, buffer: Buffer, messages: Fields, generation: Int, shown: str) -> None:
-        """Take in the ``InternedData`` of packets; ``generation`` of each of ``messages``."""
-        fields = walk(buffer, messages.a, messages.b, shown).messages()
-        fields = fields.take(np.isin(fields.number, _KINDS))
-        inner = walk(buffer, fields.a, fields.b, shown)
-        numbers = inner.of(1).numbers().column(len(fields.a), 0)
-        named = inner.of(2).messages()
-        codes = np.full(len(fields.a), self.strings.code(""), np.int64)
-        codes[named.row] = codes_of_fields(self.strings, named, buffer)
-        columns = (fields.number, generation[fields.row], numbers, codes)
-        for kind, of, number, code in zip(*(column.tolist() for column in columns), strict=True):
-            self._interned.setdefault(kind, {}).setdefault(of, {})[number] = code
-
-    def codes(self, kind: int, generation: Int, number: Int) -> Int:
-        """Codes of interned strings; ``MISSING`` for a number that the generation never defined."""
-        result = np.full(len(number), MISSING, np.int64)
-        tables = self._interned.get(kind, {})
-        for of in np.unique(generation).tolist():
-            table = tables.get(of)
-            if table is None:
-                continue
-            mine = np.flatnonzero(generation == of)
-            used, inverse = np.unique(number[mine], return_inverse=True)
-            result[mine] = np.array([table.get(one, MISSING) for one in used.tolist()], np.int64)[inverse]
-        return result
-
-
-# The clocks of a Perfetto trace: every time on its primary clock.
-#
-# A packet names its clock or takes the default of its sequence. Clocks 64 to 127 belong to one sequence: they are
-# defined by a snapshot in it, may count in other units, and may be written as differences. The others (boot time,
-# monotonic, realtime ...) are the machine's, and snapshots taken from time to time say how they relate.
-
+Int = npt.NDArray[np.int64]
 
 BOOT_TIME = 6
 _FIRST_OF_SEQUENCE, _LAST_OF_SEQUENCE = 64, 127
@@ -145,18 +63,17 @@ class Clocks:
                     last=clock.timestamp,
                 )
 
-    def of_sequence(self, sequence: int, clock: int, times: Int) -> tuple[Int, int] | None:
-        """Times of a sequence's own clock, in the order of the packets: in ns, and the clock they are on then.
+    def of_sequence(self, sequence: int, clock: int, time: int) -> tuple[int, int]:
+        """A time on a sequence's own clock in ns, and the machine's clock it is on then.
 
-        ``None``: no snapshot defines it.
+        ``MISSING`` as the clock: no snapshot defines it.
         """
         own = self._own.get((sequence, clock))
         if own is None:
-            return None
-        if own.incremental and len(times):
-            times = np.cumsum(times) + own.last
-            own.last = int(times[-1])
-        return times * own.unit_ns + own.offset_ns, own.base
+            return time, MISSING
+        if own.incremental:
+            time = own.last = own.last + time
+        return signed(time * own.unit_ns + own.offset_ns), own.base
 
     def to_primary(self, clock: int, times_ns: Int) -> Int | None:
         """Times of a machine's clock on the primary one, by the last snapshot before each; ``None``: unknown."""
@@ -234,8 +151,8 @@ def track_of(found: Any) -> Track:
 
 
 def signed(number: int) -> int:
-    """An unsigned 64-bit number as its two's complement."""
-    return number - (1 << 64) if number >= 1 << 63 else number
+    """The low 64 bits of a number as two's complement."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 class Tracks:

@@ -23,11 +23,10 @@ from perfscope.analyzers.readers.columns import (
 )
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.perfetto import vocabulary as words
-from perfscope.analyzers.readers.perfetto.annotations import Arguments
+from perfscope.analyzers.readers.perfetto.annotations import Annotations
 from perfscope.analyzers.readers.perfetto.collect import COUNTER, INSTANT, Collector
-from perfscope.analyzers.readers.perfetto.state import Track, Tracks
+from perfscope.analyzers.readers.perfetto.state import Int, Track, Tracks
 from perfscope.analyzers.readers.perfetto.vocabulary import SLICE_KINDS, Place, place_of
-from perfscope.analyzers.readers.perfetto.wire import Int
 from perfscope.model.trace import TABLES, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
@@ -58,7 +57,7 @@ Owners = Mapping[str, tuple[Events, Int]]
 """Column that points at the owner -> events of its table, and the row of each of them."""
 
 
-def collective_rows(arguments: Arguments, owners: Owners, alone: Events, guessed: Columns) -> Columns:
+def collective_rows(arguments: Annotations, owners: Owners, alone: Events, guessed: Columns) -> Columns:
     """The table ``collectives``; ``guessed``: rows for kernels that say nothing of themselves."""
     parts = []
     for owner in ("kernel", "slice"):
@@ -75,7 +74,7 @@ def collective_rows(arguments: Arguments, owners: Owners, alone: Events, guessed
     return _sorted(parts)
 
 
-def hlo_rows(arguments: Arguments, owners: Owners, alone: Events) -> Columns:
+def hlo_rows(arguments: Annotations, owners: Owners, alone: Events) -> Columns:
     """The table ``hlo_ops``."""
     parts = []
     for owner, (events, rows) in owners.items():
@@ -88,7 +87,7 @@ def hlo_rows(arguments: Arguments, owners: Owners, alone: Events) -> Columns:
     return _sorted(parts)
 
 
-def _from_owners(arguments: Arguments, table: str, owner: str, events: Events, rows: Int) -> Columns:
+def _from_owners(arguments: Annotations, table: str, owner: str, events: Events, rows: Int) -> Columns:
     """Rows for the events that carry what the table holds."""
     chosen = np.flatnonzero(arguments.has(words.ARGUMENTS[table]["name"], events["event"]))
     if not len(chosen):
@@ -104,7 +103,7 @@ def _times(events: Events) -> Columns:
     return {"start_ns": events["time_ns"].copy(), "end_ns": events["end_ns"].copy()}
 
 
-def _ends(arguments: Arguments, events: Int, part: Columns) -> Columns:
+def _ends(arguments: Annotations, events: Int, part: Columns) -> Columns:
     lasted = arguments.numbers(words.HLO_DURATION, events)
     launch = arguments.numbers(words.HLO_LAUNCH, events)
     return {
@@ -193,7 +192,7 @@ class Tables:
         """``own``: the events of one trace in an export of ours."""
         self._collector, self._own, self._unplaced = collector, own, unplaced
         self._strings = collector.strings
-        self._arguments = Arguments(collector.annotations, self._strings)
+        self._arguments = collector.annotations
         self._threads = Threads(collector.tracks, self._strings, own=own)
         self._parts: dict[Place, Events] = self._split(events)
         self.findings = 0
@@ -219,11 +218,8 @@ class Tables:
         return {place: events.take(np.flatnonzero(rest & (place_codes == place))) for place in Place}
 
     def _has_device(self, events: Events) -> Array:
-        annotations = self._collector.annotations
-        flags = np.zeros(len(events), np.bool_)
-        for name in (words.DEVICE_ARGUMENT, "agent", "dst_agent"):
-            flags |= annotations.has(name, events["event"])
-        return flags
+        names = (words.DEVICE_ARGUMENT, "agent", "dst_agent")
+        return np.asarray(np.logical_or.reduce([self._arguments.has(name, events["event"]) for name in names]))
 
     def build(self) -> dict[str, Rows]:
         """All tables."""
@@ -316,7 +312,7 @@ class Tables:
         columns["flow"] = events["flow"]
         columns["op"] = self._by_op_number(self._arguments.numbers(words.OP_ARGUMENT, events["event"]))
         if table == "kernels":
-            told = self._collector.annotations.has(words.ARGUMENTS["kernels"]["communication"], events["event"])
+            told = self._arguments.has(words.ARGUMENTS["kernels"]["communication"], events["event"])
             guessed = self._by_name(columns["name"], categories.is_communication)
             columns["communication"] = np.where(told, columns["communication"] == 1, guessed)
         else:
@@ -375,7 +371,7 @@ class Tables:
         columns["address"] = columns["address"].view(np.uint64)
         for name in ("action", "category"):
             columns[name] = np.maximum(columns[name], 0)
-        tracks = self._collector.annotations.numbers(words.THREAD_ARGUMENT, events["event"], blank=0)
+        tracks = self._arguments.numbers(words.THREAD_ARGUMENT, events["event"], blank=0)
         known = tracks != 0
         thread = np.full(len(events), MISSING, np.int64)
         thread[known] = self._threads.of(tracks[known])
