@@ -25,7 +25,7 @@ class Field:
     """A scalar type, ``enum``, or the name of a message."""
     name: str
     repeated: bool
-    alternative: bool
+    alternative: bool = False
 
 
 def fields(schema: str) -> Iterator[Field]:
