@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -183,14 +184,6 @@ def _smi(name: str, *arguments: str) -> Check:
     return Check(name=name, status="ok", text=" ".join(text.split("\n")[0].split()))
 
 
-def _nvidia() -> Check:
-    return _smi("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-
-
-def _rocm() -> Check:
-    return _smi("rocm-smi", "--showdriverversion", "--csv")
-
-
 def _nsys() -> Check:
     if shutil.which("nsys") is None:
         return Check(name="nsys", status="absent", text="not on PATH")
@@ -255,7 +248,15 @@ def _disk() -> Check:
     return Check(name="disk", status="ok", text=f"{format_bytes(free)} free where runs are kept")
 
 
-CHECKS: tuple[Callable[[], Check], ...] = (_nvidia, _rocm, _nsys, _nvtx, _perf, _variables, _disk)
+CHECKS: tuple[Callable[[], Check], ...] = (
+    partial(_smi, "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+    partial(_smi, "rocm-smi", "--showdriverversion", "--csv"),
+    _nsys,
+    _nvtx,
+    _perf,
+    _variables,
+    _disk,
+)
 """What is looked at beside torch, in the order it is shown."""
 
 

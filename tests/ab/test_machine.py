@@ -56,15 +56,6 @@ def test_what_the_kernel_says_is_read(tmp_path: Path) -> None:
     assert machine.cpu_mhz(Sources(proc=tmp_path / "proc")) == 2500.5
 
 
-def test_the_first_version_of_control_groups_is_read_too(tmp_path: Path) -> None:
-    sources = kernel(tmp_path, stat="1 1 1 1 1 1 1 1 0 0")
-    (sources.proc / "self" / "cgroup").write_text("4:cpu,cpuacct:/job\n0::/\n")
-    (sources.cgroup / "cpu" / "job").mkdir(parents=True)
-    (sources.cgroup / "cpu" / "job" / "cpu.stat").write_text("nr_periods 10\nnr_throttled 3\nthrottled_time 5\n")
-    held = read_counters(sources)
-    assert (held.periods, held.throttled) == (10, 3)
-
-
 def test_what_grew_between_two_readings() -> None:
     tick = os.sysconf("SC_CLK_TCK")
     before = MachineCounters(clock_s=10.0, ticks={"busy": 0, "steal": 0, "all": 0}, pressure_us={"cpu": 0, "memory": 5},

@@ -143,7 +143,6 @@ REFUSED = {
     "sparse gradients": "import torch\nimport torch.distributed as dist\n"
     "from torch.nn.parallel import DistributedDataParallel\n"
     "dist.init_process_group('nccl')\nDistributedDataParallel(torch.nn.Embedding(4, 4, sparse=True).cuda())\n",
-    "rpc": "import torch.distributed.rpc as rpc\nrpc.init_rpc('worker0', rank=0, world_size=2)\n",
     "pipelining": "import torch\nimport torch.distributed as dist\n"
     "from torch.distributed.pipelining import PipelineStage\n"
     "dist.init_process_group('nccl')\nPipelineStage(torch.nn.Linear(4, 4), 0, 2, torch.device('cuda'))\n",

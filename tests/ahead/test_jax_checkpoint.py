@@ -83,26 +83,32 @@ def stacked(width: int, layers: int) -> tuple[Any, jax.Array]:
     return jax.tree.map(lambda leaf: jnp.stack([leaf] * layers), one), jnp.ones((8, 16))
 
 
-def compiled(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
-    """As `step_of` has it."""
-    return step_of(fun, asked, *stacked(64, LAYERS))
+SMALL, LARGE = (16, 3), (64, LAYERS)
+"""(Width, layers) of the weights."""
 
 
-def traced(fun: Callable[..., Any], asked: str) -> Checkpoints:
+def traced(fun: Callable[..., Any], asked: str, size: tuple[int, int] = LARGE) -> Checkpoints:
     """As `book_of` has it."""
-    return book_of(fun, asked, *stacked(64, LAYERS))
+    return book_of(fun, asked, *stacked(*size))
 
 
 @functools.cache
 def changed(
-    model: Callable[[str], Callable[..., Any]], source: str, asked: str | None
+    model: Callable[[str], Callable[..., Any]], source: str, asked: str | None, size: tuple[int, int] = LARGE
 ) -> tuple[str, Checkpoints | None]:
     """A model that has the policy ``source``, compiled under another; once for all tests."""
-    return compiled(model(source), asked)
+    text, book = step_of(model(source), asked, *stacked(*size))
+    return numbered(text), book
 
 
-def own(model: Callable[[str], Callable[..., Any]], policy: str) -> str:
-    return changed(model, policy, None)[0]
+def own(model: Callable[[str], Callable[..., Any]], policy: str, size: tuple[int, int] = LARGE) -> str:
+    return changed(model, policy, None, size)[0]
+
+
+def numbered(text: str) -> str:
+    """Names by their first use: how many were made before them says nothing of the program."""
+    names: dict[str, str] = {}
+    return re.sub(r"\b[a-z_][\w\-]*(?:\.\d+)+", lambda one: names.setdefault(one[0], f"name{len(names)}"), text)
 
 
 @pytest.mark.slow
@@ -142,7 +148,7 @@ def test_a_loop_within_a_layer_is_left_and_told() -> None:
     notes = book.notes()
     assert [one.how for one in book.changed] == ["wrapped"]
     assert book.changed[0].count == LAYERS
-    assert any("left as it is: the scan" in note and "a loop within the loop at" in note for note in notes)
+    assert any("left as it is: the scan" in note and "within the loop at" in note for note in notes)
     assert any("left as it is: the checkpoint" in note for note in notes)
 
 
@@ -175,7 +181,9 @@ def test_a_loop_that_sums_up_is_no_layer() -> None:
         return jax.lax.scan(lambda total, w: (total + block(w, x).sum(), None), 0.0, weights)[0]
 
     book = traced(loss, "full")
-    with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*hand no array to each other"):
+    with pytest.raises(
+        DataError, match=r"nothing of it is a layer: the scan at .*the turns of its loop hand no array to each other"
+    ):
         book.notes()
 
 
@@ -276,7 +284,7 @@ def test_results_that_are_no_arrays_come_back() -> None:
         assert jnp.allclose(left, right, rtol=1e-6)
 
 
-RULE_LAYERS = 3
+RULE_LAYERS = SMALL[1]
 Model = Callable[[str], Callable[..., Any]]
 
 
@@ -382,33 +390,6 @@ def in_a_shard_map(policy: str) -> Callable[..., Any]:
     return lambda weights, x: (model(weights, x) ** 2).mean()
 
 
-def compiled_stack(fun: Callable[..., Any], asked: str | None) -> tuple[str, Checkpoints | None]:
-    """As `step_of` has it."""
-    text, book = step_of(fun, asked, *stacked(16, RULE_LAYERS))
-    return numbered(text), book
-
-
-def traced_stack(fun: Callable[..., Any], asked: str) -> Checkpoints:
-    """As `book_of` has it."""
-    return book_of(fun, asked, *stacked(16, RULE_LAYERS))
-
-
-def numbered(text: str) -> str:
-    """Names by their first use: how many were made before them says nothing of the program."""
-    names: dict[str, str] = {}
-    return re.sub(r"\b[a-z_][\w\-]*(?:\.\d+)+", lambda one: names.setdefault(one[0], f"name{len(names)}"), text)
-
-
-@functools.cache
-def changed_stack(model: Model, source: str, asked: str | None) -> tuple[str, Checkpoints | None]:
-    """As `changed`."""
-    return compiled_stack(model(source), asked)
-
-
-def own_stack(model: Model, policy: str) -> str:
-    return changed_stack(model, policy, None)[0]
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -421,23 +402,23 @@ def own_stack(model: Model, policy: str) -> str:
     ],
 )
 def test_the_program_with_rules_is_the_one_with_the_policy(model: Model) -> None:
-    assert own_stack(model, "none") != own_stack(model, "full")
+    assert own(model, "none", SMALL) != own(model, "full", SMALL)
     for source, policy in (("none", "full"), ("full", "dots" if model is rules_in_a_scan else "none")):
-        text, book = changed_stack(model, source, policy)
+        text, book = changed(model, source, policy, SMALL)
         assert book is not None
         assert book.changed, book.outcomes
-        assert text == own_stack(model, policy), (source, policy)
+        assert text == own(model, policy, SMALL), (source, policy)
 
 
 @pytest.mark.slow
 def test_rules_in_layers_of_a_list() -> None:
     """The same operations on the same shapes; XLA for a CPU has some of them in another order."""
     for source, policy in (("none", "full"), ("full", "none")):
-        text, book = changed_stack(rules_in_a_list, source, policy)
+        text, book = changed(rules_in_a_list, source, policy, SMALL)
         assert book is not None
-        changed = [(one.kind, one.how, one.count) for one in book.changed]
-        assert changed == ([("calls", "wrapped", RULE_LAYERS)] if source == "none" else [("checkpoint", "removed", 1)])
-        assert operations(text) == operations(own_stack(rules_in_a_list, policy))
+        found = [(one.kind, one.how, one.count) for one in book.changed]
+        assert found == ([("calls", "wrapped", RULE_LAYERS)] if source == "none" else [("checkpoint", "removed", 1)])
+        assert operations(text) == operations(own(rules_in_a_list, policy, SMALL))
 
 
 def operations(text: str) -> Counter[tuple[str, ...]]:
@@ -445,20 +426,10 @@ def operations(text: str) -> Counter[tuple[str, ...]]:
 
 
 def test_a_rule_is_left_and_told() -> None:
-    book = traced_stack(rules_in_a_scan("none"), "full")
+    book = traced(rules_in_a_scan("none"), "full", SMALL)
     assert [(one.kind, one.how, one.count) for one in book.changed] == [("scan", "wrapped", RULE_LAYERS)]
-    assert {one.why.partition(" (")[0] for one in book.left} == {"in a function with a derivative rule of its own"}
+    assert {one.why for one in book.left} == {"no checkpoint reaches into custom_vjp_call"}
     assert any("in a derivative rule of the program's own" in why for why in book.unseen)
-
-
-def test_branches_are_left_and_told() -> None:
-    def loss(weights: Any, x: jax.Array) -> jax.Array:
-        model = scanned_layers("none", plain)
-        return model(weights, jax.lax.cond(x[0, 0] > 0, model, lambda _, x: x, weights, x)).mean()
-
-    book = traced_stack(loss, "full")
-    assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
-    assert [one.why for one in book.left] == ["in an operation that is not looked into (cond)"]
 
 
 def test_a_gradient_within_is_looked_at_and_what_is_around_it_is_not() -> None:
@@ -468,38 +439,44 @@ def test_a_gradient_within_is_looked_at_and_what_is_around_it_is_not() -> None:
     def penalty(weights: Any, x: jax.Array) -> jax.Array:
         return (jax.grad(energy, 1)(weights, x) ** 2).sum()
 
-    book = traced_stack(penalty, "full")
+    book = traced(penalty, "full", SMALL)
     assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
     assert any("differentiates something itself" in why for why in book.unseen)
 
 
 def test_only_a_rule_has_loops() -> None:
-    book = traced_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), "full")
-    with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*with a derivative rule of its own"):
+    book = traced(lambda weights, x: flash(x @ weights["up"][0], x).sum(), "full", SMALL)
+    with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*reaches into custom_vjp_call"):
         book.notes()
-    primal = next(one for one in book.left if "with a derivative rule" in one.why)
-    named = traced_stack(lambda weights, x: flash(x @ weights["up"][0], x).sum(), f"full@{primal.at}")
+    primal = next(one for one in book.left if "reaches into" in one.why)
+    named = traced(lambda weights, x: flash(x @ weights["up"][0], x).sum(), f"full@{primal.at}", SMALL)
     with pytest.raises(DataError, match=r"nothing at tests/.*there is the scan at"):
         named.notes()
 
 
 def test_names_that_a_rule_gives() -> None:
-    text, book = changed_stack(rules_in_a_scan, "none", "names:hidden")
+    text, book = changed(rules_in_a_scan, "none", "names:hidden", SMALL)
     assert book is not None
     assert book.changed
-    assert text == own_stack(rules_in_a_scan, "names") != own_stack(rules_in_a_scan, "full")
+    assert text == own(rules_in_a_scan, "names", SMALL) != own(rules_in_a_scan, "full", SMALL)
 
 
-def test_loops_in_a_while_loop_are_told() -> None:
-    def loss(weights: Any, x: jax.Array) -> jax.Array:
-        shift = jax.lax.while_loop(
-            lambda one: one.sum() < 10, scanned_layers("none", plain).__get__(weights), jax.lax.stop_gradient(x)
-        )
-        return (scanned_layers("none", plain)(weights, x) + jax.lax.stop_gradient(shift)).sum()
+def in_a_branch(weights: Any, x: jax.Array) -> jax.Array:
+    model = scanned_layers("none", plain)
+    return model(weights, jax.lax.cond(x[0, 0] > 0, model, lambda _, x: x, weights, x)).mean()
 
-    book = traced_stack(loss, "full")
+
+def in_a_while_loop(weights: Any, x: jax.Array) -> jax.Array:
+    model = scanned_layers("none", plain)
+    shift = jax.lax.while_loop(lambda one: one.sum() < 10, model.__get__(weights), jax.lax.stop_gradient(x))
+    return (model(weights, x) + jax.lax.stop_gradient(shift)).sum()
+
+
+@pytest.mark.parametrize(("loss", "name"), [(in_a_branch, "cond"), (in_a_while_loop, "while")])
+def test_what_no_checkpoint_reaches_into_is_left_and_told(loss: Callable[..., Any], name: str) -> None:
+    book = traced(loss, "full", SMALL)
     assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
-    assert [one.why for one in book.left] == ["in a while_loop, which has no backward"]
+    assert [one.why for one in book.left] == [f"no checkpoint reaches into {name}"]
 
 
 def a_scan_alone(weights: Any, x: jax.Array) -> jax.Array:
@@ -516,11 +493,3 @@ def test_gradients_outside_of_jit() -> None:
     assert book.changed
     for left, right in zip(jax.tree.leaves(plainly), jax.tree.leaves(slopes), strict=True):
         assert jnp.allclose(left, right, rtol=1e-5)
-
-
-def test_a_value_that_counts_turns_is_not_looked_at() -> None:
-    with checkpointed(parse_checkpoint("full")) as book:
-        assert jax.vjp(lambda x, turns: sum((x for _ in range(turns)), 0.0), 1.0, 3)[1](1.0)[0] == 3
-    assert book is not None
-    with pytest.raises(DataError, match=r"reads values \(TracerIntegerConversionError\)"):
-        book.notes()

@@ -270,7 +270,7 @@ def test_operations_outside_of_jit_are_counted_by_line() -> None:
     assert worst.bytes == 14 * (2 * 64 * 64 + 1) * 4  # a matrix in and one out, and a number
     (note,) = eager_operation_notes(told.operations)
     assert note.startswith("ran op by op: 1")
-    assert f"14 at {worst.place} (add, multiply; 448.1 KiB)" in note
+    assert f"14 at {worst.place} (add, multiply; 448 KiB)" in note
 
 
 def test_more_lines_with_operations_are_counted() -> None:

@@ -109,7 +109,7 @@ def test_programs_are_kept_with_their_buffers_also_those_that_were_freed(tmp_pat
     (module,) = read_program(step).hlo
     assert module.buffer_assignment is not None
     assert module.buffer_assignment.heap_traces or module.buffer_assignment.allocations
-    if compat.private_apis()["modules as they are compiled (hlo_module_transformation)"]:
+    if compat.private_apis()["compiled modules"]:
         (freed,) = folder.glob("jit_forgotten.*.compiled.hlo.pb")
         assert read_program(freed).hlo[0].name == "jit_forgotten"
 

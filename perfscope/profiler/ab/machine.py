@@ -329,20 +329,9 @@ def _pressure(sources: Sources) -> dict[str, int]:
 
 
 def _quota(sources: Sources) -> tuple[int | None, int | None]:
-    """(periods, throttled) of our control group; of the first version of groups where there is no second."""
-    folder = ""
-    old = ""
-    for line in _text(sources.proc / "self" / "cgroup").splitlines():
-        number, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if number == "0" and not controllers:
-            folder = path
-        if "cpu" in controllers.split(","):
-            old = path
-    for file in (
-        sources.cgroup / folder.lstrip("/") / "cpu.stat",
-        sources.cgroup / "cpu.stat",
-        sources.cgroup / "cpu" / old.lstrip("/") / "cpu.stat",
-    ):
+    """(periods, throttled) of our control group."""
+    own = next((line for line in _text(sources.proc / "self" / "cgroup").splitlines() if line.startswith("0::")), "")
+    for file in (sources.cgroup / own[3:].lstrip("/") / "cpu.stat", sources.cgroup / "cpu.stat"):
         quota = dict(line.split(maxsplit=1) for line in _text(file).splitlines() if len(line.split()) == 2)
         if quota.get("nr_periods", "").isdigit() and quota.get("nr_throttled", "").isdigit():
             return int(quota["nr_periods"]), int(quota["nr_throttled"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median_high
 from typing import Protocol
 
 from perfscope.model.documents.ab import AbPlan, AbState, Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
@@ -49,11 +50,11 @@ def seconds_left(state: AbState, phase: Phase, pair: int) -> tuple[float, float]
     By the median launch so far. A confirmation takes as many pairs as were measured, which may be all.
     """
     plan = state.plan
-    plain = _median(
-        [launch.seconds for launch in state.launches if launch.problem is None and launch.phase != "profile"]
+    ended = [launch for launch in state.launches if launch.problem is None]
+    plain = median_high([launch.seconds for launch in ended if launch.phase != "profile"] or [0.0])
+    profiled = median_high(
+        [launch.seconds for launch in ended if launch.phase == "profile"] or [UNSEEN_PROFILE * plain]
     )
-    seen = [launch.seconds for launch in state.launches if launch.problem is None and launch.phase == "profile"]
-    profiled = _median(seen) if seen else UNSEEN_PROFILE * plain
     profiling = plan.profile - (pair if phase == "profile" else 0)
     left = 0
     maybe = 0
@@ -73,11 +74,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2] if ordered else 0.0
 
 
 MOST_FAILURES = 3

@@ -112,16 +112,7 @@ def _is_there(*parts: str) -> bool:
 
 def private_apis() -> dict[str, bool]:
     """What we use beyond the public interface, by purpose, and whether this jax has it."""
-    return {
-        "trace as bytes (ProfilerSession)": has_session(),
-        "calls of jitted functions (post hook)": has_post_hook(),
-        "calls that miss the fast path": miss_path() is not None,
-        "reason of each retrace (explain_cache_misses)": _explain_flag() is not None,
-        "donated buffers that are not usable (mlir.warnings)": find("jax._src.interpreters.mlir", "warnings")
-        is not None,
-        "modules as they are compiled (hlo_module_transformation)": _transformation("register") is not None,
-        "arrays (ArrayImpl)": array_class() is not None,
-    }
+    return {purpose: missing(places) is None for purpose, places in PRIVATE.items()}
 
 
 def backends() -> tuple[str, ...]:

@@ -94,9 +94,9 @@ def _export(folder: Path, nsys: str, *, steps_chosen: bool) -> str | None:
 
 def _report(folder: Path, nsys: str) -> Path | None:
     """The report; one that ``nsys`` could not make of its stream, by its importer where that lies elsewhere."""
-    for suffix in (".nsys-rep", ".qdrep"):
-        if (folder / f"{REPORT}{suffix}").is_file():
-            return folder / f"{REPORT}{suffix}"
+    report = folder / f"{REPORT}.nsys-rep"
+    if report.is_file():
+        return report
     stream = folder / f"{REPORT}.qdstrm"
     if not stream.is_file():
         return None
@@ -104,7 +104,6 @@ def _report(folder: Path, nsys: str) -> Path | None:
     for place in (home.parent, Path("/usr/lib/nsight-systems")):
         importer = place / "host-linux-x64" / "QdstrmImporter"
         if importer.is_file():
-            report = folder / f"{REPORT}.nsys-rep"
             subprocess.run(
                 [str(importer), "-i", str(stream), "-o", str(report)],
                 capture_output=True,
@@ -364,9 +363,7 @@ class NsysRun:
         except (OSError, sqlite3.Error) as error:
             reason = f"what nsys left cannot be exported: {error}"
         _tell(self._directory, self._artifact(), reason, self._task)
-        reports = [
-            file for file in self._folder.glob(f"{REPORT}.*") if file.suffix in (".nsys-rep", ".qdrep", ".qdstrm")
-        ]
+        reports = [file for file in self._folder.glob(f"{REPORT}.*") if file.suffix in (".nsys-rep", ".qdstrm")]
         for report in reports:
             report.chmod(0o600)
         return tuple(KEPT_NOTE.format(report=file.relative_to(self._directory).as_posix()) for file in reports)

@@ -16,6 +16,7 @@ from perfscope.model.documents.compile_manifest import PROGRAMS
 from perfscope.model.documents.compile_request import Request, parse_checkpoint
 from perfscope.model.errors import DataError
 from perfscope.model.files import write_atomically
+from perfscope.model.units import format_bytes
 from perfscope.profiler.ahead.common import scrub
 from perfscope.profiler.ahead.common.build_key import compiler_kind
 from perfscope.profiler.ahead.jax import plugin_devices
@@ -45,7 +46,8 @@ def compile_all(request: Request, send: EventWriter) -> None:
     devices = _devices(request, plugin)
     notes = [] if plugin.note is None else [plugin.note]
     send("loaded", versions={**_versions(), **plugin.versions}, notes=notes)
-    pattern = scrub.source_pattern(here, [*sys.path, _script_folder(request)])
+    script_folder = "" if request.module else str(Path(request.arguments[0]).resolve().parent)
+    pattern = scrub.source_pattern(here, [*sys.path, script_folder])
     plugin_devices.strip_source_paths(pattern)
     compat.exclude_own_frames()
     if request.exported is not None:
@@ -65,7 +67,9 @@ def compile_all(request: Request, send: EventWriter) -> None:
     shorter = re.compile(pattern)
     send(
         "seen",
-        programs=[_program_event(program, shorter) for program in programs],
+        programs=[
+            {"name": program.name, "place": _place(program, shorter), "calls": program.calls} for program in programs
+        ],
         notes=[*seen.notes, *eager_operation_notes(seen.operations)],
         stopped=seen.stopped,
         failure=None if seen.failure is None else _failure_event(seen.failure),
@@ -151,14 +155,6 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "jax": jax, "jaxlib": jaxlib}
 
 
-def _script_folder(request: Request) -> str:
-    return "" if request.module else str(Path(request.arguments[0]).resolve().parent)
-
-
-def _program_event(program: Any, shorter: re.Pattern[str]) -> dict[str, Any]:
-    return {"name": program.name, "place": _place(program, shorter), "calls": program.calls}
-
-
 def _place(program: Any, shorter: re.Pattern[str]) -> dict[str, Any] | None:
     """File and line of the function, the file as it stands in the program."""
     line = program.place
@@ -189,33 +185,18 @@ def eager_operation_notes(operations: Sequence[Any]) -> list[str]:
     calls, moved = sum(operation.calls for operation in operations), sum(operation.bytes for operation in operations)
     if not calls:
         return []
-    lines = [
-        f"{operation.calls:,}{_place_text(operation)} ({_operation_names(operation)}; {_format_size(operation.bytes)})"
-        for operation in operations[:MAX_EAGER_LINES]
-    ]
+    lines = []
+    for operation in operations[:MAX_EAGER_LINES]:
+        line = "" if operation.place is None else f" at {operation.place}"
+        more = " ..." if len(operation.names) > MAX_OPERATION_NAMES else ""
+        names = ", ".join(operation.names[:MAX_OPERATION_NAMES])
+        lines.append(f"{operation.calls:,}{line} ({names}{more}; {format_bytes(operation.bytes)})")
     left = len(operations) - len(lines)
     more = f" and at {left:,} more line{'s' if left > 1 else ''}" if left > 0 else ""
     return [
         f"ran op by op: {calls:,} operations outside of jit, not compiled here; each is a launch of its own, they read "
-        f"and write {_format_size(moved)} at least: {', '.join(lines)}{more}"
+        f"and write {format_bytes(moved)} at least: {', '.join(lines)}{more}"
     ]
-
-
-def _place_text(operation: Any) -> str:
-    return "" if operation.place is None else f" at {operation.place}"
-
-
-def _operation_names(operation: Any) -> str:
-    return ", ".join(operation.names[:MAX_OPERATION_NAMES]) + (
-        " ..." if len(operation.names) > MAX_OPERATION_NAMES else ""
-    )
-
-
-def _format_size(number: int) -> str:
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if number >> shift:
-            return f"{number / (1 << shift):.1f} {unit}"
-    return f"{number} B"
 
 
 def _failure_event(failure: Any) -> dict[str, Any]:

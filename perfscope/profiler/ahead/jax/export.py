@@ -8,29 +8,28 @@ compiled, also a local one.
 from __future__ import annotations
 
 import functools
+import gzip
 import inspect
 import io
 import json
+import lzma
 import re
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model.documents.compile_request import CheckpointRequest
+from perfscope.model.documents.program_files import HEAD_BYTES, MAX_BYTES, program_file
 from perfscope.model.errors import DataError, UsageError
 from perfscope.profiler.ahead.common import scrub
+from perfscope.profiler.ahead.jax import plugin_devices
 
 if TYPE_CHECKING:
     from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints
-import gzip
-import lzma
-import zlib
-
-from perfscope.model.documents.program_files import HEAD_BYTES, MAX_BYTES, program_file
-from perfscope.profiler.ahead.jax import plugin_devices
 
 MAGIC = b"perfscope.exported/1\n"
 
@@ -84,12 +83,10 @@ def is_ours(path: Path) -> bool:
 
 def load(path: Path, devices: Sequence[Any]) -> Any:
     """The program in such a file as the child compiles it."""
-    from perfscope.profiler.ahead.jax.plugin_devices import ExportedProgram
-
     data = path.read_bytes()
     head, _, code = data[len(MAGIC) :].partition(b"\n")
     header = json.loads(head)
-    return ExportedProgram(code, header["function"], header["place"], devices)
+    return plugin_devices.ExportedProgram(code, header["function"], header["place"], devices)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, list[str]]:

@@ -242,20 +242,8 @@ def required_version(package: str, other: str) -> str | None:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    """Whether a version is what ``==X``, ``==X.*`` or bounds ask for; what cannot be read is let through."""
-    for clause in wanted.split(","):
-        match = re.fullmatch(r"(==|>=|<=|<|>)([0-9.]+?)(\.\*)?", clause)
-        if match is None:
-            continue
-        sign, numbers, open_end = match[1], _numbers(match[2]), match[3] is not None
-        mine = _numbers(version)
-        if sign == "==" and (mine[: len(numbers)] != numbers if open_end else mine != numbers):
-            return False
-        if (sign == ">=" and mine < numbers) or (sign == ">" and mine <= numbers):
-            return False
-        if (sign == "<=" and mine > numbers) or (sign == "<" and mine >= numbers):
-            return False
-    return True
+    """Whether a version is what ``==X`` or ``==X.*`` asks for; other requirements are left to pip."""
+    return not wanted.startswith("==") or f"{version}.".startswith(wanted[2:].rstrip("*").rstrip(".") + ".")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

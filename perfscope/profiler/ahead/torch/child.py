@@ -105,9 +105,11 @@ class _Planning:
         from perfscope.profiler.ahead.torch.cuda import FakeCuda
 
         target = self._request.target
+        node = self._device.get("node")
+        most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
         return FakeCuda(
             name=f"{target.vendor} {target.device}",
-            count=self._local_devices() if target.count > 1 else 1,
+            count=min(target.count, most or target.count),
             memory_bytes=int(target.memory_bytes or self._device.get("memory_bytes") or 0),
             cores=int(self._device.get("cores") or 0),
             capability=capability,
@@ -213,12 +215,6 @@ class _Planning:
         self.processes.called(number)
         if self.steps.counting:
             self.calls[number] += 1
-
-    def _local_devices(self) -> int:
-        """Devices of one machine of the target."""
-        node = self._device.get("node")
-        most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
-        return min(self._request.target.count, most or self._request.target.count)
 
     def _failure_text(self, error: BaseException) -> str:
         """The program's own exception in a line, with its innermost line of the user's."""

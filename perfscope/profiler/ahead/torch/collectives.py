@@ -296,7 +296,7 @@ def graph_collectives(
                         collectives[number] = replace(collectives[number], until=StepPosition(ops=kernels))
             elif is_collective(node):
                 for origin in _origins(node):
-                    if origin not in made and _packet(origin) in KINDS:
+                    if origin not in made and str(origin.target._schema.name).partition("::")[2] in KINDS:
                         made[origin] = len(collectives)
                         collectives.append(
                             _planned_collective(origin, scheduled.backward, groups, place_of, StepPosition(ops=kernels))
@@ -338,10 +338,6 @@ def _origins(node: Any) -> list[Any]:
         (origin for origin in node.node.get_origins() if getattr(origin.target, "namespace", "") in NAMESPACES),
         key=lambda origin: str(origin.name),
     )
-
-
-def _packet(origin: Any) -> str:
-    return str(origin.target._schema.name).partition("::")[2]
 
 
 def _waited_for(origin: Any) -> Any:

@@ -98,18 +98,15 @@ class InductorPlanner:
     def install(self) -> None:
         """Change inductor in this process; ``DataError`` in one line where this torch's is not one that is known."""
         try:
-            self._install()
+            compat.configure_inductor()
+            compat.treat_cpu_as_device(self._properties)
+            hook_scheduler(self._refused, lambda _: None)
+            compat.hook_inductor(self._look, self._defined, self._compile)
         except (ImportError, AttributeError, TypeError) as error:
             raise DataError(
                 f"torch {torch.__version__}: inductor cannot plan here: a private part has changed "
                 f"({type(error).__name__}: {error}); torch 2.13 with triton 3.7 is known to work"
             ) from error
-
-    def _install(self) -> None:
-        compat.configure_inductor()
-        compat.treat_cpu_as_device(self._properties)
-        hook_scheduler(self._refused, lambda _: None)
-        compat.hook_inductor(self._look, self._defined, self._compile)
 
     def backend(self, module: Any, inputs: Any) -> Any:
         """A backend of torch.compile that plans."""
@@ -200,11 +197,12 @@ def _saved_bytes(module: Any) -> int:
         if index not in seen and isinstance(node, torch.fx.Node) and node.op != "placeholder"
     }
     values = [node.meta.get("val") for node in kept]
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor) and not _symbolic(value))
-
-
-def _symbolic(value: Any) -> bool:
-    return any(isinstance(number, torch.SymInt) for number in (*value.shape, *value.stride()))
+    return sum(
+        value.nbytes
+        for value in values
+        if isinstance(value, torch.Tensor)
+        and not any(isinstance(number, torch.SymInt) for number in (*value.shape, *value.stride()))
+    )
 
 
 # What dynamo says while it looks at frames: whose they are, where graphs break, why a frame is compiled again.

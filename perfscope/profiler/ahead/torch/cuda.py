@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,7 +117,7 @@ class FakeCuda:
             "get_rng_state": lambda *_: torch.get_rng_state(),
             "set_rng_state": _nothing,
             "get_rng_state_all": list,
-            "device": _NullContext,
+            "device": nullcontext,
             "synchronize": CLOCK.synchronize,
             **CLOCK.answers(),
         }
@@ -134,7 +134,7 @@ class FakeCuda:
             "current_device_idx": _zero,
             "set_device_index": _nothing,
             "set_device_idx": _nothing,
-            "device_index": _NullContext,
+            "device_index": nullcontext,
             "memory_stats": lambda *_: {},
             "get_memory_info": lambda *_: (self.memory_bytes, self.memory_bytes),
             "current_stream": lambda *_: CLOCK.current,
@@ -231,19 +231,6 @@ class _Generator(torch.Generator):  # type: ignore[misc]
     def __new__(cls, device: Any = "cpu") -> Any:
         """Make it."""
         return super().__new__(cls, "cpu")
-
-
-class _NullContext:
-    """Stands for ``torch.cuda.device``."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 def _load_data_in_process() -> None:

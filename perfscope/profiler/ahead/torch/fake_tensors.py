@@ -175,37 +175,33 @@ class FakeWorld:
 
     def _sized(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Results whose size depends on data, at a size that is made up."""
-        packet, first = str(func).rpartition(".")[0], args[0]
-        if packet == "aten.nonzero":
+        name, first, dtype = str(func).rpartition(".")[0].removeprefix("aten."), args[0], torch.int64
+        elements = first.numel()
+        if name == "nonzero":
             count = _count(first)
-            self.note("nonzero", f"{count:,} of {first.numel():,} elements")
-            with mode:
-                return torch.empty((count, first.dim()), dtype=torch.int64, device=first.device)
-        if packet == "aten.masked_select":
-            count = _count(args[1]) * max(1, first.numel() // max(1, args[1].numel()))
-            self.note("masked_select", f"{count:,} of {first.numel():,} elements")
-            with mode:
-                return torch.empty((count,), dtype=first.dtype, device=first.device)
-        if packet in ("aten._unique", "aten._unique2", "aten.unique_consecutive"):
-            self.note("unique", f"all {first.numel():,} elements differ")
-            with mode:
-                values = torch.empty((first.numel(),), dtype=first.dtype, device=first.device)
-                return (
-                    values,
-                    torch.empty_like(first, dtype=torch.int64),
-                    torch.empty_like(values, dtype=torch.int64),
-                )[: len(func._schema.returns)]
-        if packet == "aten.repeat_interleave":
-            self.note("repeat_interleave", f"each of {first.numel():,} once")
-            with mode:
-                return torch.empty((first.numel(),), dtype=torch.int64, device=first.device)
-        if packet == "aten.bincount":
+            shape, answer = (count, first.dim()), f"{count:,} of {elements:,} elements"
+        elif name == "masked_select":
+            count = _count(args[1]) * max(1, elements // max(1, args[1].numel()))
+            shape, dtype, answer = (count,), first.dtype, f"{count:,} of {elements:,} elements"
+        elif name in ("_unique", "_unique2", "unique_consecutive"):
+            name, shape, dtype, answer = "unique", (elements,), first.dtype, f"all {elements:,} elements differ"
+        elif name == "repeat_interleave":
+            shape, answer = (elements,), f"each of {elements:,} once"
+        elif name == "bincount":
             named = dict(zip(("self", "weights", "minlength"), args, strict=False), **kwargs)
             count = max(1, int(named.get("minlength") or 0))
-            self.note("bincount", f"{count:,} bins")
-            with mode:
-                return torch.empty((count,), dtype=torch.int64, device=first.device)
-        raise RuntimeError(f"{packet} is not covered by a plan: the size of its result is data, and there is none")
+            shape, answer = (count,), f"{count:,} bins"
+        else:
+            raise RuntimeError(
+                f"aten.{name} is not covered by a plan: the size of its result is data, and there is none"
+            )
+        self.note(name, answer)
+        with mode:
+            values = torch.empty(shape, dtype=dtype, device=first.device)
+            if name != "unique":
+                return values
+            places = torch.empty_like(first, dtype=torch.int64), torch.empty_like(values, dtype=torch.int64)
+            return (values, *places)[: len(func._schema.returns)]
 
     def note(self, what: str, answer: str) -> None:
         """Count a read that was answered so, at the user's line."""

@@ -45,7 +45,7 @@ def refusals_of(scheduled: ScheduledGraph, chosen: Sequence[Any]) -> tuple[tuple
         if pair_apart["reason"].startswith(NO_SHARED_DATA) and not pair_apart["shared_bytes"]:
             continue
         pair = (min(first, second), max(first, second))
-        reason = _without_names(pair_apart["reason"])
+        reason = re.sub(r" at 0x[0-9a-f]+", "", pair_apart["reason"])  # addresses differ from build to build
         before = refusals.get((*pair, reason))
         refusals[*pair, reason] = PlannedRefusal(
             first=pair[0],
@@ -74,11 +74,6 @@ def _needed_elsewhere(first: Any, second: Any) -> bool:
         if users - inside:
             return True
     return False
-
-
-def _without_names(reason: str) -> str:
-    """Addresses of objects that some reasons print would differ from build to build."""
-    return re.sub(r" at 0x[0-9a-f]+", "", reason)
 
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_scaled_grouped_mm", "mv", "addmv")

@@ -109,8 +109,19 @@ class MemoryLedger:
         """(sum, first summand) of gradients that the engine would add up in place if nobody looked."""
 
     def install(self) -> None:
-        """Count sizes of storages that change in place from now on, beside the ops that are `seen`."""
-        self._follow_sizes()
+        """Count storages that are emptied and filled again in place from now on, beside the ops that are `seen`.
+
+        ``fully_shard`` does so with what it gathers.
+        """
+        kind: Any = torch.UntypedStorage
+        original, ledger = kind.resize_, self
+
+        def resize(storage: Any, size: Any) -> Any:
+            result = original(storage, size)
+            ledger.resized(storage)
+            return result
+
+        kind.resize_ = resize
 
     def start(self) -> None:
         """A step begins."""
@@ -125,18 +136,6 @@ class MemoryLedger:
         self._name(optimizers)
         blocks, self._held = self._held, []
         return blocks, events
-
-    def _follow_sizes(self) -> None:
-        """Storages that are emptied and filled again in place (``fully_shard`` does so with what it gathers)."""
-        kind: Any = torch.UntypedStorage
-        original, ledger = kind.resize_, self
-
-        def resize(storage: Any, size: Any) -> Any:
-            result = original(storage, size)
-            ledger.resized(storage)
-            return result
-
-        kind.resize_ = resize
 
     def resized(self, storage: Any) -> None:
         """A storage has another size than before: what it was is freed, what it is now begins here."""
@@ -174,7 +173,9 @@ class MemoryLedger:
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An op was run."""
         sources, results = _dense_tensors_in((args, kwargs)), _dense_tensors_in(result)
-        names_cuda = any(map(_is_device, (*args, *kwargs.values())))
+        names_cuda = any(
+            isinstance(value, torch.device) and value.type == "cuda" for value in (*args, *kwargs.values())
+        )
         self.names_device = self.names_device or names_cuda
         known = [block for tensor in sources if (block := self.block_of(tensor)) is not None]
         for block in known:
@@ -298,7 +299,8 @@ class MemoryLedger:
         elif len(created) or any(tensor.requires_grad for tensor in sources):
             phase = "forward"
         else:
-            phase = "forward" if self._phase == "forward" and _in_module(site) else "other"
+            in_module = bool(site.function and site.function.endswith(("forward", "__call__")))
+            phase = "forward" if self._phase == "forward" and in_module else "other"
         for sequence in created:
             self._lines[sequence] = here
         if phase == "backward" and self._phase != "backward":
@@ -344,14 +346,6 @@ def _dense_tensors_in(tree: Any) -> list[Any]:
     if all(tensor.layout is torch.strided for tensor in tensors):
         return tensors
     return [part for tensor in tensors for part in dense_parts(tensor)]
-
-
-def _in_module(site: Any) -> bool:
-    return bool(site.function and site.function.endswith(("forward", "__call__")))
-
-
-def _is_device(thing: Any) -> bool:
-    return isinstance(thing, torch.device) and thing.type == "cuda"
 
 
 # The memory of the eager and of the planned step of a program, from its first op on.

@@ -44,7 +44,6 @@ PORT = "29500"
 SINGLE_PROCESS_REFUSAL = (
     "torch.nn.DataParallel drives several devices from one process, which is not covered: use DistributedDataParallel"
 )
-RPC = "torch.distributed.rpc is not covered by a plan: it needs other processes that answer"
 PIPELINE = (
     "torch.distributed.pipelining is not covered by a plan: what a stage gets and when follows from the other stages"
 )
@@ -105,10 +104,14 @@ class FakeProcessGroup:
             "is_nccl_available": lambda: True,
             "is_torchelastic_launched": lambda: self._count > 1,
             "monitored_barrier": lambda *_, **__: None,
-            "all_gather_object": self._all_gather_object,
+            "all_gather_object": self._objects("all_gather_object", lambda into, own, *_, **__: _fill(into, own)),
             "broadcast_object_list": self._objects("broadcast_object_list", lambda *_, **__: None),
-            "gather_object": self._gather_object,
-            "scatter_object_list": self._scatter_object_list,
+            "gather_object": self._objects(
+                "gather_object", lambda own, object_gather_list=None, *_, **__: _fill(object_gather_list, own)
+            ),
+            "scatter_object_list": self._objects(
+                "scatter_object_list", lambda into, given=None, *_, **__: _fill(into, given[0] if given else None)
+            ),
         }.items():
             for module in modules[:2]:
                 setattr(module, name, answer)
@@ -119,9 +122,6 @@ class FakeProcessGroup:
         _real_meshes(device_mesh)
         spawning: Any = torch.multiprocessing
         spawning.spawn = self._spawn
-        if "torch.distributed.rpc" in sys.modules:
-            remote: Any = sys.modules["torch.distributed.rpc"]
-            remote.init_rpc = _refuse_call(RPC)
 
     def _init_process_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -163,25 +163,18 @@ class FakeProcessGroup:
 
         return answered
 
-    def _all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        self._objects("all_gather_object", lambda: None)()
-        object_list[:] = [obj] * len(object_list)
-
-    def _gather_object(self, obj: Any, object_gather_list: Any = None, *_: Any, **__: Any) -> None:
-        self._objects("gather_object", lambda: None)()
-        if object_gather_list is not None:
-            object_gather_list[:] = [obj] * len(object_gather_list)
-
-    def _scatter_object_list(self, output: list[Any], given: Any = None, *_: Any, **__: Any) -> None:
-        self._objects("scatter_object_list", lambda: None)()
-        output[0] = given[0] if given else None
-
     def _spawn(
         self, fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = ""
     ) -> None:
         """The first of the processes that a program would start is this one."""
         self.notes[f"torch.multiprocessing.spawn of {nprocs} processes: the first of them is planned"] = None
         fn(0, *args)
+
+
+def _fill(objects: list[Any] | None, value: Any) -> None:
+    """What every process gives, where each gives what the first does."""
+    if objects is not None:
+        objects[:] = [value] * len(objects)
 
 
 def _any_backend(original: Callable[..., Any]) -> Callable[..., Any]:

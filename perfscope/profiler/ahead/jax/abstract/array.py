@@ -52,75 +52,61 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
         return tuple(self.aval.shape)
 
     @property
     def dtype(self) -> Any:
-        """Its dtype."""
         return self.aval.dtype
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
         return len(self.aval.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
         return int(np.prod(self.aval.shape, dtype=np.int64))
 
     @property
     def weak_type(self) -> bool:
-        """Whether it takes the dtype of what it meets."""
         return bool(getattr(self.aval, "weak_type", False))
 
     @property
     def sharding(self) -> Any:
-        """Where it lies."""
         return self._sharding
 
     @property
     def format(self) -> Any:
-        """Layout and sharding; the layout is the compiler's."""
         from jax.experimental.layout import Format
 
         return Format(None, self._sharding)
 
     @property
     def committed(self) -> bool:
-        """Whether the program said where it lies."""
         return self._committed
 
     @property
     def device(self) -> Any:
-        """Its device, or its sharding over several."""
         devices = self._sharding.device_set
         return next(iter(devices)) if len(devices) == 1 else self._sharding
 
     def devices(self) -> set[Any]:
-        """Where it lies."""
         return set(self._sharding.device_set)
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all of it lies at this process."""
         return bool(self._sharding.is_fully_addressable)
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether every device has all of it."""
         return bool(self._sharding.is_fully_replicated)
 
     @property
     def addressable_shards(self) -> list[Any]:
-        """The parts that lie at this process."""
         here = self._sharding.addressable_devices
         return [shard for shard in self.global_shards if shard.device in here]
 
     @property
     def global_shards(self) -> list[Any]:
-        """All parts."""
         aval = self.aval.update(shape=self._sharding.shard_shape(self.shape))
         return [
             compat.Shard(
@@ -131,36 +117,29 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         ]  # fmt: skip
 
     def addressable_data(self, index: int) -> Any:
-        """One of the parts that lie here."""
         return self.addressable_shards[index].data
 
     def on_device_size_in_bytes(self) -> int:
-        """Its bytes."""
         return int(self.nbytes)
 
     # what waits or ends -------------------------------------------------------------------------------------
 
     def block_until_ready(self) -> AbstractArray:
-        """Itself: nothing runs."""
         return self
 
     def copy_to_host_async(self) -> None:
         """Nothing: nothing runs."""
 
     def is_ready(self) -> bool:
-        """True: nothing runs."""
         return True
 
     def delete(self) -> None:
-        """Say that it is gone."""
         self._deleted = True
 
     def is_deleted(self) -> bool:
-        """Whether it was deleted or donated."""
         return self._deleted
 
     def unsafe_buffer_pointer(self) -> int:
-        """There is none."""
         return 0
 
     # what the host reads ------------------------------------------------------------------------------------
@@ -205,15 +184,12 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         return operator.index(self.value("int").item())
 
     def item(self, *positions: int) -> Any:
-        """One element as a Python number."""
         return self.value("item").item(*positions)
 
     def tolist(self) -> Any:
-        """As Python numbers."""
         return self.value("tolist").tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
-        """As bytes."""
         return self.value("tobytes").tobytes(order)
 
     def __format__(self, spec: str) -> str:
@@ -335,8 +311,6 @@ def is_placeholder(value: Any) -> bool:
 
 def placeholder(aval: Any) -> Any:
     """A placeholder for a small unknown value: zeros on the CPU; ``None`` for keys and tokens."""
-    import jax
-
     if not is_small(aval):
         return None
     try:
@@ -400,8 +374,6 @@ def known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
 
 
 def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
-    import jax
-
     if any(isinstance(one, AbstractArray) and one._known is None for one in closed.consts):
         return None
     known, _, unknown, _ = compat.partial_eval_jaxpr_nounits(closed, [not one for one in knows], instantiate=False)

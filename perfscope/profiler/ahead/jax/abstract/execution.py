@@ -81,17 +81,14 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
 
     @property
     def in_tree(self) -> Any:
-        """How the arguments are nested."""
         return self._traced._in_tree
 
     @property
     def out_info(self) -> Any:
-        """Shapes and dtypes of the results."""
         return self._traced.out_info
 
     @property
     def in_avals(self) -> Any:
-        """Abstract values of the arguments."""
         return tree_util.tree_unflatten(self.in_tree, self._traced.jaxpr.in_avals)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -104,35 +101,29 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
 
     @property
     def input_shardings(self) -> Any:
-        """Where the arguments lie."""
         consts, _, types = compat.traced_call(self._traced)
         return tree_util.tree_unflatten(self.in_tree, [type_.sharding for type_ in types[len(consts) :]])
 
     @property
     def output_shardings(self) -> Any:
-        """Where the results lie."""
         _, params, types = compat.traced_call(self._traced)
         return tree_util.tree_unflatten(self.out_tree, result_placement(params, types).shardings)
 
     def cost_analysis(self) -> Any:
-        """Zeros."""
         self._asked("cost_analysis")
         return defaultdict(float, {"flops": 0.0, "bytes accessed": 0.0, "transcendentals": 0.0})
 
     def memory_analysis(self) -> Any:
-        """Zeros."""
         self._asked("memory_analysis")
         names = ("generated_code", "argument", "output", "alias", "temp")
         sizes = {f"{where}{name}_size_in_bytes": 0 for name in names for where in ("", "host_")}
         return SimpleNamespace(**sizes, peak_memory_in_bytes=0)
 
     def as_text(self) -> str:
-        """Nothing."""
         self._asked("as_text")
         return ""
 
     def runtime_executable(self) -> None:
-        """None: nothing was compiled."""
         self._asked("runtime_executable")
 
 

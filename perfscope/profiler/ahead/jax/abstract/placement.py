@@ -287,23 +287,18 @@ class Backend:
         self.platform = str(devices[0].platform)
 
     def devices(self) -> list[Any]:
-        """All devices."""
         return list(self._devices)
 
     def local_devices(self) -> list[Any]:
-        """Those of the first process."""
         return [device for device in self._devices if device.process_index == 0]
 
     def device_count(self) -> int:
-        """How many there are."""
         return len(self._devices)
 
     def local_device_count(self) -> int:
-        """How many the first process has."""
         return len(self.local_devices())
 
     def process_index(self) -> int:
-        """The first process."""
         return 0
 
     @property

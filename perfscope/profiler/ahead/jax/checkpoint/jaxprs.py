@@ -153,7 +153,7 @@ def _common_scopes(stacks: Sequence[Any]) -> int:
 # Branches of `cond` are not looked into.
 
 
-_RULED = {"custom_vjp_call": "custom_vjp", "custom_jvp_call": "custom_jvp"}
+_RULED = ("custom_vjp_call", "custom_jvp_call")
 _SKIPPED = ("pallas_call", "checkpoint", "remat2", "remat")
 """A kernel has nothing that XLA keeps; a checkpoint that is differentiated already was looked at before it was."""
 
@@ -186,13 +186,7 @@ def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
     """The jaxprs of an equation in which no checkpoint does anything, and why, as the report of a site says it."""
     if open_jaxpr(eqn) is not None or eqn.primitive.name in _SKIPPED:
         return (), ""
-    jaxprs = tuple(compat.jaxprs_in_params(eqn.params))
-    name = eqn.primitive.name
-    if name in _RULED:
-        return jaxprs, f"in a function with a derivative rule of its own ({_RULED[name]}), which keeps what it says"
-    if name == "while":
-        return jaxprs, "in a while_loop, which has no backward"
-    return jaxprs, f"in an operation that is not looked into ({name})"
+    return tuple(compat.jaxprs_in_params(eqn.params)), f"no checkpoint reaches into {eqn.primitive.name}"
 
 
 def custom_rule(eqn: Any) -> tuple[Any, ...]:

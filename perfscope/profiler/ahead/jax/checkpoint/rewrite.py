@@ -280,11 +280,8 @@ class Checkpoints:
         )
 
 
-class _Nameless:
-    """No policy: the names are not there."""
-
-
-_NAMELESS = _Nameless()
+_NAMELESS = object()
+"""No policy: the names are not there."""
 
 
 @contextlib.contextmanager

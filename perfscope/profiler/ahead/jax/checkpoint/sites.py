@@ -79,49 +79,40 @@ def sites_of(jaxpr: Any) -> list[Site]:
 
 
 def _site(visited: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> Site:
-    eqn, outer = visited.eqn, visited.loops[:1]
-    repeated = alike[_likeness(outer[0] if outer else eqn)] > 1
-    in_repeated = any(alike[_likeness(each)] > 1 for each in visited.checkpoints) and not outer
-    why = visited.shut
-    if is_loop(eqn):
-        if why:
-            pass
-        elif outer:
-            why = f"a loop within the loop at {user_line_of(outer[0])}"
-        elif repeated or id(eqn) in within_calls:
-            why = "it runs several times alike: a loop within layers"
-        elif visited.checkpoints and id(eqn) not in bodies:
-            why = "a loop within what is checkpointed already"
-        elif not _carries_gradient(eqn):
-            why = "its turns hand no array to each other"
-        elif not may_be_checkpointed(eqn.params["jaxpr"].effects):
-            why = "it calls into Python, which jax.checkpoint refuses"
-        return Site(
-            kind="scan",
-            eqn=eqn,
-            count=eqn.params["length"],
-            at=user_line_of(eqn),
-            written=_written(eqn.params["jaxpr"]),
-            depth=len(visited.loops),
-            layer=not why,
-            why=why,
-            fixed=bool(visited.shut),
-        )
-    if why:
-        pass
-    elif len(visited.loops) > 1:
-        why = f"within a loop of the loop at {user_line_of(outer[0])}"
-    elif outer and repeated:
-        why = "in a loop that runs several times alike: a loop within layers"
-    elif outer and not _carries_gradient(outer[0]):
-        why = "in a loop whose turns hand no array to each other"
-    elif in_repeated:
-        why = "within another checkpoint"
+    eqn, loop = visited.eqn, is_loop(visited.eqn)
+    why = visited.shut or _why_no_layer(visited, alike, bodies, within_calls)
     return Site(
-        kind="checkpoint", eqn=eqn, count=1, at=user_line_of(eqn, *reversed(visited.loops)),
-        written=_written(eqn.params["jaxpr"]), depth=len(visited.loops), layer=not why, why=why,
+        kind="scan" if loop else "checkpoint",
+        eqn=eqn,
+        count=eqn.params["length"] if loop else 1,
+        at=user_line_of(eqn) if loop else user_line_of(eqn, *reversed(visited.loops)),
+        written=_written(eqn.params["jaxpr"]),
+        depth=len(visited.loops),
+        layer=not why,
+        why=why,
         fixed=bool(visited.shut),
-    )  # fmt: skip
+    )
+
+
+def _why_no_layer(visited: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> str:
+    """Why a loop or a checkpoint is no layer; empty where it is one."""
+    eqn, loops, loop = visited.eqn, visited.loops, is_loop(visited.eqn)
+    around = loops[0] if loops else eqn
+    if len(loops) > (0 if loop else 1):
+        return f"within the loop at {user_line_of(around)}"
+    if alike[_likeness(around)] > 1 and (loop or loops):
+        return "it runs several times alike: a loop within layers"
+    if loop and id(eqn) in within_calls:
+        return "it runs several times alike: a loop within layers"
+    if loop and visited.checkpoints and id(eqn) not in bodies:
+        return "within another checkpoint"
+    if not loop and not loops and any(alike[_likeness(each)] > 1 for each in visited.checkpoints):
+        return "within another checkpoint"
+    if (loop or loops) and not _carries_gradient(around):
+        return "the turns of its loop hand no array to each other"
+    if loop and not may_be_checkpointed(eqn.params["jaxpr"].effects):
+        return "it calls into Python, which jax.checkpoint refuses"
+    return ""
 
 
 def _walk(jaxpr: Any, loops: tuple[Any, ...], checkpoints: tuple[Any, ...], shut: str) -> Iterator[_Visited]:
