@@ -177,6 +177,7 @@ class FakeWorld:
         """Results whose size depends on data, at a size that is made up."""
         name, first, dtype = str(func).rpartition(".")[0].removeprefix("aten."), args[0], torch.int64
         elements = first.numel()
+        shape: tuple[int, ...]
         if name == "nonzero":
             count = _count(first)
             shape, answer = (count, first.dim()), f"{count:,} of {elements:,} elements"
