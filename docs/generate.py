@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.query import QUERIES
+from perfscope.analyzers.query.frames import DERIVED
 from perfscope.analyzers.registry import RULES
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
@@ -207,6 +209,30 @@ def example_page() -> str:
     return f"{GENERATED}\n\n{EXAMPLE}\n{compared.markdown()}"
 
 
+def query_page() -> str:
+    """What ``perfscope query`` reads and the queries that are ready."""
+    parts = [
+        GENERATED,
+        "# Queries in SQL",
+        "`perfscope query PATH SQL` answers SQL (duckdb, extra `sql`) over the tables of a run, a trace file or a "
+        "folder of traces, as text, `--format csv` or `--format json`. It reads nothing else: no file, no network. "
+        "In Python: `perfscope.analyzers.query.Database(traces).query(sql)` gives a pandas frame.",
+        "```console\n$ perfscope query latest kernels\n"
+        '$ perfscope query latest "select name, count(*) from kernels group by name"\n```',
+        "The declared tables are [those of a trace](model.md). Each begins with `source` (number of the trace), `rank` "
+        "and `row`, the number that columns of other tables refer to: "
+        "`kernels k join slices s on s.source = k.source and s.row = k.op`. Times are integer nanoseconds. "
+        "Kinds are words (`host_to_device`).",
+    ]
+    for name, table in sorted(DERIVED.items()):
+        rows = "\n".join(f"| `{column}` | {meaning} |" for column, meaning in table.columns)
+        parts += [f"## {name}", table.doc, f"| column | meaning |\n| --- | --- |\n{rows}"]
+    parts.append("## Queries that are ready")
+    for name, query in QUERIES.items():
+        parts += [f"### {name}", f"{query.doc}.", f"```sql\n{inspect.cleandoc(query.sql)}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
 def pages() -> dict[str, str]:
     """Every generated page: path below docs/ -> content."""
     rules = []
@@ -220,6 +246,7 @@ def pages() -> dict[str, str]:
         **written,
         "rules/README.md": rule_list(rules),
         "model.md": model_page(),
+        "query.md": query_page(),
         "example-regression.md": example_page(),
         "compare-schema.json": json.dumps(comparison.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",

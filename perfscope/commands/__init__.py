@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "explain": "perfscope.commands.explain:explain",
     "export": "perfscope.commands.export:export",
     "history": "perfscope.commands.history:history",
+    "query": "perfscope.commands.query:query",
     "report": "perfscope.commands.report:report",
     "rules": "perfscope.commands.rules:rules",
     "run": "perfscope.commands.run:run",
@@ -28,7 +29,7 @@ COMMANDS: dict[str, str] = {
 
 TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
-    "Analyze": ("analyze", "serve", "rules", "explain"),
+    "Analyze": ("analyze", "query", "serve", "rules", "explain"),
     "Compare": ("compare", "history", "baseline", "store"),
     "Compile for a machine that is not here": ("compile", "setup", "advise"),
     "Share": ("report", "comment", "export"),

@@ -1,0 +1,52 @@
+"""A database in memory that reads the tables of traces, and nothing else: no file, no network, no extension."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from perfscope.analyzers.query.frames import DERIVED, frame_of
+from perfscope.model.errors import NotStartedError, UsageError
+from perfscope.model.trace import TABLES, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WORD = re.compile(r"[a-z_]+")
+MOST_ERROR = 400
+"""Characters kept of what the database says of a wrong query."""
+
+
+def table_names() -> tuple[str, ...]:
+    """Everything that a query can read from, sorted."""
+    return tuple(sorted({*TABLES, *DERIVED}))
+
+
+class Database:
+    """Answers SQL over some traces. Tables are made when a query first names them."""
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        """``NotStartedError`` where duckdb is not installed."""
+        try:
+            import duckdb
+        except ImportError as error:
+            raise NotStartedError("query needs duckdb: pip install 'perfscope[sql]'") from error
+        self._traces = tuple(traces)
+        self._error: type[Exception] = duckdb.Error
+        self._connection: Any = duckdb.connect(":memory:", config={"enable_external_access": False})
+        self._connection.execute("set lock_configuration = true")
+        self._made: set[str] = set()
+
+    def query(self, sql: str) -> pd.DataFrame:
+        """The answer; ``UsageError`` with the database's own first line if it is wrong."""
+        for name in table_names():
+            if name in set(_WORD.findall(sql.lower())) and name not in self._made:
+                self._connection.register(name, frame_of(name, self._traces))
+                self._made.add(name)
+        try:
+            answer: pd.DataFrame = self._connection.execute(sql).df()
+        except self._error as error:
+            said = " ".join(str(error).split())[:MOST_ERROR]
+            raise UsageError(f"query: {said} (tables: {', '.join(table_names())})") from error
+        return answer

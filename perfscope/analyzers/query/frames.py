@@ -1,0 +1,314 @@
+"""What a query can read: the declared tables, and analyses as tables. Each is made when a query names it.
+
+Every table begins with ``source`` (number of the trace, from 0) and ``rank``; a declared table goes on with ``row``,
+the number that columns of other tables refer to (``kernels.op`` is a ``row`` of ``slices``). Kinds are words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfscope.analyzers.critical_path import NodeKind, critical_path
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.ops import short_kernel_name
+from perfscope.analyzers.ranks import rank_sets
+from perfscope.analyzers.time import call_site, step_accounts
+from perfscope.model.trace import MISSING, TABLES, CallKind, CopyKind, HostMemory, SliceKind, Trace
+from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_KINDS = {
+    kind.__name__: kind for kind in (CallKind, CopyKind, HeldState, HostMemory, MemoryAction, MemoryCategory, SliceKind)
+}
+"""Units of columns that hold a kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A table that is not declared: what it holds, its columns with their meaning, and how its rows are made."""
+
+    doc: str
+    columns: tuple[tuple[str, str], ...]
+    rows: Callable[[Sequence[Trace]], list[tuple[Any, ...]]]
+
+
+def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
+    """A table by its name; ``KeyError`` if there is none of that name."""
+    import pandas as pd
+
+    if name in DERIVED:
+        table = DERIVED[name]
+        return pd.DataFrame(table.rows(traces), columns=[column for column, _ in table.columns])
+    declared = TABLES[name]
+    frames = []
+    for source, trace in enumerate(traces):
+        frame = trace.frame(declared.name)
+        if "rank" not in frame.columns:
+            frame.insert(0, "rank", None)
+        frame.insert(0, "source", source)
+        frame.insert(2, "row", np.arange(len(frame)))
+        texts = [column.name for column in declared.columns if column.text]
+        for column in declared.columns:
+            if column.unit in _KINDS:
+                frame[column.name] = frame[column.name].map(
+                    {int(kind): kind.name.lower() for kind in _KINDS[column.unit]}
+                )
+        frames.append(frame.astype(dict.fromkeys(texts, "object")))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _accounts(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    rows = []
+    for source, trace in enumerate(traces):
+        for account in trace.fact(step_accounts):
+            for cause, values in account.causes_ns.items():
+                numbers: Sequence[int | None] = account.numbers or (None,)
+                for number, value in zip(numbers, values, strict=True):
+                    device = None if account.ordinal == MISSING else account.ordinal
+                    rows.append((source, account.rank, device, account.name, number, cause, value))
+    return rows
+
+
+def _path(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    rows = []
+    for source, trace in enumerate(traces):
+        path = trace.fact(critical_path)
+        if path is None:
+            continue
+        graph, numbers = path.graph, path.graph.windows.numbers
+        for start, end, window, node, gap in zip(
+            path.starts.tolist(),
+            path.ends.tolist(),
+            path.window.tolist(),
+            path.node.tolist(),
+            path.gap.tolist(),
+            strict=True,
+        ):
+            kind, row = NodeKind(int(graph.kind[node])), int(graph.row[node])
+            table = "slices" if graph.on_host[node] else "copies" if kind == NodeKind.COPY else "kernels"
+            name = None if row == MISSING else trace.text(int(trace.rows[table]["name"][row]))
+            step = numbers[window] if numbers else None
+            what = kind.name.lower() if gap == MISSING else f"before {kind.name.lower()}"
+            rows.append(
+                (source, trace.source.rank, step, start, end, end - start, what, name, None if row == MISSING else row)
+            )
+    return rows
+
+
+def _findings(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            rule,
+            finding.title,
+            finding.severity,
+            finding.basis,
+            finding.cost_ns,
+            finding.cost_ns_per_step,
+            finding.cost_bytes,
+            finding.where.file,
+            finding.where.line,
+            finding.where.op,
+            finding.where.module,
+        )
+        for rule, finding in analyze(list(traces)).findings()
+    ]
+
+
+def _launches(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for source, trace in enumerate(traces):
+        calls, slices = trace.rows["calls"], trace.rows["slices"]
+        for table in ("kernels", "copies"):
+            work = trace.rows[table]
+            for row in np.flatnonzero(work["call"] != MISSING).tolist():
+                call, op = int(work["call"][row]), int(work["op"][row])
+                rows.append(
+                    (
+                        source,
+                        trace.source.rank,
+                        table,
+                        row,
+                        trace.text(int(work["name"][row])),
+                        None if op == MISSING else trace.text(int(slices["name"][op])),
+                        int(work["device"][row]),
+                        int(work["stream"][row]),
+                        int(calls["start_ns"][call]),
+                        int(calls["end_ns"][call] - calls["start_ns"][call]),
+                        int(work["start_ns"][row] - calls["start_ns"][call]),
+                        int(work["end_ns"][row] - work["start_ns"][row]),
+                    )
+                )
+    return rows
+
+
+def _ops(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    """Ops that launched device work, with the place in the code."""
+    rows: list[tuple[Any, ...]] = []
+    for source, trace in enumerate(traces):
+        slices = trace.rows["slices"]
+        time: dict[int, list[int]] = {}
+        for table in ("kernels", "copies"):
+            work = trace.rows[table]
+            for op, length in zip(work["op"].tolist(), (work["end_ns"] - work["start_ns"]).tolist(), strict=True):
+                if op != MISSING:
+                    entry = time.setdefault(op, [0, 0])
+                    entry[0] += length
+                    entry[1] += 1
+        for op, (length, count) in sorted(time.items()):
+            site = call_site(trace, op)
+            rows.append(
+                (
+                    source,
+                    trace.source.rank,
+                    op,
+                    trace.text(int(slices["name"][op])),
+                    int(slices["start_ns"][op]),
+                    int(slices["end_ns"][op] - slices["start_ns"][op]),
+                    length,
+                    count,
+                    trace.text(int(slices["shapes"][op])) or None,
+                    site.module,
+                    site.file,
+                    site.line,
+                )
+            )
+    return rows
+
+
+def _kernel_names(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    codes = {trace.text(int(code)) for trace in traces for code in np.unique(trace.rows["kernels"]["name"])}
+    return [(name, short_kernel_name(name)) for name in sorted(codes)]
+
+
+def _matched(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    rows = []
+    for job, ranks in enumerate(rank_sets(traces)):
+        for collective in ranks.matching.matched:
+            for rank, side in sorted(collective.sides.items()):
+                rows.append(
+                    (
+                        job,
+                        collective.operation,
+                        list(collective.group),
+                        collective.index,
+                        rank,
+                        side.start_ns - ranks.clocks.offset_ns.get(rank, 0),
+                        side.duration_ns,
+                        collective.core_ns,
+                        collective.wait_ns(rank),
+                        collective.last,
+                        collective.message_bytes,
+                    )
+                )
+    return rows
+
+
+_WHOSE = (("source", "number of the trace"), ("rank", "rank, where known"))
+
+DERIVED: dict[str, Derived] = {
+    "accounts": Derived(
+        "Where each step went, by device and cause: one row a cause. The causes of a step sum to it exactly.",
+        (
+            *_WHOSE,
+            ("device", "number of the device; missing: the host"),
+            ("name", "its name"),
+            ("step", "number of the step; missing: the whole capture"),
+            ("cause", "compute, exposed_communication, exposed_copy, or why it was idle"),
+            ("time_ns", "ns"),
+        ),
+        _accounts,
+    ),
+    "collective_sides": Derived(
+        "Collectives that several ranks show, matched: one row a rank. Times are on the lowest rank's clock.",
+        (
+            ("job", "number of the job"),
+            ("operation", "such as all_reduce"),
+            ("members", "ranks of the group"),
+            ("number", "number in its group"),
+            ("rank", "rank"),
+            ("start_ns", "begin, ns"),
+            ("duration_ns", "ns"),
+            ("core_ns", "the shortest duration of a rank, ns: the transfer"),
+            ("wait_ns", "what the rank waited for the last one, ns"),
+            ("last_rank", "the rank that came last"),
+            ("message_bytes", "B, where known"),
+        ),
+        _matched,
+    ),
+    "critical_path": Derived(
+        "The chain that bounds each step: one row a piece, without a hole. `before kernel`: time until it could begin.",
+        (
+            *_WHOSE,
+            ("step", "number of the step; missing: the whole capture"),
+            ("start_ns", "ns"),
+            ("end_ns", "ns"),
+            ("duration_ns", "ns"),
+            ("what", "host, return (of a wait), kernel, communication, copy, or before one of them"),
+            ("name", "of the span, kernel or copy"),
+            ("row", "row of slices, kernels or copies"),
+        ),
+        _path,
+    ),
+    "findings": Derived(
+        "What the rules found, the costliest first.",
+        (
+            ("rule", "id"),
+            ("title", "one line"),
+            ("severity", "low, medium, high"),
+            ("basis", "measured, modelled, structural"),
+            ("cost_ns", "over the whole trace, ns"),
+            ("cost_ns_per_step", "ns"),
+            ("cost_bytes", "B"),
+            ("file", "of the program"),
+            ("line", "in it"),
+            ("op", "op"),
+            ("module", "module"),
+        ),
+        _findings,
+    ),
+    "kernel_names": Derived(
+        "The short form of each kernel name.", (("name", "as recorded"), ("short", "as reports show it")), _kernel_names
+    ),
+    "launches": Derived(
+        "Device work with the call that launched it: one row a kernel or copy.",
+        (
+            *_WHOSE,
+            ("work", "kernels or copies"),
+            ("row", "row of that table"),
+            ("name", "of the kernel or copy"),
+            ("op", "op that launched it"),
+            ("device", "row of devices"),
+            ("stream", "stream"),
+            ("launch_ns", "when the call began, ns"),
+            ("call_ns", "how long the call took, ns"),
+            ("delay_ns", "from the begin of the call to the begin of the work, ns"),
+            ("duration_ns", "of the work, ns"),
+        ),
+        _launches,
+    ),
+    "ops": Derived(
+        "Ops that launched device work: one row a call, with its place in the code.",
+        (
+            *_WHOSE,
+            ("row", "row of slices"),
+            ("name", "of the op"),
+            ("start_ns", "ns"),
+            ("host_ns", "time of the op on the host, ns"),
+            ("device_ns", "summed time of the work that it launched itself, ns"),
+            ("works", "kernels and copies"),
+            ("shapes", "input shapes, where recorded"),
+            ("module", "module, where known"),
+            ("file", "of the program, where known"),
+            ("line", "in it"),
+        ),
+        _ops,
+    ),
+}
+"""By name; together with ``TABLES`` what a query can read."""

@@ -1,0 +1,100 @@
+"""``perfscope query``: SQL over a run or traces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfscope.commands.completion import complete_runs
+from perfscope.commands.options import show, verbose_option
+from perfscope.model.errors import DONE, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = ("text", "csv", "json")
+
+
+@click.command()
+@click.argument("path", required=False, shell_complete=complete_runs)
+@click.argument("sql", required=False)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the answer.")
+@click.option("--limit", type=click.IntRange(min=0), default=40, show_default=True, help="Rows shown as text; 0: all.")
+@click.option("--tables", is_flag=True, help="List the tables with their columns.")
+@verbose_option
+def query(path: str | None, sql: str | None, form: str, limit: int, tables: bool, verbose: bool) -> int:
+    """Answer SQL over the tables of a run, a trace file or a folder of traces.
+
+    SQL is a query of your own, or the name of one that is ready: `perfscope query latest kernels`. Without SQL the
+    ready ones are listed. Nothing but the traces can be read. The tables are documented in docs/query.md.
+    """
+    from perfscope.analyzers.query import QUERIES, Database
+    from perfscope.analyzers.readers.load import load_paths
+
+    if tables:
+        _show_tables()
+    elif path is None or sql is None:
+        _show_queries()
+    else:
+        if " " not in sql.strip() and sql not in QUERIES:
+            raise UsageError(f"query: no query is called {sql}; there are {', '.join(QUERIES)}")
+        text = QUERIES[sql].sql if sql in QUERIES else sql
+        _print(Database(load_paths([path]).traces).query(text), form, limit)
+    return DONE
+
+
+def _print(answer: pd.DataFrame, form: str, limit: int) -> None:
+    if form == "csv":
+        click.echo(answer.to_csv(index=False), nl=False)
+        return
+    if form == "json":
+        click.echo(answer.to_json(orient="records", date_format="iso", indent=1))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    numbers = [answer[column].dtype.kind in "iuf" for column in answer.columns]
+    for column, number in zip(answer.columns, numbers, strict=True):
+        table.add_column(str(column), justify="right" if number else "left", overflow="ellipsis", no_wrap=number)
+    rows = answer if limit == 0 else answer.head(limit)
+    for values in rows.itertuples(index=False):
+        table.add_row(*(Text(_cell(value)) for value in values))
+    show(table)
+    if len(rows) < len(answer):
+        click.echo(f"{len(answer) - len(rows):,} more rows; --limit 0 shows all")
+
+
+def _cell(value: Any) -> str:
+    import pandas as pd
+
+    from perfscope.model.untrusted_text import sanitize
+
+    if isinstance(value, float) and not pd.isna(value):
+        return f"{value:,.3f}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if not isinstance(value, list) and pd.isna(value) else sanitize(str(value))
+
+
+def _show_queries() -> None:
+    from perfscope.analyzers.query import QUERIES
+
+    click.echo("perfscope query PATH SQL, with SQL of your own or one of these:\n")
+    for name, ready in QUERIES.items():
+        click.echo(f"  {name:<15} {ready.doc}")
+    click.echo("\nperfscope query --tables lists what they read.")
+
+
+def _show_tables() -> None:
+    from perfscope.analyzers.query import table_names
+    from perfscope.analyzers.query.frames import DERIVED
+    from perfscope.model.trace import TABLES
+
+    for name in table_names():
+        if name in DERIVED:
+            columns = [column for column, _ in DERIVED[name].columns]
+        else:
+            columns = ["source", "rank", "row", *(column.name for column in TABLES[name].columns)]
+        click.echo(f"{name}: {', '.join(columns)}")
