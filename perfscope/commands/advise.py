@@ -13,21 +13,18 @@ import click
 from perfscope.commands import advise_compile
 from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
-from perfscope.commands.options import device_named, quiet_option, spare, verbose_option
+from perfscope.commands.options import STDOUT, device_named, quiet_option, screen, spare, verbose_option, write_answers
 from perfscope.model.errors import DONE, DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.checkpointing.step_model import StepModel
-    from perfscope.dashboards.report.sections.advice import PlansReport
     from perfscope.model.trace import Trace
 
 
 MOST_VERIFIED = 9_999
 """Plans that ``--verify`` without a number compiles: all."""
-_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
-_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
 @click.group(cls=VerbGroup)
@@ -76,10 +73,11 @@ def memory(
     """
     from perfscope.analyzers.checkpointing.models import step_models
     from perfscope.analyzers.checkpointing.plans import plan_memory
+    from perfscope.analyzers.devices.target_text import read_bytes_text
     from perfscope.analyzers.readers.load import load_path
-    from perfscope.dashboards.report.sections.advice import plans_report
+    from perfscope.dashboards.report.sections import advice
 
-    allowed = None if budget is None else parse_size(budget)
+    allowed = None if budget is None else read_bytes_text(budget, "--budget")
     name = None if device is None else device_named(device).name
     most = None if verify is None else parse_most(verify)
     if html_file == "-":
@@ -101,10 +99,12 @@ def memory(
     verified = None
     if most is not None:
         verified = advise_compile.verified_plans(trace, model, plans.front, most=most, quiet=quiet)
-    report = plans_report(plans, path, unseen, len(steps.models) - 1, verified)
-    _write(report, json_file, html_file, inputs=[trace.source.path for trace in loaded.traces], quiet=quiet)
-    if json_file != "-":
-        _print(report)
+    report = advice.plans_report(plans, path, unseen, len(steps.models) - 1, verified)
+    spare([trace.source.path for trace in loaded.traces], filter(None, (json_file, html_file)))
+    answers = ((json_file, lambda: advice.render_json(report)), (html_file, lambda: advice.render_html(report)))
+    write_answers(answers, quiet=quiet)
+    if json_file != STDOUT:
+        click.echo(advice.render_text(report, **screen(sys.stdout)), nl=False, color=True)
     return DONE
 
 
@@ -140,40 +140,3 @@ def _compiled_or_estimated(
         return model, trace
     note = advise_compile.exact_note(command, verifiable=trace.source.format == "compiled")
     return replace(model, notes=tuple(note if text == EXACT else text for text in model.notes)), trace
-
-
-def parse_size(text: str) -> int:
-    """``80GiB``, ``80G``, ``80GB`` (decimal), ``1.5 TiB``, ``1073741824`` in bytes; ``UsageError`` else."""
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE | re.ASCII)
-    if match is None:
-        raise UsageError(f"--budget {text[:40]}: not a size; write 80GiB, 512MiB or a number of bytes")
-    number, prefix, suffix = match[1], match[2].lower(), (match[3] or "").lower()
-    factor = _DECIMAL[prefix + "b"] if prefix and suffix == "b" else 1 << _UNITS[prefix]
-    size = round(float(number) * factor)
-    if not 0 < size < 1 << 62:
-        raise UsageError(f"--budget {text[:40]}: not a memory; write 80GiB, 512MiB or a number of bytes")
-    return size
-
-
-def _write(
-    report: PlansReport, json_file: str | None, html_file: str | None, *, inputs: Sequence[str], quiet: bool
-) -> None:
-    from perfscope.dashboards.report import write
-    from perfscope.dashboards.report.sections import advice
-    from perfscope.model.untrusted_text import sanitize
-
-    spare(inputs, [file for file in (json_file, html_file) if file is not None and file != "-"])
-    for file, render_text in ((json_file, advice.render_json), (html_file, advice.render_html)):
-        if file == "-":
-            click.echo(render_text(report), nl=False)
-        elif file is not None:
-            write(file, render_text(report))
-            if not quiet:
-                click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
-
-
-def _print(report: PlansReport) -> None:
-    from perfscope.commands.options import color_wanted, width_of
-    from perfscope.dashboards.report.sections.advice import render_text
-
-    click.echo(render_text(report, width=width_of(sys.stdout), color=color_wanted(sys.stdout)), nl=False, color=True)

@@ -7,12 +7,12 @@ compiled in parallel. What was compiled lies in the run's folder, and is not com
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfscope.commands.options import tell
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -260,19 +260,12 @@ def _with_policies(
         folder = root / outcome.folder if outcome.state == "compiled" else None
         reason = "" if folder is not None else outcome.reason or "interrupted"
         result[left[number]] = PolicyProgram(folder=folder, reason=reason)
-        _tell(f"--checkpoint {left[number]}: {reason or 'compiled'}", quiet=quiet)
+        tell(f"--checkpoint {left[number]}: {reason or 'compiled'}", quiet=quiet)
 
     if jobs:
-        _tell(f"compiling {run.program.name} with --checkpoint {', '.join(left)}", quiet=quiet)
+        tell(f"compiling {run.program.name} with --checkpoint {', '.join(left)}", quiet=quiet)
         run_jobs(jobs, finished)
     return {word: result.get(word, PolicyProgram(folder=None, reason="interrupted")) for word in words}
-
-
-def _tell(text: str, *, quiet: bool) -> None:
-    from perfscope.model.untrusted_text import sanitize
-
-    if not quiet:
-        print(f"perfscope: {sanitize(text, 200)}", file=sys.stderr)
 
 
 def _request(run: _CompiledRun, word: PolicyName) -> Request:

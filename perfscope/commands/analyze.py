@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perfscope.commands.completion import complete_rules, complete_runs
-from perfscope.commands.options import checkout_folder, device_named, quiet_option, spare, verbose_option
+from perfscope.commands.options import (
+    checkout_folder,
+    device_named,
+    quiet_option,
+    screen,
+    spare,
+    tell,
+    verbose_option,
+    write_answers,
+)
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
 from perfscope.model.finding import SEVERITIES
 
@@ -100,6 +110,7 @@ def analyze(
     from perfscope.analyzers.devices.topology import read_topology
     from perfscope.analyzers.judge import judge_paths
     from perfscope.analyzers.registry import load_rule
+    from perfscope.dashboards.report import render
 
     configuration = find_configuration()
     device = configuration.device if device is None else device
@@ -119,10 +130,13 @@ def analyze(
     _spare_inputs(judged.loaded, outputs)
     if not quiet:
         _tell(judged.loaded.skipped)
-    if targets:
-        _write(analysis, targets, _options(verbose, budget), quiet=quiet)
-    else:
-        _print(analysis, form or "text", _options(verbose, budget))
+    options = _options(verbose, budget)
+    answers = [(file, partial(render, analysis, form, **options.get(form, {}))) for form, file in targets]
+    write_answers(answers, quiet=quiet)
+    if not targets:
+        form = form or "text"
+        sized = {**screen(sys.stdout), "links": sys.stdout.isatty()} if form == "text" else {}
+        click.echo(render(analysis, form, **sized, **options.get(form, {})), nl=False, color=True)
     return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
 
 
@@ -161,11 +175,11 @@ def _tell(skipped: Sequence[Skipped]) -> None:
     others = [skipped for skipped in skipped if not skipped.broken]
     for item in skipped:
         if item.broken:
-            click.echo(f"perfscope: {sanitize(item.path)}: not read: {sanitize(item.reason)}", err=True)
+            tell(f"{sanitize(item.path)}: not read: {sanitize(item.reason)}")
     if others:
         named = ", ".join(sanitize(other.path) for other in others[:MOST_NAMED])
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        click.echo(f"perfscope: skipped {len(others)} that are no traces: {named}{more}", err=True)
+        tell(f"skipped {len(others)} that are no traces: {named}{more}")
 
 
 def _options(verbose: bool, budget: int | None) -> dict[str, dict[str, Any]]:
@@ -175,25 +189,3 @@ def _options(verbose: bool, budget: int | None) -> dict[str, dict[str, Any]]:
         "github": {"repository": checkout_folder()},
         "llm": {} if budget is None else {"budget": budget},
     }
-
-
-def _write(
-    analysis: Analysis, targets: Sequence[tuple[str, str]], options: dict[str, dict[str, Any]], *, quiet: bool
-) -> None:
-    from perfscope.dashboards.report import render, write
-    from perfscope.model.untrusted_text import sanitize
-
-    for form, output in targets:
-        write(output, render(analysis, form, **options.get(form, {})))
-        if not quiet:
-            click.echo(f"perfscope: wrote {sanitize(output)}", err=True)
-
-
-def _print(analysis: Analysis, form: str, options: dict[str, dict[str, Any]]) -> None:
-    from perfscope.commands.options import color_wanted, width_of
-    from perfscope.dashboards.report import render
-
-    screen: dict[str, Any] = {}
-    if form == "text":
-        screen = {"width": width_of(sys.stdout), "color": color_wanted(sys.stdout), "links": sys.stdout.isatty()}
-    click.echo(render(analysis, form, **screen, **options.get(form, {})), nl=False, color=True)

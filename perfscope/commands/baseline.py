@@ -11,7 +11,7 @@ import click
 
 from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
-from perfscope.commands.options import opened, record, store_option, verbose_option
+from perfscope.commands.options import opened, record, screen, store_option, tell, verbose_option
 from perfscope.model.errors import DataError, UsageError
 
 MOST_MIB = 64
@@ -78,7 +78,7 @@ def set_(
     size = "its numbers" if packed is None else f"{packed.bytes / (1 << 20):.2f} MiB of {packed.files} files"
     click.echo(f"baseline {name}: {made.id}{of}; {size} kept in {run_store.shown}")
     if not made.finished:
-        click.echo(f"perfscope: {made.id} did not finish, or its program failed: compare with care", err=True)
+        tell(f"{made.id} did not finish, or its program failed: compare with care")
     if let_go:
         click.echo(f"let go: {', '.join(let_go)} (--keep {keep})")
 
@@ -111,15 +111,12 @@ def list_(name: str | None, as_json: bool, store: str | None, verbose: bool) -> 
     elif not baselines:
         click.echo(f"no baselines in {run_store.shown}; `perfscope baseline set NAME RUN` keeps one")
     else:
-        from perfscope.commands.options import color_wanted, width_of
         from perfscope.dashboards.report.history import baselines_section
         from perfscope.dashboards.report.renderers.text import printed, section_text
 
         section = baselines_section(baselines)
-        width, color = width_of(sys.stdout), color_wanted(sys.stdout)
-        click.echo(
-            printed(lambda columns: section_text(section, columns, verbose=True), width=width, color=color), nl=False
-        )
+        text = printed(lambda columns: section_text(section, columns, verbose=True), **screen(sys.stdout))
+        click.echo(text, nl=False)
 
 
 @baseline.command("rm")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from perfscope.commands.options import quiet_option, verbose_option
+from perfscope.commands.options import quiet_option, tell, verbose_option
 from perfscope.model.errors import DONE, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -86,14 +86,12 @@ def comment(
         _github(asked, unless_fork=unless_fork) if asked.host == "github" else _gitlab(asked, unless_fork=unless_fork)
     )
     if isinstance(results, str):
-        click.echo(f"perfscope: not posted: {results}", err=True)
+        tell(f"not posted: {results}")
         return DONE
     code_host, change = results
     posted = post(code_host, change, key, body)
     if posted.twins:
-        click.echo(
-            f"perfscope: {posted.twins + 1} comments have the key {key}; the oldest is kept up to date", err=True
-        )
+        tell(f"{posted.twins + 1} comments have the key {key}; the oldest is kept up to date")
     if not quiet:
         click.echo(f"{posted.done}  {_named(asked.host, change)}  {posted.place}".rstrip())
     return DONE

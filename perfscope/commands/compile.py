@@ -11,7 +11,7 @@ import click
 
 from perfscope.commands.analyze import fail_on_option, gate
 from perfscope.commands.completion import complete_targets
-from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
+from perfscope.commands.options import output_folder_option, quiet_option, screen, verbose_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.commands.setup import kind_of, need_compilers, set_up, set_up_for
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
@@ -124,12 +124,12 @@ def compile_(
     Options before the program are perfscope's, everything behind it is the program's. It runs without data and without
     devices, far enough to see what it compiles.
     """
-    from perfscope.analyzers.devices.target_text import parse_target
+    from perfscope.analyzers.devices.target_text import parse_target, read_bytes_text
 
     words, kind = context.meta[TARGET]
     if not words or kind == "command":
         raise UsageError("nothing to compile: give script.py or -m module")
-    most = None if host_memory is None else _bytes(host_memory)
+    most = None if host_memory is None else read_bytes_text(host_memory, "--host-memory")
     if sweeps or fit is not None:
         from perfscope.commands.compile_sweep import SweepAsked, compile_sweep
 
@@ -158,7 +158,10 @@ def compile_(
     if file is not None:
         if checkpoint is not None or functions or until_exit or len(words) > 1:
             raise UsageError(f"{words[0]}: a file with one program takes no arguments, --checkpoint or --function")
-        request = _request_of_file(file, words[0], resolved, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx)
+        request = request_of(
+            words, module=False, framework=file, target=resolved, exported=True, seconds=limit, memory_bytes=most,
+            keep_ptx=keep_ptx,
+        )  # fmt: skip
         if setup:
             set_up_for(request, quiet=quiet)
         need_compilers([request])
@@ -179,7 +182,7 @@ def compile_(
     return worst
 
 
-def _program_file(words: tuple[str, ...], *, module: bool) -> str | None:
+def _program_file(words: tuple[str, ...], *, module: bool) -> Framework | None:
     """``jax`` or ``torch`` for a file with a program before optimization, None for Python.
 
     ``UsageError`` for a program that is compiled already.
@@ -203,27 +206,6 @@ def _program_file(words: tuple[str, ...], *, module: bool) -> str | None:
     return "jax"
 
 
-def _request_of_file(
-    framework: str, word: str, target: Target, *, seconds: float, memory_bytes: int | None, keep_ptx: bool
-) -> Request:
-    """What `compile_program` is asked for a file with one program."""
-    from perfscope.analyzers.devices.target_request import target_request
-    from perfscope.model.documents.compile_request import Limits, Request
-    from perfscope.profiler.ahead.common.compile import default_memory_limit
-
-    file = str(Path(word).resolve())
-    torch = framework == "torch"
-    return Request(
-        framework="torch" if torch else "jax",
-        arguments=("perfscope.profiler.ahead.torch.exported_program", file) if torch else (word,),
-        module=torch,
-        target=target_request(target, configured=not torch),
-        limits=Limits(seconds=seconds, memory_bytes=memory_bytes or default_memory_limit()),
-        exported=file,
-        keep_ptx=keep_ptx,
-    )
-
-
 def request_of(
     words: tuple[str, ...],
     *,
@@ -236,18 +218,26 @@ def request_of(
     seconds: float = DEFAULT_LIMIT_S,
     memory_bytes: int | None = None,
     keep_ptx: bool = False,
+    exported: bool = False,
 ) -> Request:
-    """What `compile_program` is asked, with the target as plain data. ``UsageError``: no such policy."""
+    """What `compile_program` is asked, with the target as plain data. ``UsageError``: no such policy.
+
+    ``exported``: the one word is a file with a program before optimization.
+    """
     from perfscope.analyzers.devices.target_request import target_request
     from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
     from perfscope.profiler.ahead.common.compile import default_memory_limit
 
     if checkpoint is not None and framework != "jax":
         raise UsageError("--checkpoint is for JAX; for PyTorch perfscope advise memory has the code")
+    file = str(Path(words[0]).resolve()) if exported else None
+    if file is not None and framework == "torch":
+        words, module = ("perfscope.profiler.ahead.torch.exported_program", file), True
     return Request(
         framework=framework,
         arguments=words,
         module=module,
+        exported=file,
         target=target_request(target, configured=framework == "jax"),
         limits=Limits(seconds=seconds, memory_bytes=memory_bytes or default_memory_limit()),
         functions=functions,
@@ -310,17 +300,10 @@ def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Fr
     return results
 
 
-def _bytes(text: str) -> int:
-    from perfscope.analyzers.devices.target_text import read_bytes_text
-
-    return read_bytes_text(text, "--host-memory")
-
-
 def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: bool, verbose: bool) -> int:
     """Analyze the folder, write its reports into it, print the page."""
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.commands.options import color_wanted, width_of
     from perfscope.dashboards.report import render, write
     from perfscope.dashboards.report.compiled_text import compiled_page
     from perfscope.model.documents import compile_manifest
@@ -334,7 +317,7 @@ def _judge(folder: Path, json_file: str | None, fail_on: str | None, *, quiet: b
     if not quiet:
         page = compiled_page(
             compile_manifest.load(folder), judged.loaded.traces[0], judged.analysis, str(folder),
-            width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose,
+            **screen(sys.stdout), verbose=verbose,
         )  # fmt: skip
         click.echo(page, nl=False, color=True)
     return GATE_NOT_MET if gate(judged.analysis, fail_on or configuration.fail_on) else DONE

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from perfscope.commands.options import STDOUT, screen, tell, write_answers
 from perfscope.commands.setup import need_compilers
 from perfscope.model.errors import DATA_UNREADABLE, DONE
 
@@ -177,7 +178,6 @@ class _Sweep:
 
     def end(self) -> None:
         """Write all faces, and print the table."""
-        from perfscope.commands.options import color_wanted, width_of
         from perfscope.dashboards.report import write
         from perfscope.dashboards.report.sections import sweep as sweep_formats
         from perfscope.model.documents.sweep import dump
@@ -186,16 +186,11 @@ class _Sweep:
         document = self._write()
         page = sweep_formats.render_html(document)
         write(self.folder / "sweep.html", page)
-        for file, text in ((self.asked.json_file, dump(document).decode()), (self.asked.html_file, page)):
-            if file == "-":
-                click.echo(text, nl=False)
-            elif file is not None:
-                write(file, text)
-                if not self.asked.quiet:
-                    click.echo(f"perfscope: wrote {sanitize(file)}", err=True)
-        if not self.asked.quiet and self.asked.json_file != "-":
-            color = color_wanted(sys.stdout)
-            text = sweep_formats.render_text(document, width=width_of(sys.stdout), color=color)
+        asked = self.asked
+        answers = ((asked.json_file, lambda: dump(document).decode()), (asked.html_file, lambda: page))
+        write_answers(answers, quiet=asked.quiet)
+        if not asked.quiet and asked.json_file != STDOUT:
+            text = sweep_formats.render_text(document, **screen(sys.stdout))
             click.echo(text, nl=False, color=True)
             click.echo(f"\n  {sanitize(str(self.folder))}: sweep.html has the picture, {VARIANTS}/ the programs")
 
@@ -218,11 +213,10 @@ class _Sweep:
             )  # fmt: skip
         self._write()
         point = self.points[number]
-        if point is not None and not self.asked.quiet:
+        if point is not None:
             done = sum(point is not None for point in self.points)
             of = f"{done} of {len(self.points)}" if self.searched is None else f"{done}"
-            what = _said(point)
-            click.echo(f"perfscope: {of}: {sanitize(point.words())}: {sanitize(what, 200)}", err=True)
+            tell(f"{of}: {sanitize(point.words())}: {sanitize(_said(point), 200)}", quiet=self.asked.quiet)
 
     def _judge(self, number: int, folder: Path, *, outcome: Outcome | None = None, reused: bool = False) -> None:
         from perfscope.analyzers.sweep.evaluate import evaluate_variant

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import quiet_option, spare, verbose_option
+from perfscope.commands.options import quiet_option, spare, tell, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def export(
     from perfscope.dashboards.export import Subject, module_of
     from perfscope.dashboards.export import export as write
     from perfscope.dashboards.export.clocks import apart
-    from perfscope.model.untrusted_text import sanitize
 
     if align and form not in TIMELINES:
         raise UsageError(f"--align-clocks: --to {form} has no common timeline ({', '.join(TIMELINES)} have)")
@@ -56,10 +55,8 @@ def export(
     subject = _judged(traces) if findings and form in TIMELINES else Subject(traces=tuple(traces))
     subject, remarks = _on_one_clock(subject) if align else (subject, apart(traces) if form in TIMELINES else [])
     remarks = [*remarks, *write(subject, form, target)]
-    if not quiet:
-        for remark in remarks:
-            click.echo(f"perfscope: {sanitize(remark, 1_000)}", err=True)
-        click.echo(f"perfscope: wrote {sanitize(str(target))}", err=True)
+    for line in (*remarks, f"wrote {target}"):
+        tell(line, quiet=quiet)
     return DONE
 
 

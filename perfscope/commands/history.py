@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.options import add_new, opened, quiet_option, store_option, verbose_option
+from perfscope.commands.options import (
+    STDOUT,
+    add_new,
+    opened,
+    quiet_option,
+    screen,
+    store_option,
+    tell,
+    verbose_option,
+    write_answers,
+)
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, UsageError
 
@@ -50,7 +61,6 @@ def history(
     """
     from perfscope.analyzers.compare.statistics.series import history as made
     from perfscope.dashboards.report import history as report
-    from perfscope.dashboards.report import write
     from perfscope.model.commits import ancestry, commits_between, current_commit
 
     if json_file == "-" and html_file == "-":
@@ -65,39 +75,20 @@ def history(
     history = made(runs, metrics=_metrics(metric, runs), order=ancestry(current_commit()))
     if not history.series:
         raise DataError(f"{run_store.shown}: none of {len(runs)} runs finished and has a metric")
-    alone = "-" in (json_file, html_file)
-    for file, text in (
-        (json_file, report.render_json(history) if json_file is not None else ""),
-        (html_file, report.render_html(history, count_between=commits_between) if html_file is not None else ""),
-    ):
-        if file == "-":
-            click.echo(text, nl=False)
-        elif file is not None:
-            write(file, text)
-            if not quiet:
-                click.echo(f"perfscope: wrote {file}", err=True)
-    if not alone:
-        from perfscope.commands.options import color_wanted, width_of
-
-        screen = report.render_text(
-            history,
-            width=width_of(sys.stdout),
-            color=color_wanted(sys.stdout),
-            verbose=verbose,
-            count_between=commits_between,
-        )
-        click.echo(screen, nl=False, color=True)
+    page = partial(report.render_html, history, count_between=commits_between)
+    write_answers([(json_file, lambda: report.render_json(history)), (html_file, page)], quiet=quiet)
+    if STDOUT not in (json_file, html_file):
+        text = report.render_text(history, **screen(sys.stdout), verbose=verbose, count_between=commits_between)
+        click.echo(text, nl=False, color=True)
 
 
 def _take_in(run_store: RunStore, *, quiet: bool) -> None:
     """Runs of this folder that a local store has not; what cannot be read is said and is not in the way."""
     added, trouble = add_new(run_store, Path(RUNS_FOLDER), quiet=quiet)
-    if quiet:
-        return
     if added:
-        click.echo(f"perfscope: took {added} new run{'s' * (added != 1)} into {run_store.shown}", err=True)
+        tell(f"took {added} new run{'s' * (added != 1)} into {run_store.shown}", quiet=quiet)
     for line in trouble:
-        click.echo(f"perfscope: left out: {line}", err=True)
+        tell(f"left out: {line}", quiet=quiet)
 
 
 def _metrics(asked: str | None, runs: Sequence[StoredRun]) -> tuple[str, ...] | None:

@@ -169,6 +169,31 @@ def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int,
     return added, tuple(trouble)
 
 
+# What is said beside the answer, and where answers go.
+
+STDOUT = "-"
+
+
+def tell(line: str, *, quiet: bool = False) -> None:
+    """A line on stderr, fit to be shown; nothing with ``quiet``."""
+    from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
+
+    if not quiet:
+        print(f"perfscope: {sanitize(line, TEXT_LIMIT)}", file=sys.stderr, flush=True)
+
+
+def write_answers(answers: Iterable[tuple[str | None, Callable[[], str]]], *, quiet: bool) -> None:
+    """Write each text to its file; ``-`` is stdout, and what has no file is not made. ``DataError`` as `write`."""
+    from perfscope.dashboards.report import write
+
+    for file, make in answers:
+        if file == STDOUT:
+            click.echo(make(), nl=False)
+        elif file is not None:
+            write(file, make())
+            tell(f"wrote {file}", quiet=quiet)
+
+
 # What the terminal can show: its width, and whether colour is wanted.
 
 
@@ -193,6 +218,11 @@ def width_of(stream: TextIO) -> int:
     if stream.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     return PLAIN_WIDTH
+
+
+def screen(stream: TextIO) -> dict[str, Any]:
+    """Width and colour as the renderers of text take them."""
+    return {"width": width_of(stream), "color": color_wanted(stream)}
 
 
 def show(*parts: RenderableType) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 import click
 
-from perfscope.commands.compare.outputs import STDOUT, rendered, show_screen, tell_github
-from perfscope.commands.options import quiet_option, spare, verbose_option
+from perfscope.commands.compare.outputs import rendered, show_screen, tell_github
+from perfscope.commands.options import STDOUT, quiet_option, spare, verbose_option, write_answers
 from perfscope.model.errors import DONE, UsageError
-
-if TYPE_CHECKING:
-    from perfscope.model.documents.comparison import Document
 
 FORMS = ("text", "markdown", "html", "junit", "github")
 
@@ -32,10 +29,8 @@ def report(
     The file may come from a job that is not trusted: it is read as data, bounded, and everything in it is escaped.
     `--to github` prints annotations and adds to the summary of the job.
     """
-    from perfscope.dashboards.report import write
     from perfscope.dashboards.report.compare.render import render_text
     from perfscope.model.documents import comparison as compare_document
-    from perfscope.model.untrusted_text import sanitize
 
     if key is not None and form != "markdown":
         raise UsageError("--key: only a comment (--to markdown) has one")
@@ -49,20 +44,13 @@ def report(
         return DONE
     if output != STDOUT:
         spare([comparison], [output])
-        if form == "text":
-            write(output, render_text(document, verbose=verbose))
-        else:
-            write(output, _made(document, form, key, link))
-        if not quiet:
-            click.echo(f"perfscope: wrote {sanitize(output)}", err=True)
+    if form == "text" and output == STDOUT:
+        show_screen(document, verbose=verbose)
         return DONE
     if form == "text":
-        show_screen(document, verbose=verbose)
+        make = partial(render_text, document, verbose=verbose)
     else:
-        click.echo(_made(document, form, key, link), nl=False)
+        options = {name: text for name, text in (("key", key), ("url", link)) if text is not None}
+        make = partial(rendered, document, form, **options)
+    write_answers([(output, make)], quiet=quiet)
     return DONE
-
-
-def _made(document: Document, form: str, key: str | None, link: str | None) -> str:
-    options = {name: text for name, text in (("key", key), ("url", link)) if text is not None}
-    return rendered(document, form, **options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.options import output_folder_option, quiet_option, verbose_option
+from perfscope.commands.options import output_folder_option, quiet_option, screen, verbose_option
 from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, CaptureOptions, parse_steps
 from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.profiler.launch.record import WAIT_S
@@ -249,17 +249,13 @@ def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) ->
     if not recorded.run.artifacts(recorded.directory):
         return
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.commands.options import color_wanted, width_of
     from perfscope.dashboards.report import render, write
 
     analysis = judge_paths([recorded.directory], configuration=configuration).analysis
     for form in ("html", "json"):
         write(recorded.directory / f"report.{form}", render(analysis, form))
     if not quiet:
-        sanitize = render(
-            analysis, "text", width=width_of(sys.stderr), color=color_wanted(sys.stderr), links=sys.stderr.isatty()
-        )
-        print(sanitize, file=sys.stderr)
+        print(render(analysis, "text", **screen(sys.stderr), links=sys.stderr.isatty()), file=sys.stderr)
         print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)
         print(f"  look    {_serving(recorded.directory)}", file=sys.stderr)
 

@@ -13,8 +13,6 @@ from perfscope.__main__ import run
 from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.analyzers.readers import load as loading
-from perfscope.commands.advise import parse_size
-from perfscope.model.errors import UsageError
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.checkpointing.steps import layers
@@ -128,25 +126,3 @@ def test_a_trace_without_a_step_is_missing_data(tmp_path: Path, capsys: pytest.C
 def test_the_trace_itself_is_not_written_over(path: Path) -> None:
     assert run(["advise", "memory", str(path), "--html", str(path)]) == 2
     assert path.read_text() == "STEP 6"
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("80GiB", 80 << 30),
-        ("80G", 80 << 30),
-        ("80GB", 80 * 10**9),
-        ("1.5 TiB", 3 << 39),
-        ("512m", 512 << 20),
-        ("1024", 1024),
-        ("7 b", 7),
-    ],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "80 GiB GiB", "9" * 30, "٣GiB", "999999999T"])
-def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_size(text)

@@ -110,7 +110,8 @@ def test_memory_of_ones_own() -> None:
     found = parse_target("h100", memory="40 GiB")
     assert found.memory_bytes == 40 << 30
     assert found.assumptions[-1] == "each device has 40 GiB of memory, as --memory says"
-    assert read_bytes_text("1.5GB", "--memory") == 1_500_000_000
+    for text, size in (("1.5GB", 1_500_000_000), ("80G", 80 << 30), ("512m", 512 << 20), ("1048576", 1 << 20)):
+        assert read_bytes_text(text, "--memory") == size
     for wrong in ("40", "GiB", "-1GiB", "1e9 GiB", "0GiB", "40 giraffes", "9" * 400 + "GiB", "5000TiB", "nan GiB"):
         with pytest.raises(UsageError, match="--memory"):
             read_bytes_text(wrong, "--memory")
@@ -270,7 +271,7 @@ def test_a_slice_and_a_node_larger_than_usual(tmp_path: Path) -> None:
         ('device = "h100"\ncores = -1\nsource = "x"', "cores is no number"),
         ('device = "h100"\nclock_GHz = nan\nsource = "x"', "clock_GHz is no rate"),
         ('device = "h100"\nclock_GHz = true\nsource = "x"', "clock_GHz is no rate"),
-        ('device = "h100"\nl2 = "50"\nsource = "x"', "l2 50: no size"),
+        ('device = "h100"\nl2 = "50"\nsource = "x"', "l2 50: it may be 1 MiB"),
         ('device = "h100"\nmemory = 40', "memory is no text"),
         ('device = "h100"\nslice = "2x4"', "GPUs are told by nodes and devices"),
         ('device = "v5e"\nnodes = 2', "TPUs are told by slice"),

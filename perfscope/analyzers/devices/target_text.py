@@ -52,6 +52,7 @@ from perfscope.analyzers.devices.user_table import UserTable, read_user_table
 from perfscope.model.errors import UsageError
 
 _UNITS = {
+    "": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
     "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
 }  # fmt: skip
@@ -60,7 +61,7 @@ MOST_BYTES = 1 << 50
 
 def read_bytes_text(text: str, option: str) -> int:
     """Bytes of a size. ``option`` stands in front of the error: ``UsageError`` for whatever is no size."""
-    match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,9})?)\s*([a-z]+)\s*", text.lower()) if len(text) < 64 else None
+    match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,9})?)\s*([a-z]*)\s*", text.lower()) if len(text) < 64 else None
     unit = None if match is None else _UNITS.get(match[2])
     if match is None or unit is None:
         raise UsageError(f"{option} {text[:40]}: no size; write it with its unit, e.g. 40GiB")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare.outputs import GATES, Outputs, finish, new_folder, no_word, output_options, tell_user
-from perfscope.commands.options import output_folder_option
+from perfscope.commands.compare.outputs import GATES, Outputs, finish, new_folder, output_options
+from perfscope.commands.options import output_folder_option, tell
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import UsageError
 
@@ -138,13 +139,13 @@ def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs:
         state = ab_state.resume(resume, command=words, kind=kind, build=settings["build"])
     plan = state.plan
     judge = AbJudge(pairs=plan.pairs, least=plan.least, confirm=plan.confirm)
-    tell = no_word if outputs.quiet else tell_user
+    say = partial(tell, quiet=outputs.quiet)
     for remark in repository.remarks():
-        tell(remark)
+        say(remark)
     try:
-        pairs = runner.compare(state, repository, judge, tell=tell)
+        pairs = runner.compare(state, repository, judge, tell=say)
     except KeyboardInterrupt:
-        tell_user(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
+        tell(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
         raise
     return end(judge.result(pairs), pairs, state, outputs)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from perfscope.commands.options import checkout_folder, color_wanted, quiet_option, verbose_option, width_of
+from perfscope.commands.options import STDOUT, checkout_folder, quiet_option, screen, tell, verbose_option
 from perfscope.model.documents.run_folders import STAMP
 from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-STDOUT = "-"
 FORMS = ("json", "markdown", "html", "junit")
 _HELP = {
     "json": "Write the comparison as JSON (- for stdout, alone).",
@@ -148,8 +147,7 @@ def finish(
         write(directory / RESULT_FILE, texts["json"])
     for form, file in outputs.files().items():
         write(file, texts.get(form) or rendered(document, form))
-        if not outputs.quiet:
-            tell_user(f"wrote {file}")
+        tell(f"wrote {file}", quiet=outputs.quiet)
     if outputs.github:
         tell_github(document)
     alone = outputs.on_stdout()
@@ -157,8 +155,8 @@ def finish(
         click.echo(texts.get(alone) or rendered(document, alone), nl=False)
     else:
         show_screen(document, document.failed, verbose=outputs.verbose)
-        if directory is not None and not outputs.quiet:
-            tell_user(f"{kept} kept in {directory}")
+        if directory is not None:
+            tell(f"{kept} kept in {directory}", quiet=outputs.quiet)
     if document.failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if outputs.strict and unsettled else DONE
@@ -174,17 +172,6 @@ def new_folder(root: Path, kind: str) -> Path:
     return path
 
 
-def tell_user(line: str) -> None:
-    """A line on stderr, fit to be shown."""
-    from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
-
-    print(f"perfscope: {sanitize(line, TEXT_LIMIT)}", file=sys.stderr, flush=True)
-
-
-def no_word(line: str) -> None:
-    """Of ``--quiet``: nothing is said."""
-
-
 def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool = False) -> None:
     """Print the comparison for the terminal, and below it on stderr the gates that were not met.
 
@@ -194,8 +181,8 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
     from perfscope.dashboards.report.github import inert
     from perfscope.model.untrusted_text import sanitize
 
-    screen = render_text(document, width=width_of(sys.stdout), color=color_wanted(sys.stdout), verbose=verbose)
-    click.echo(inert(screen), nl=False, color=True)
+    text = render_text(document, **screen(sys.stdout), verbose=verbose)
+    click.echo(inert(text), nl=False, color=True)
     if failed:
         sentence = "".join(f"perfscope: gate not met: {sanitize(line)}\n" for line in failed)
         click.echo(inert(sentence), nl=False, err=True)
@@ -217,4 +204,4 @@ def tell_github(document: Document, *, link: str | None = None) -> None:
     click.echo(github.annotated(document, checkout_folder()), nl=False)
     problem = github.add_to_summary(document, link=link)
     if problem is not None:
-        click.echo(f"perfscope: {problem}", err=True)
+        tell(problem)

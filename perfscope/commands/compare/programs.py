@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,12 @@ from perfscope.commands.compare.outputs import (
     check_gates,
     finish,
     new_folder,
-    no_word,
     output_options,
     own_gates,
-    tell_user,
 )
 from perfscope.commands.compile import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
 from perfscope.commands.completion import complete_targets
-from perfscope.commands.options import output_folder_option
+from perfscope.commands.options import output_folder_option, tell
 from perfscope.commands.run import TARGET
 from perfscope.model.errors import UsageError
 
@@ -113,9 +112,9 @@ def programs(
     machine = parse_target(target, memory)
     repository = checkout()
     commits: dict[Arm, str] = {"base": repository.commit(base), "head": repository.commit(head)}
-    tell = no_word if outputs.quiet else tell_user
+    say = partial(tell, quiet=outputs.quiet)
     for remark in (*repository.remarks(), *refused(commits)):
-        tell(remark)
+        say(remark)
     wanted = Compilation(
         options=_options(target, memory, framework, functions, limit),
         program=("-m", *words) if kind == "module" else words,
@@ -124,7 +123,7 @@ def programs(
         build=build,
     )
     directory = new_folder(output, "programs")
-    folders = compile_both(wanted, repository, commits, directory, tell=tell)
+    folders = compile_both(wanted, repository, commits, directory, tell=say)
     method = {
         "kind": f"compiled once each for {machine.shown}; nothing ran on one",
         "base_ref": base,
