@@ -431,7 +431,7 @@ def test_kernels_are_judged_from_four_pairs_on() -> None:
     found = compare_pairs(*pairs)
     assert (found.kernels[0].name, found.kernels[0].verdict) == ("aten::mm", "regression")
     assert found.kernels[0].q is not None
-    assert found.kernels[0].change == pytest.approx(40_150, abs=100)
+    assert found.kernels[0].change_ns == pytest.approx(40_150, abs=100)
     assert {one.verdict for one in found.kernels[1:]} <= {"inconclusive"}
 
 

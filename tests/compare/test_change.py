@@ -239,7 +239,7 @@ class TestRanks:
         assert found is not None
         assert found.worst is not None
         assert (found.median.rank, found.worst.rank) == (1, 2)
-        assert [one.delta_ns for one in found.ranks] == [0, 10_000, 50_000]
+        assert [one.head_ns - one.base_ns for one in found.ranks] == [0, 10_000, 50_000]
 
     def test_ranks_that_do_not_match_are_said(self) -> None:
         found = time_change([host_rank(0, 1.0)], [host_rank(rank, 1.0) for rank in range(2)])

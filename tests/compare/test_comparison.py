@@ -10,10 +10,11 @@ import pytest
 from perfscope.analyzers.compare.runs.causes import FindingChange, causes, corroborated, findings_change
 from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import compare, kind_of, severity_named
-from perfscope.analyzers.compare.runs.structure import ExactMetric, PlaceChange, Structure, structure
+from perfscope.analyzers.compare.runs.structure import ExactMetric, Structure, structure
 from perfscope.analyzers.compare.statistics.verdict import compare_exact
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.readers.load import load
+from perfscope.model.documents.comparison import Place
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import Basis, Finding, Outcome, Where
 from tests.compare.runs import assert_quiet, assert_sums, gpu_run, host_run
@@ -112,7 +113,7 @@ class TestOrder:
     def test_what_is_recomputed_stands_before_the_lines_that_it_makes_costlier(self) -> None:
         recomputed = ExactMetric(
             result=compare_exact("recomputed ops a step", [0.0], [20.0], unit="count"),
-            places=(PlaceChange(place="model.py:91", base=0, head=20),),
+            places=(Place(place="model.py:91", base=0, head=20),),
         )
         came = [self.came("unfused_ops", 91), self.came("excess_remat", 88)]
         found = causes(None, Structure(metrics=(recomputed,), not_looked=()), came)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -82,7 +83,7 @@ class TestSets:
         assert (found.comparison.causes[0].place, found.comparison.causes[0].exact) == ("train.py:10", False)
         first = found.kernels[0]
         assert (first.name, first.verdict) == ("aten::mm at train.py:10", "regression")
-        assert first.change == pytest.approx(30_000, rel=0.1)
+        assert first.change_ns == pytest.approx(30_000, rel=0.1)
         assert {one.verdict for one in found.kernels[1:]} == {"inconclusive"}
         back = Job().compared(launches(seed=2, slow_us=30), launches(seed=1))
         assert (back.kernels[0].name, back.kernels[0].verdict) == (first.name, "improvement")
@@ -144,7 +145,7 @@ class TestSets:
     def test_two_kinds(self) -> None:
         job = Job()
         mine = job.launch(gpu_run(), 1)
-        other = replace(mine, summary=replace(mine.summary, kind="compiled programs"))
+        other = replace(mine, summary=msgspec.structs.replace(mine.summary, kind="compiled programs"))
         with pytest.raises(UsageError, match="of one kind"):
             compare_sets(RunSet(path="a", launches=(mine,)), RunSet(path="b", launches=(other,)), read=job.read)
 

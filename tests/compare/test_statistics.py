@@ -179,7 +179,7 @@ def test_slower_new_gone_and_too_small_to_matter() -> None:
     assert (by_name["gone"].kind, by_name["gone"].verdict) == ("gone", "improvement")
     assert by_name["gemm"].verdict == "inconclusive"
     assert by_name["flicker"].p is None, "it did not run in each launch: no ratio"
-    assert by_name["softmax"].change == pytest.approx(6, rel=0.1)
+    assert by_name["softmax"].change_ns == pytest.approx(6, rel=0.1)
 
 
 def test_bad_tables_are_refused_and_empty_ones_are_empty() -> None:

@@ -297,12 +297,15 @@ class Kernel(Value, frozen=True, kw_only=True):
     name: str
     kind: Literal["changed", "new", "gone"]
     base_ns: Number
+    """Median over the launches; 0 if it is new."""
     head_ns: Number
     change_ns: Number
+    """Mean of head less base over the pairs: what it contributes to the change of the step."""
     verdict: Verdict
     effect: Number | None = None
     p: Number | None = None
     q: Number | None = None
+    """``p`` corrected for how many were tested; no ``effect``, ``p`` and ``q`` of what is new or gone."""
 
 
 class Launch(Value, frozen=True, kw_only=True):
@@ -311,7 +314,9 @@ class Launch(Value, frozen=True, kw_only=True):
     arm: Literal["base", "head"]
     phase: str
     pair: Count
+    """Of a launch without a partner its place among all launches."""
     ns: Number | None = None
+    """``None``: it has no steady part, or was profiled."""
     seconds: Number | None = None
 
 

@@ -13,7 +13,8 @@ from perfscope.analyzers.compare.ab.environment import drift_remark, environment
 from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
 from perfscope.analyzers.compare.statistics.paired import CONFIRM_LEVEL, is_promising, level_for, looks_for
 from perfscope.analyzers.compare.statistics.series import steady_part
-from perfscope.analyzers.compare.statistics.verdict import LaunchRow, MetricResult, compare_exact, confirmed, from_pairs
+from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, confirmed, from_pairs
+from perfscope.model.documents import comparison as document
 from perfscope.model.documents.ab import Decision, Launch, Pair, Pairs
 
 STEP_TIME = "step time"
@@ -39,7 +40,7 @@ class AbResult:
     pairs: int
     confirming: int
     remarks: tuple[str, ...]
-    launches: tuple[LaunchRow, ...] = ()
+    launches: tuple[document.Launch, ...] = ()
     """Of all whole pairs, in the order of the phases."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What the launches ran on and with; what differed between them, as all it was."""
@@ -162,10 +163,10 @@ def _located(launch: Launch, estimator: str) -> float | None:
     return None if steady is None else location(steady, estimator)
 
 
-def _rows(all_pairs: Pairs, estimator: str) -> Iterator[LaunchRow]:
+def _rows(all_pairs: Pairs, estimator: str) -> Iterator[document.Launch]:
     for pairs in (all_pairs.calibration, all_pairs.measured, all_pairs.confirming, all_pairs.profiled):
         for launch in (launch for pair in pairs for launch in sorted(pair, key=lambda launch: launch.slot)):
-            yield LaunchRow(
+            yield document.Launch(
                 arm=launch.arm,
                 phase=launch.phase,
                 pair=launch.pair,

@@ -14,8 +14,9 @@ from pathlib import Path
 from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
 from perfscope.analyzers.compare.runs.structure import NEUTRAL, NO_STEPS, ExactMetric, structure
-from perfscope.analyzers.compare.statistics.verdict import LEAST_PAIRS, KernelChange, compare_exact, judge_many
+from perfscope.analyzers.compare.statistics.verdict import LEAST_PAIRS, compare_exact, judge_many
 from perfscope.analyzers.readers.load import load
+from perfscope.model.documents.comparison import Kernel
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Trace
 
@@ -31,7 +32,7 @@ class Profiles:
 
     comparison: Comparison | None = None
     """Of the pair in the middle, its exact metrics judged over all pairs; ``None``: no pair could be compared."""
-    kernels: tuple[KernelChange, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
     used: int = 0
     """Pairs that could be read."""
     lost: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ def _over_all(metric: ExactMetric, numbers: Sequence[_Numbers]) -> ExactMetric:
     return replace(metric, result=replace(judged, remarks=tuple(dict.fromkeys((*judged.remarks, *result.remarks)))))
 
 
-def _kernels(numbers: Sequence[_Numbers]) -> list[KernelChange]:
+def _kernels(numbers: Sequence[_Numbers]) -> list[Kernel]:
     """Ops and kernels by name over the pairs; none where there are too few pairs for a probability."""
     if len(numbers) < LEAST_PAIRS:
         return []

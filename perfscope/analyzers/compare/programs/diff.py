@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from perfscope.analyzers.compare.programs.keys import CHEAP, NO_LINES, LineMap, OpKey, line_map, op_key, shape_text
-from perfscope.analyzers.compare.programs.match import Group, matched
+from perfscope.analyzers.compare.programs.keys import (
+    CHEAP,
+    NO_LINES,
+    LineMap,
+    OpKey,
+    line_map,
+    lines_of,
+    op_key,
+    shape_text,
+)
+from perfscope.analyzers.compare.programs.match import Group, Launch, matched
 from perfscope.analyzers.compare.programs.memory import peak_rows
 from perfscope.analyzers.compare.programs.row import (
     BLOCKING,
@@ -19,36 +27,50 @@ from perfscope.analyzers.compare.programs.row import (
     ProgramChange,
     ProgramRow,
     What,
-    Written,
     merged,
+    some_of,
 )
 from perfscope.analyzers.compare.programs.units import BYTES, FLOPS, PEAK, RECOMPUTED, WIRE, Unit, Units, units_of
 from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
+from perfscope.model.documents.comparison import ProgramWritten
 from perfscope.model.units import format_bytes
 
 # What happened to each group of launches: moved out of a fusion, more bytes, another type, a wait that was none.
 
 
-MOST_OPS = 4
-"""Ops that a row names."""
-
 Source = Callable[[Sequence[OpKey]], str]
 """The line of the program as written that differs beside any of these ops; ``''`` where none does."""
 
 
-def group_rows(groups: Sequence[Group], head: Units, lines: LineMap, source: Source) -> Iterator[ProgramRow]:
-    """A row for every group that is not the same on both sides."""
-    for group in groups:
-        if not group.same:
+def group_rows(base: Units, head: Units, lines: LineMap, source: Source) -> Iterator[ProgramRow]:
+    """A row for every group of launches that does not compute the same on both sides, as often."""
+    for group in matched(_launches(base, lines), _launches(head, NO_LINES)):
+        mine, theirs = ([(unit.amounts, unit.blocks) for unit in side] for side in (group.base, group.head))
+        if not group.same or mine != theirs:
             yield _Row(group, head, lines, source).made()
+
+
+def _launches(side: Units, lines: LineMap) -> list[Launch[Unit]]:
+    made: dict[int, OpKey] = {}
+    launches = []
+    for unit in side.units:
+        counts: Counter[OpKey] = Counter()
+        for op in unit.ops:
+            key = made.get(id(op))
+            if key is None:
+                key = made[id(op)] = op_key(op.instruction, lines)
+            counts[key] += 1
+        result = op_key(unit.instruction, lines)
+        launches.append(Launch(unit, unit.digest, counts, result, unit.reads, unit.is_collective))
+    return launches
 
 
 class _Row:
     """A group that changed, being put into words."""
 
-    def __init__(self, group: Group, head: Units, lines: LineMap, source: Source) -> None:
+    def __init__(self, group: Group[Unit], head: Units, lines: LineMap, source: Source) -> None:
         self.group = group
         self.head = head
         self.keys = (
@@ -59,13 +81,8 @@ class _Row:
             [op_key(unit.instruction, lines) for unit in group.base],
             [op_key(unit.instruction, NO_LINES) for unit in group.head],
         )
-        every = [
-            key
-            for side in (*self.keys, *self.own)
-            for side_keys in side
-            for key in (side_keys if isinstance(side_keys, list) else [side_keys])
-        ]
-        self.source = source(every)
+        inner = [key for side in self.keys for unit_keys in side for key in unit_keys]
+        self.source = source([*inner, *self.own[0], *self.own[1]])
         self.edges = self._edges() if len(group.head) > 1 else []
         self.amounts = {
             name: (before, after)
@@ -84,7 +101,7 @@ class _Row:
         return ProgramRow(
             change=change,
             what=self._what(change),
-            place=_place(first),
+            place=first.place(),
             source=self.source,
             phase=first.phase if first.phase in ("backward", "recompute") else "",
             amounts=self.amounts,
@@ -160,7 +177,7 @@ class _Row:
         parts = []
         for word, ops in (("with", sides[1] - sides[0]), ("without", sides[0] - sides[1])):
             if ops:
-                parts.append(f"{word} {_some(dict.fromkeys(name for name, _ in ops))}")
+                parts.append(f"{word} {some_of(dict.fromkeys(name for name, _ in ops))}")
         return parts
 
     def _crossing(self) -> list[str]:
@@ -169,10 +186,10 @@ class _Row:
         texts = [f"{len(self.group.base)} → {len(self.group.head)} launches; was {names}"]
         for _, shape, source, readers in self.edges[:2]:
             whose = op_key(source.instruction)
-            where = f" ({_place(whose)})" if _place(whose) else ""
+            where = f" ({whose.place()})" if whose.place() else ""
             texts.append(
                 f"{shape_text(shape)} of {source.instruction.name}{where}, {format_bytes(shape.bytes)}, is written and "
-                f"read by {_some(dict.fromkeys(unit.instruction.name for unit in readers))}"
+                f"read by {some_of(dict.fromkeys(unit.instruction.name for unit in readers))}"
             )
         return [*texts[:2], *(f"XLA: {reason}" for reason in self._refusals()), *texts[2:]]
 
@@ -219,7 +236,7 @@ class _Row:
             keys = [key for unit_keys in (self.keys[1] if change == LOST else self.keys[0]) for key in unit_keys]
         heavy = [key for key in keys if key.opcode not in CHEAP] or keys
         if self._collective is not None:
-            text = _some(dict.fromkeys(key.primitive for key in heavy))
+            text = some_of(dict.fromkeys(key.primitive for key in heavy))
             return (
                 f"{self._collective} of {text}"
                 if text and text != self._collective.replace("-", "_")
@@ -228,27 +245,15 @@ class _Row:
         if change == LOST:
             heavy = [op_key(writer.instruction) for _, _, writer, _ in self.edges] or heavy
         names = dict.fromkeys(key.primitive or key.opcode for key in heavy)
-        return _some(names) or (self.group.head or self.group.base)[0].instruction.opcode
+        return some_of(names) or (self.group.head or self.group.base)[0].instruction.opcode
 
 
 def _sum(units: Sequence[Unit], name: str) -> int:
     return sum(unit.amounts.get(name, 0) for unit in units)
 
 
-def _place(key: OpKey) -> str:
-    if key.file:
-        return f"{key.file}:{key.line}" if key.line >= 0 else key.file
-    return "/".join(key.path)
-
-
 def _plain(key: OpKey) -> tuple[str, str]:
     return key.primitive or key.opcode, f"{key.file}:{key.line}"
-
-
-def _some(names: dict[str, None]) -> str:
-    known = [name for name in names if name]
-    more = f" and {len(known) - MOST_OPS} more" if len(known) > MOST_OPS else ""
-    return ", ".join(known[:MOST_OPS]) + more
 
 
 def _types(unit: Unit) -> frozenset[str]:
@@ -304,7 +309,7 @@ Near = tuple[str, int, str]
 class WrittenChange:
     """Lines that differ, and the ops that they may have touched."""
 
-    rows: tuple[Written, ...]
+    rows: tuple[ProgramWritten, ...]
     near: Mapping[Near, tuple[int, str]] = field(default_factory=dict)
     """Op -> (steps between the two, line that differs), the nearest line."""
 
@@ -325,7 +330,7 @@ def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenC
     counts = Counter(key for key, _, _ in mine), Counter(key for key, _, _ in theirs)
     gone, new = counts[0] - counts[1], counts[1] - counts[0]
     shapes = _without_shapes(gone) & _without_shapes(new)
-    rows: Counter[tuple[str, Literal["new", "gone", "other shape"], str]] = Counter()
+    rows: Counter[tuple[str, str, str]] = Counter()
     for change, differing in (("new", new), ("gone", gone)):
         rest = Counter(shapes)
         for key, count in differing.items():
@@ -333,9 +338,9 @@ def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenC
             reshaped = min(count, rest[plain])
             rest[plain] -= reshaped
             if reshaped and change == "new":
-                rows[_place(key), "other shape", key.primitive] += reshaped
+                rows[key.place(), "other shape", key.primitive] += reshaped
             if count > reshaped and key.file:
-                rows[_place(key), change, key.primitive] += count - reshaped  # type: ignore[index]
+                rows[key.place(), change, key.primitive] += count - reshaped
     near: dict[Near, tuple[int, str]] = {}
     if new.total() + gone.total() <= MOST_CHANGED:
         for side, differing in ((theirs, new), (mine, gone)):
@@ -343,7 +348,7 @@ def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenC
     order = {"new": 0, "gone": 1, "other shape": 2}
     return WrittenChange(
         rows=tuple(
-            Written(place=location, change=change, what=what, count=count)
+            ProgramWritten(place=location, change=change, what=what, count=count)
             for (location, change, what), count in sorted(rows.items(), key=lambda row: (order[row[0][1]], row[0][0]))
             if location
         ),
@@ -378,7 +383,7 @@ def _spread(ops: list[_Op], changed: Counter[OpKey], near: dict[Near, tuple[int,
     for key, computation, instruction in ops:
         if not changed[key] or not key.file:
             continue
-        location, seen, edge = _place(key), {(computation, instruction.name)}, [(computation, instruction.name)]
+        location, seen, edge = key.place(), {(computation, instruction.name)}, [(computation, instruction.name)]
         for hops in range(HOPS + 1):
             for node in edge:
                 if node in keys:
@@ -411,9 +416,9 @@ def program_change(
     costs = costs or (module_cost(base), module_cost(head))
     units = units_of(costs[0]), units_of(costs[1])
     prints = units[0].digests[base.entry][:16], units[1].digests[head.entry][:16]
-    written = before if before[0] is not None and before[1] is not None else None
-    lines = line_map([base], [head]) if written is None else line_map([_known(written[0])], [_known(written[1])])
-    source = written_change(_known(written[0]), _known(written[1]), lines) if written is not None else None
+    written = (before[0], before[1]) if before[0] is not None and before[1] is not None else None
+    lines = line_map(*map(lines_of, (base, head) if written is None else written))
+    source = None if written is None else written_change(*written, lines)
     peak, live = peak_rows(base, head, lines)
     totals = {key: (units[0].totals[key], units[1].totals[key]) for key in units[0].totals}
     if peak is not None:
@@ -425,7 +430,7 @@ def program_change(
     else:
         if prints[0] != prints[1]:
             near = (lambda keys: "") if source is None else source.source_of
-            rows += group_rows(matched(*units, lines), units[1], lines, near)
+            rows += group_rows(*units, lines, near)
         rows += live
     change = ProgramChange(
         name=name or head.name,
@@ -439,8 +444,3 @@ def program_change(
     )
     change.check()
     return change
-
-
-def _known(module: HloModule | None) -> HloModule:
-    assert module is not None
-    return module

@@ -89,10 +89,8 @@ class PlanExchange:
 
     def place(self, lines: LineMap = NO_LINES) -> str:
         """Its line, ``lines``: as the other side counts; ``''`` where none is known."""
-        file, line = self.collective.file, self.collective.line
-        if file is None:
-            return ""
-        return lines.file(file) if line is None else f"{lines.file(file)}:{lines.line(file, line)}"
+        file = self.collective.file
+        return "" if file is None else lines.place(file, self.collective.line)
 
 
 def plan_exchanges(loaded: LoadedPlan) -> tuple[PlanExchange, ...] | None:

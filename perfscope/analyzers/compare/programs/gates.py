@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.compare.programs.row import NEW_BREAK, ProgramChange, ProgramRow
+from perfscope.analyzers.compare.programs.row import NEW_BREAK, ProgramChange, ProgramRow, some_of
 from perfscope.analyzers.compare.programs.units import (
     BYTES,
     FLOPS,
@@ -167,7 +167,7 @@ def _modelled(change: ProgramChange, gate: ProgramGate) -> str:
     """By the geometric middle of the ranges: both sides are modelled alike."""
     if change.modelled_ns is None:
         return "it cannot be modelled: a side names no target (`perfscope compile` does)"
-    base, head = (math.sqrt(low) * math.sqrt(high) for low, high in change.modelled_ns)
+    base, head = (math.sqrt(span.low) * math.sqrt(span.high) for span in change.modelled_ns)
     if (head - base) * 100 <= gate.percent * base:
         return ""
     return f"{format_ns(base)} → {format_ns(head)} by the model (more than {gate.percent:g}%); nothing was measured"
@@ -180,6 +180,4 @@ def _amount(name: str, amount: int) -> str:
 
 
 def _places(rows: Sequence[ProgramRow]) -> str:
-    names = list(dict.fromkeys(row.where() or row.what for row in rows))
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return some_of((row.where() or row.what for row in rows), MOST_NAMED)

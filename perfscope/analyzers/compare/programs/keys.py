@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -122,6 +122,12 @@ class OpKey(NamedTuple):
     file: str
     line: int
 
+    def place(self) -> str:
+        """``model.py:17``, else the scope."""
+        if self.file:
+            return f"{self.file}:{self.line}" if self.line >= 0 else self.file
+        return "/".join(self.path)
+
     def without_shape(self) -> OpKey:
         """At the same line, of another size or type."""
         return self._replace(shape="")
@@ -138,6 +144,10 @@ class LineMap:
     files: Mapping[str, str]
     lines: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     """By file of the base: its lines that are known, rising, and where each is now."""
+
+    def place(self, file: str, line: int | None) -> str:
+        """``model.py:17`` as the head names and counts it; without a line the file alone."""
+        return self.file(file) if line is None or line < 0 else f"{self.file(file)}:{self.line(file, line)}"
 
     def file(self, name: str) -> str:
         """The file as the head names it."""
@@ -183,48 +193,39 @@ def op_key(instruction: Instruction, lines: LineMap = NO_LINES) -> OpKey:
     )
 
 
-_What = frozenset[object]
+Lines = Mapping[str, Mapping[int, Set[object]]]
+"""By file: its lines that are known, and what each of them makes."""
 
 
-def line_map(base: Iterable[HloModule], head: Iterable[HloModule]) -> LineMap:
-    """How lines moved from base to head, told from the ops that each line makes.
+def line_map(base: Lines, head: Lines) -> LineMap:
+    """How lines moved from base to head, told from what each line makes.
 
-    The lines of a file are two sequences of sets of ops; what is the same in them is aligned, and lines between two
-    that are aligned are one another in order where there are as many on both sides.
+    The lines of a file are two sequences of sets; what is the same in them is aligned, and lines between two that are
+    aligned are one another in order where there are as many on both sides.
     """
-    mine, theirs = _lines_of(base), _lines_of(head)
-    files = same_files(set(mine), set(theirs))
+    files = same_files(set(base), set(head))
     result = {}
-    for file, base_lines in mine.items():
-        other = theirs.get(files.get(file, file))
-        if other is not None:
-            result[file] = lines_between(base_lines, other)
+    for file in sorted(base):
+        if files.get(file, file) not in head:
+            continue
+        mine, theirs = (sorted(lines.items()) for lines in (base[file], head[files.get(file, file)]))
+        pairs = aligned(*([frozenset(what) for _, what in side] for side in (mine, theirs)))
+        known = {mine[one][0]: theirs[other][0] for one, other in pairs}
+        for (one, other), (end, last) in pairwise([(-1, -1), *pairs, (len(mine), len(theirs))]):
+            between = mine[one + 1 : end], theirs[other + 1 : last]
+            if len(between[0]) == len(between[1]):
+                known.update((line, now) for (line, _), (now, _) in zip(*between, strict=True))
+        result[file] = tuple(sorted(known)), tuple(known[line] for line in sorted(known))
     return LineMap(files, result)
 
 
-def _lines_of(modules: Iterable[HloModule]) -> dict[str, dict[int, _What]]:
-    by_file: dict[str, dict[int, set[tuple[object, ...]]]] = defaultdict(lambda: defaultdict(set))
-    for module in modules:
-        for _, instruction in module.instructions():
-            if instruction.file is not None and instruction.line is not None and instruction.op_name:
-                scope = scope_of(instruction.op_name)
-                by_file[instruction.file][instruction.line].add(
-                    (plain_path(scope.path), scope.primitive, instruction.opcode, shape_text(instruction.shape))
-                )
-    return {
-        file: {line: frozenset(what) for line, what in sorted(lines.items())} for file, lines in sorted(by_file.items())
-    }
-
-
-def lines_between(base: Mapping[int, _What], head: Mapping[int, _What]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Lines of a file of the base and where they are in the head, both rising, by what each line makes."""
-    left, right = list(base), list(head)
-    pairs = aligned(list(base.values()), list(head.values()))
-    known = {left[one]: right[other] for one, other in pairs}
-    edges = [(-1, -1), *pairs, (len(left), len(right))]
-    for (one, other), (end, last) in pairwise(edges):
-        between = left[one + 1 : end], right[other + 1 : last]
-        if len(between[0]) == len(between[1]):
-            known.update(zip(*between, strict=True))
-    lines = sorted(known.items())
-    return tuple(line for line, _ in lines), tuple(now for _, now in lines)
+def lines_of(module: HloModule) -> Lines:
+    """The lines that a program names, by the ops that each of them makes."""
+    by_file: dict[str, dict[int, set[object]]] = defaultdict(lambda: defaultdict(set))
+    for _, instruction in module.instructions():
+        if instruction.file is not None and instruction.line is not None and instruction.op_name:
+            scope = scope_of(instruction.op_name)
+            by_file[instruction.file][instruction.line].add(
+                (plain_path(scope.path), scope.primitive, instruction.opcode, shape_text(instruction.shape))
+            )
+    return by_file

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from perfscope.analyzers.compare.programs.keys import CHEAP, CHEAP_WEIGHT, NO_LINES, LineMap, OpKey, aligned, op_key
-from perfscope.analyzers.compare.programs.units import Unit, Units
+from perfscope.analyzers.compare.programs.keys import CHEAP, CHEAP_WEIGHT, OpKey, aligned
 
 MOST_HOLDERS = 64
 """Launches of a side that hold one op: an op in more of them tells none from another."""
@@ -24,10 +24,14 @@ LEAST_SHARE = 0.25
 """Of the ops of a launch that must be in a group for it to belong there."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch:
-    """What is matched of a launch, whatever compiler made it."""
+UnitT = TypeVar("UnitT")
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch(Generic[UnitT]):
+    """A launch of a program or a plan, and what of it is matched."""
+
+    unit: UnitT
     digest: str
     """Of all that it computes, without names and places."""
     ops: Counter[OpKey]
@@ -39,54 +43,20 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alike:
-    """Numbers of launches of both sides that do the same work; one side may have none."""
+class Group(Generic[UnitT]):
+    """Launches of both sides that do the same work; one side may have none."""
 
-    base: tuple[int, ...]
-    head: tuple[int, ...]
+    base: tuple[UnitT, ...]
+    head: tuple[UnitT, ...]
     same: bool = False
     """One each, and they compute the same, in all that is known of it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Launches of both sides that do the same work; one side may have none."""
+def matched(base: Sequence[Launch[UnitT]], head: Sequence[Launch[UnitT]]) -> list[Group[UnitT]]:
+    """Every launch of both sides in exactly one group, in the order of the head; about n log n of n ops.
 
-    base: tuple[Unit, ...]
-    head: tuple[Unit, ...]
-    same: bool = False
-    """They compute the same, in all that is known of it, as often."""
-
-
-def matched(base: Units, head: Units, lines: LineMap) -> list[Group]:
-    """Every launch of both programs in exactly one group, in the order of the head; about n log n of n ops."""
-    result = []
-    for group in alike(_launches(base, lines), _launches(head, NO_LINES)):
-        mine, theirs = (
-            tuple(base.units[index] for index in group.base),
-            tuple(head.units[index] for index in group.head),
-        )
-        same = group.same and (mine[0].amounts, mine[0].blocks) == (theirs[0].amounts, theirs[0].blocks)
-        result.append(Group(mine, theirs, same=same))
-    return result
-
-
-def _launches(side: Units, lines: LineMap) -> list[Launch]:
-    made: dict[int, OpKey] = {}
-    launches = []
-    for unit in side.units:
-        counts: Counter[OpKey] = Counter()
-        for op in unit.ops:
-            key = made.get(id(op))
-            if key is None:
-                key = made[id(op)] = op_key(op.instruction, lines)
-            counts[key] += 1
-        launches.append(Launch(unit.digest, counts, op_key(unit.instruction, lines), unit.reads, unit.is_collective))
-    return launches
-
-
-def alike(base: Sequence[Launch], head: Sequence[Launch]) -> list[Alike]:
-    """Every launch of both sides in exactly one group, in the order of the head. Keys count lines as the head does."""
+    Keys count lines as the head does.
+    """
     left, right = _Side(base), _Side(head)
     pairs: list[tuple[int, int]] = []
     for keys in (left.contexts, right.contexts), (left.exact, right.exact):
@@ -97,9 +67,9 @@ def alike(base: Sequence[Launch], head: Sequence[Launch]) -> list[Alike]:
         pairs += _by_ops(left, right, strip)
     pairs += _by_result(left, right)
     return [
-        Alike(
-            tuple(sorted(mine)),
-            tuple(sorted(theirs)),
+        Group(
+            tuple(base[row].unit for row in sorted(mine)),
+            tuple(head[row].unit for row in sorted(theirs)),
             same=len(mine) == len(theirs) == 1 and (mine[0], theirs[0]) in same,
         )
         for mine, theirs in _joined(left, right, pairs)
@@ -109,7 +79,7 @@ def alike(base: Sequence[Launch], head: Sequence[Launch]) -> list[Alike]:
 class _Side:
     """A program's launches with their keys; ``left``: those without a partner so far."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    def __init__(self, launches: Sequence[Launch[UnitT]]) -> None:
         self.left = dict.fromkeys(range(len(launches)))
         self.ops = [launch.ops for launch in launches]
         self.results = [launch.result for launch in launches]
@@ -161,7 +131,7 @@ def _in_sequence(left: _Side, right: _Side) -> list[tuple[int, int]]:
     return pairs + _take(left, right, rest)
 
 
-def weight(key: OpKey) -> float:
+def _weight(key: OpKey) -> float:
     """How much an op says of the launch that holds it."""
     return CHEAP_WEIGHT if key.opcode in CHEAP else 1.0
 
@@ -199,12 +169,12 @@ def _shared(
             break
         for row in rows:
             for other in others:
-                result[row, other] += weight(key) * min(mine[row][1][key], theirs[other][1][key])
+                result[row, other] += _weight(key) * min(mine[row][1][key], theirs[other][1][key])
     return result
 
 
 def _size(counts: Counter[OpKey]) -> float:
-    return sum(weight(key) * count for key, count in counts.items()) or 1.0
+    return sum(_weight(key) * count for key, count in counts.items()) or 1.0
 
 
 def _by_ops(left: _Side, right: _Side, strip: _Strip) -> list[tuple[int, int]]:

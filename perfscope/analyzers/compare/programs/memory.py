@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap, OpKey, op_key
-from perfscope.analyzers.compare.programs.row import LESS_LIVE, MORE_LIVE, ProgramRow
+from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap, op_key
+from perfscope.analyzers.compare.programs.row import LIVE, ProgramRow, difference_rows
 from perfscope.analyzers.compare.programs.units import PEAK, PLAN_PEAK
 from perfscope.analyzers.hlo.buffers import AssignedMemory, assigned_memory
-from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.module import HloModule
 from perfscope.model.torch_plan import StepMemory, TorchPlan, category_label, memory_as_run
 
 LASTING = "arguments, results and constants"
 """What is there all the time: it has no line of its own."""
 
 _Place = tuple[str, str, str]
+"""Line, what makes the value, and the phase it is made in."""
 
 
 def peak_rows(
@@ -25,78 +26,42 @@ def peak_rows(
     if sides[0] is None or sides[1] is None:
         return None, ()
     by_place = _by_place(base, sides[0], lines), _by_place(head, sides[1], NO_LINES)
-    rows = []
-    for key in dict.fromkeys((*by_place[1], *by_place[0])):
-        before, after = by_place[0].get(key, 0), by_place[1].get(key, 0)
-        if before != after:
-            location, what, phase = key
-            change = MORE_LIVE if after > before else LESS_LIVE
-            rows.append(
-                ProgramRow(change=change, what=what, place=location, phase=phase, amounts={PEAK: (before, after)})
-            )  # fmt: skip
-    return (sides[0].peak_bytes, sides[1].peak_bytes), tuple(rows)
+    return (sides[0].peak_bytes, sides[1].peak_bytes), tuple(difference_rows(*by_place, PEAK, LIVE))
 
 
-def plan_peak_rows(base: TorchPlan, head: TorchPlan, lines: LineMap) -> tuple[ProgramRow, ...]:
+def plan_peak_rows(base: TorchPlan, head: TorchPlan, lines: LineMap) -> Iterator[ProgramRow]:
     """Rows that sum to how the peak of the step changed, as the programs run it; none where a side does not say it.
 
     What has no line of its own is told by its category.
     """
     sides = memory_as_run(base), memory_as_run(head)
-    if sides[0] is None or sides[1] is None:
-        return ()
-    by_line = _by_line(sides[0], lines), _by_line(sides[1], NO_LINES)
-    rows = []
-    for key in dict.fromkeys((*by_line[1], *by_line[0])):
-        before, after = by_line[0].get(key, 0), by_line[1].get(key, 0)
-        if before != after:
-            location, what = key
-            change = MORE_LIVE if after > before else LESS_LIVE
-            rows.append(ProgramRow(change=change, what=what, place=location, amounts={PLAN_PEAK: (before, after)}))
-    return tuple(rows)
+    if sides[0] is not None and sides[1] is not None:
+        yield from difference_rows(_by_line(sides[0], lines), _by_line(sides[1], NO_LINES), PLAN_PEAK, LIVE)
 
 
-def _by_line(step: StepMemory, lines: LineMap) -> dict[tuple[str, str], int]:
-    result: dict[tuple[str, str], int] = {("", "many small blocks"): step.left_bytes}
+def _by_line(step: StepMemory, lines: LineMap) -> dict[_Place, int]:
+    result: dict[_Place, int] = {("", "many small blocks", ""): step.left_bytes}
     for holder in step.holders:
-        location = ""
-        if holder.file is not None and holder.line is not None:
-            location = f"{lines.file(holder.file)}:{lines.line(holder.file, holder.line)}"
-        key = (location, category_label(holder.category))
+        known = holder.file is not None and holder.line is not None
+        key = (lines.place(holder.file or "", holder.line) if known else "", category_label(holder.category), "")
         result[key] = result.get(key, 0) + holder.bytes
     return result
 
 
 def _by_place(module: HloModule, memory: AssignedMemory, lines: LineMap) -> dict[_Place, int]:
+    """Bytes at the peak; of a fusion that says no line, at the first op in it that does."""
     result: dict[_Place, int] = {("", LASTING, ""): memory.whole_run_bytes}
-    for key, size in _live(module, memory, lines):
-        result[key] = result.get(key, 0) + size
-    return result
-
-
-def _live(module: HloModule, memory: AssignedMemory, lines: LineMap) -> Iterator[tuple[_Place, int]]:
-    wanted = {buffer.instruction for buffer in memory.live_at_peak}
-    keys = {
-        instruction.name: _key(module, instruction, lines)
-        for _, instruction in module.instructions()
-        if instruction.name in wanted
-    }
+    by_name = {instruction.name: instruction for _, instruction in module.instructions()}
     for buffer in memory.live_at_peak:
-        key = keys.get(buffer.instruction)
-        if key is None:
-            yield ("", "values without a line", ""), buffer.size
-            continue
-        phase = key.phase if key.phase in ("backward", "recompute") else ""
-        if key.file:
-            location = f"{key.file}:{key.line}" if key.line >= 0 else key.file
-            yield (location, key.primitive, phase), buffer.size
+        instruction = by_name.get(buffer.instruction)
+        if instruction is None:
+            place: _Place = ("", "values without a line", "")
         else:
-            yield ("/".join(key.path), key.primitive or key.opcode, phase), buffer.size
-
-
-def _key(module: HloModule, instruction: Instruction, lines: LineMap) -> OpKey:
-    """Of what makes a value; of a fusion that says no line, the first op in it that does."""
-    if instruction.file is None and instruction.opcode == "fusion" and instruction.called:
-        inner = module.computations[instruction.called[0]].instructions
-        instruction = next((op for op in inner if op.file is not None), instruction)
-    return op_key(instruction, lines)
+            if instruction.file is None and instruction.opcode == "fusion" and instruction.called:
+                inner = module.computations[instruction.called[0]].instructions
+                instruction = next((op for op in inner if op.file is not None), instruction)
+            key = op_key(instruction, lines)
+            phase = key.phase if key.phase in ("backward", "recompute") else ""
+            place = (key.place(), key.primitive or ("" if key.file else key.opcode), phase)
+        result[place] = result.get(place, 0) + buffer.size
+    return result

@@ -32,6 +32,7 @@ from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.plans import PlanWork, plan_works
 from perfscope.analyzers.plans.collectives import StepExchanges
 from perfscope.analyzers.predict import estimate
+from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.readers.hlo.unoptimized import unoptimized_program
 from perfscope.model.errors import DataError
 from perfscope.model.torch_plan import LoadedPlan
@@ -237,7 +238,7 @@ def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramCh
         if waits[0] is not None and waits[1] is not None:
             spans = [step.step for step in waits if step is not None]
         change = plan_change(loaded, other, waits)
-        yield replace(change, modelled_ns=((spans[0].low, spans[0].high), (spans[1].low, spans[1].high)))
+        yield replace(change, modelled_ns=(spans[0], spans[1]))
 
 
 def _exchanges(work: PlanWork) -> StepExchanges | None:
@@ -271,9 +272,7 @@ def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChan
     return tuple(changes)
 
 
-def _modelled(
-    base: ModuleCost, base_trace: Trace, head: ModuleCost, head_trace: Trace
-) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def _modelled(base: ModuleCost, base_trace: Trace, head: ModuleCost, head_trace: Trace) -> tuple[Range, Range] | None:
     """The time of a run of both by the model; ``None`` unless both are for one target."""
     if base_trace.target is None or head_trace.target is None or targets([base_trace], [head_trace]).differ:
         return None
@@ -284,7 +283,7 @@ def _modelled(
         ]
     except DataError:  # compiled for another platform than it says
         return None
-    return (spans[0].low, spans[0].high), (spans[1].low, spans[1].high)
+    return spans[0], spans[1]
 
 
 def _ordered(trace: Trace) -> list[ModuleCost]:

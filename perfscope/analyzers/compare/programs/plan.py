@@ -20,10 +20,19 @@ from perfscope.analyzers.compare.programs.exchange import (
     step_ops,
     waits_line,
 )
-from perfscope.analyzers.compare.programs.keys import LineMap, OpKey, lines_between
-from perfscope.analyzers.compare.programs.match import Alike, Launch, alike
+from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap, Lines, OpKey, line_map
+from perfscope.analyzers.compare.programs.match import Group, Launch, matched
 from perfscope.analyzers.compare.programs.memory import plan_peak_rows
-from perfscope.analyzers.compare.programs.row import LOST, ProgramChange, ProgramRow, What, merged
+from perfscope.analyzers.compare.programs.row import (
+    BREAKS,
+    LOST,
+    ProgramChange,
+    ProgramRow,
+    What,
+    difference_rows,
+    merged,
+    some_of,
+)
 from perfscope.analyzers.compare.programs.units import (
     EXCHANGED,
     PLAN_BREAKS,
@@ -32,11 +41,8 @@ from perfscope.analyzers.compare.programs.units import (
     PLAN_LAUNCHES,
     PLAN_PEAK,
 )
-from perfscope.analyzers.compare.runs.align import same_files
 from perfscope.analyzers.torch_compile import plain_function, planned_breaks
-from perfscope.model.torch_plan import LoadedPlan, PlanLine, PlannedGraph, PlannedKernel, TorchPlan, memory_as_run
-
-MOST_NAMED = 4
+from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel, TorchPlan, memory_as_run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +109,7 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
     ``waits``: what the model says of the collectives of both steps, as the programs run them.
     """
     sides = plan_units(base.plan), plan_units(head.plan)
-    lines = _line_map((base, sides[0]), (head, sides[1]))
+    lines = line_map(_lines_of(base, sides[0]), _lines_of(head, sides[1]))
     prints = plan_fingerprint(base), plan_fingerprint(head)
     before, after = plan_totals(base), plan_totals(head)
     blind = not_compared(base, head)
@@ -124,13 +130,12 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
             failed=failed,
         )
     if prints[0] != prints[1]:
-        launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, None) for unit in sides[1]]
-        rows += [row for group in alike(*launches) for row in _rows(group, *sides, lines)]
+        launches = [_launch(unit, lines) for unit in sides[0]], [_launch(unit, NO_LINES) for unit in sides[1]]
+        rows += [_row(group, lines) for group in matched(*launches) if not group.same]
         if not blind:
             rows += collective_rows(plan_exchanges(base) or (), plan_exchanges(head) or (), lines, waits)
     rows += plan_peak_rows(base.plan, head.plan, lines)
-    broken = _breaks(base, lines), _breaks(head, None)
-    rows += _counted(*broken, PLAN_BREAKS, ("new graph break", "graph break gone"))
+    rows += difference_rows(_breaks(base, lines), _breaks(head, NO_LINES), PLAN_BREAKS, BREAKS)
     change = ProgramChange(
         name=head.plan.name,
         base_fingerprint=prints[0],
@@ -174,63 +179,48 @@ def _phase(graph: PlannedGraph) -> str:
     return "backward" if graph.direction == "backward" else ""
 
 
-def _place(line: PlanLine, lines: LineMap | None) -> tuple[str, int]:
-    if lines is None:
-        return line.file, line.line
-    return lines.file(line.file), lines.line(line.file, line.line)
-
-
-def _launch(unit: PlanUnit, lines: LineMap | None) -> Launch:
+def _launch(unit: PlanUnit, lines: LineMap) -> Launch[PlanUnit]:
     graph, kernel = unit.graph, unit.kernel
     path, phase = (_function(graph),), _phase(graph)
-    places = [_place(line, lines) for line in kernel.places]
+    places = [(lines.file(line.file), lines.line(line.file, line.line)) for line in kernel.places]
     ops = Counter(OpKey(path, phase, op, op, "", "", -1) for op in kernel.ops)
     ops.update(OpKey((), phase, "line", "line", "", file, line) for file, line in places)
     file, line = places[0] if places else ("", -1)
     result = OpKey(path, phase, ", ".join(kernel.ops), kernel.kind, kernel.shape or "", file, line)
-    return Launch(f"{_digest(kernel)} {graph.calls}", ops, result)
+    return Launch(unit, f"{_digest(kernel)} {graph.calls}", ops, result)
 
 
-def _line_map(*both: tuple[LoadedPlan, Sequence[PlanUnit]]) -> LineMap:
-    """How lines moved, told from the ops of the kernels that are of each line, and the ops of a step that exchanges."""
-    sides = []
-    for plan, units in both:
-        by_file: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-        for unit in units:
-            for code_line in unit.kernel.places:
-                by_file[code_line.file][code_line.line].update(unit.kernel.ops)
-        for file, line, op in step_ops(plan):
-            by_file[file][line].add(op)
-        sides.append({
-            file: {line: frozenset[object](ops) for line, ops in sorted(lines.items())}
-            for file, lines in by_file.items()
-        })  # fmt: skip
-    files = same_files(set(sides[0]), set(sides[1]))
-    moved_lines = {
-        file: lines_between(lines, sides[1][files.get(file, file)])
-        for file, lines in sides[0].items()
-        if files.get(file, file) in sides[1]
-    }
-    return LineMap(files, moved_lines)
+def _lines_of(plan: LoadedPlan, units: Sequence[PlanUnit]) -> Lines:
+    """By the ops of the kernels that are of each line, and the ops of a step that exchanges."""
+    by_file: dict[str, dict[int, set[object]]] = defaultdict(lambda: defaultdict(set))
+    for unit in units:
+        for code_line in unit.kernel.places:
+            by_file[code_line.file][code_line.line].update(unit.kernel.ops)
+    for file, line, op in step_ops(plan):
+        by_file[file][line].add(op)
+    return by_file
 
 
-def _rows(group: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], lines: LineMap) -> Iterator[ProgramRow]:
-    if group.same:
-        return
-    mine, theirs = [base[index] for index in group.base], [head[index] for index in group.head]
+def _row(group: Group[PlanUnit], lines: LineMap) -> ProgramRow:
+    mine, theirs = group.base, group.head
     amounts = {}
     for name in (PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES):
         before, after = sum(unit.amounts[name] for unit in mine), sum(unit.amounts[name] for unit in theirs)
         if before != after:
             amounts[name] = (before, after)
     shown = theirs or mine
-    places = [_place(line, None if theirs else lines) for unit in _telling(mine, shown) for line in unit.kernel.places]
+    # what computes most that is new stands first: its line is the one that was changed
+    known = {op for unit in mine for op in unit.kernel.ops}
+    telling = sorted(shown, key=lambda unit: len(known & {*unit.kernel.ops}) / max(1, len(unit.kernel.ops)))
+    places = [line for unit in telling for line in unit.kernel.places]
     change, texts = _change(mine, theirs, amounts)
     more = amounts.get(PLAN_BYTES, (0, 0))
-    yield ProgramRow(
+    return ProgramRow(
         change=change,
-        what=_some(dict.fromkeys(op.removeprefix("aten.") for unit in shown for op in unit.kernel.ops)),
-        place=f"{places[0][0]}:{places[0][1]}" if places else _function(shown[0].graph),
+        what=some_of(op.removeprefix("aten.") for unit in shown for op in unit.kernel.ops),
+        place=(NO_LINES if theirs else lines).place(places[0].file, places[0].line)
+        if places
+        else _function(shown[0].graph),
         phase=_phase(shown[0].graph),
         amounts=amounts,
         lost=len(theirs) - len(mine) if change == LOST and more[1] > more[0] else 0,
@@ -238,12 +228,6 @@ def _rows(group: Alike, base: Sequence[PlanUnit], head: Sequence[PlanUnit], line
         head_names=tuple(unit.kernel.name for unit in theirs),
         said=tuple(texts),
     )
-
-
-def _telling(base: Sequence[PlanUnit], shown: Sequence[PlanUnit]) -> list[PlanUnit]:
-    """Kernels by how much of what they compute is new, most first: theirs is the line that was changed."""
-    known = {op for unit in base for op in unit.kernel.ops}
-    return sorted(shown, key=lambda unit: len(known & {*unit.kernel.ops}) / max(1, len(unit.kernel.ops)))
 
 
 def _change(
@@ -259,7 +243,7 @@ def _change(
     if len(head) > 1:
         return "fused otherwise", [counts]
     kernel, other = base[0].kernel, head[0].kernel
-    texts = [f"{word} {_some(dict.fromkeys(sorted(ops)))}" for word, ops in (
+    texts = [f"{word} {some_of(sorted(ops))}" for word, ops in (
         ("with", set(other.ops) - set(kernel.ops)), ("without", set(kernel.ops) - set(other.ops)),
     ) if ops]  # fmt: skip
     if kernel.dtype != other.dtype:
@@ -281,30 +265,10 @@ def _refusals(head: Sequence[PlanUnit]) -> list[str]:
     return [f"inductor: {reason}" for reason in dict.fromkeys(reasons)][:2]
 
 
-def _breaks(loaded: LoadedPlan, lines: LineMap | None) -> Counter[tuple[str, str]]:
-    """(place, what ended the graph) -> how often."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for line in planned_breaks(loaded):
-        location = ""
-        if line.place is not None:
-            file, number = line.place.file, line.place.line
-            location = f"{file}:{number}" if lines is None else f"{lines.file(file)}:{lines.line(file, number)}"
-        for graph_break in line.breaks:
-            counts[location, graph_break.reason] += 1
-    return counts
-
-
-def _counted(
-    base: Counter[tuple[str, str]], head: Counter[tuple[str, str]], name: str, words: tuple[What, What]
-) -> Iterator[ProgramRow]:
-    for location, what in dict.fromkeys((*head, *base)):
-        before, after = base[location, what], head[location, what]
-        if before != after:
-            change = words[0] if after > before else words[1]
-            yield ProgramRow(change=change, what=what, place=location, amounts={name: (before, after)})
-
-
-def _some(names: dict[str, None]) -> str:
-    known = list(names)
-    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-    return ", ".join(known[:MOST_NAMED]) + more
+def _breaks(loaded: LoadedPlan, lines: LineMap) -> Counter[tuple[str, str, str]]:
+    """(place, what ended the graph, no phase) -> how often."""
+    return Counter(
+        ("" if line.place is None else lines.place(line.place.file, line.place.line), graph_break.reason, "")
+        for line in planned_breaks(loaded)
+        for graph_break in line.breaks
+    )

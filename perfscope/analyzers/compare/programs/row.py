@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -19,9 +19,10 @@ from perfscope.analyzers.compare.programs.units import (
     PLAN_PEAK,
     PLAN_WIRE,
     RECOMPUTED,
-    UNITS,
     WIRE,
 )
+from perfscope.analyzers.predict.spans import Range
+from perfscope.model.documents.comparison import ProgramWritten
 
 What = Literal[
     "collective became blocking", "moved out of a fusion", "new collective", "more recompute", "trip count changed",
@@ -31,18 +32,20 @@ What = Literal[
     "exchanged in more parts", "exchanged in fewer parts", "changed",
 ]  # fmt: skip
 
-MORE_LIVE: What = "more live at the peak"
-LESS_LIVE: What = "less live at the peak"
+LIVE: tuple[What, What] = ("more live at the peak", "less live at the peak")
 BLOCKING: What = "collective became blocking"
 NEW_COLLECTIVE: What = "new collective"
 COLLECTIVE_GONE: What = "collective gone"
 NO_LONGER: What = "collective no longer blocks"
 LOST: What = "moved out of a fusion"
 
+MOST_OPS = 4
+"""Ops that a row names."""
 MOST_SAID = 6
 """Sentences of a row, and names of launches on a side."""
 
 NEW_BREAK: What = "new graph break"
+BREAKS: tuple[What, What] = (NEW_BREAK, "graph break gone")
 
 _JUDGED = (
     BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS, PLAN_PEAK, PLAN_WIRE, PLAN_BLOCKED,
@@ -101,16 +104,6 @@ class ProgramRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What differs at a line of the program before the compiler optimized it."""
-
-    place: str
-    change: Literal["new", "gone", "other shape"]
-    what: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramChange:
     """One program on both sides."""
 
@@ -120,10 +113,10 @@ class ProgramChange:
     totals: Amounts
     rows: tuple[ProgramRow, ...] = ()
     """What to look at first stands first."""
-    written: tuple[Written, ...] | None = None
+    written: tuple[ProgramWritten, ...] | None = None
     """``None``: the program before optimization is not there on both sides."""
-    modelled_ns: tuple[tuple[int, int], tuple[int, int]] | None = None
-    """Time of a run of both sides by the model, (low, high) each; ``None``: they name no target, or different ones."""
+    modelled_ns: tuple[Range, Range] | None = None
+    """Time of a run of both sides by the model; ``None``: they name no target, or different ones."""
     notes: tuple[str, ...] = ()
     lines: LineMap = field(default=NO_LINES, repr=False)
     """Where the base's lines are in the head."""
@@ -183,6 +176,25 @@ def _first(row: ProgramRow, totals: Amounts) -> tuple[bool, bool, float, str, st
     return (not row.is_worse, not (row.source and row.is_worse), -share(row, totals), row.where(), row.what)
 
 
-def unit_of(name: str) -> str:
-    """``bytes``, ``FLOP`` or ``count``."""
-    return UNITS[name]
+_Line = tuple[str, str, str]
+
+
+def difference_rows(
+    base: Mapping[tuple[str, str, str], int],
+    head: Mapping[tuple[str, str, str], int],
+    name: str,
+    words: tuple[What, What],
+) -> Iterator[ProgramRow]:
+    """A row for each (place, what, phase) whose part of a metric differs; ``words``: of more, and of less."""
+    for key in dict.fromkeys((*head, *base)):
+        before, after = base.get(key, 0), head.get(key, 0)
+        if before != after:
+            place, what, phase = key
+            change = words[0] if after > before else words[1]
+            yield ProgramRow(change=change, what=what, place=place, phase=phase, amounts={name: (before, after)})
+
+
+def some_of(names: Iterable[str], most: int = MOST_OPS) -> str:
+    """The first names, each once, and how many more there are."""
+    known = list(dict.fromkeys(filter(None, names)))
+    return ", ".join(known[:most]) + (f" and {len(known) - most:,} more" if len(known) > most else "")

@@ -11,6 +11,7 @@ from typing import Literal
 
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange
 from perfscope.analyzers.compare.runs.structure import Structure
+from perfscope.model.documents.comparison import CauseMetric
 from perfscope.model.finding import MEDIUM_SHARE, SEVERITIES, Finding, Outcome
 
 # Findings of two analyses side by side: new, fixed, unchanged, worse, better; and what only one side looked for.
@@ -172,16 +173,6 @@ NAMED_BY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricAt:
-    """A place's part of an exact metric."""
-
-    name: str
-    unit: str
-    base: float
-    head: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """What happened at one place. ``exact``: counts say so; otherwise it is a difference of two measured times."""
 
@@ -192,7 +183,7 @@ class Cause:
     exact: bool
     parts: tuple[PartChange, ...] = ()
     """The largest change first."""
-    metrics: tuple[MetricAt, ...] = ()
+    metrics: tuple[CauseMetric, ...] = ()
     """Exact metrics that changed at this place."""
     findings: tuple[FindingChange, ...] = field(default=())
     """Findings that are new, worse, fixed or better at this place."""
@@ -214,7 +205,7 @@ def causes(change: StepChange | None, structure: Structure, findings: Sequence[F
             by_place.setdefault(_place(part), _Place()).parts.append(part)
     for metric in structure.metrics:
         for place_change in metric.places if metric.result.verdict != "no change" else ():
-            found_at = MetricAt(
+            found_at = CauseMetric(
                 name=metric.result.name, unit=metric.result.unit, base=place_change.base, head=place_change.head
             )
             by_place.setdefault(place_change.place, _Place()).metrics.append(found_at)
@@ -306,7 +297,7 @@ class _Place:
 
     def __init__(self) -> None:
         self.parts: list[PartChange] = []
-        self.metrics: list[MetricAt] = []
+        self.metrics: list[CauseMetric] = []
         self.findings: list[FindingChange] = []
 
     def cause(self, location: str, shares: _Shares) -> Cause:
@@ -337,11 +328,13 @@ class _Shares:
         }
 
     def largest(
-        self, parts: Iterable[PartChange], metrics: Iterable[MetricAt], findings: Iterable[FindingChange]
+        self, parts: Iterable[PartChange], metrics: Iterable[CauseMetric], findings: Iterable[FindingChange]
     ) -> float:
         """The largest of a place's shares; 0 where nothing is known of it."""
         shares = [
-            abs(metric.head - metric.base) / whole for metric in metrics if (whole := self.metrics.get(metric.name))
+            abs((metric.head or 0) - (metric.base or 0)) / whole
+            for metric in metrics
+            if (whole := self.metrics.get(metric.name))
         ]
         if self.step_ns:
             shares.append(_moved(parts) / self.step_ns)

@@ -17,6 +17,7 @@ from perfscope.analyzers.compare.runs.account import Account, Part, accounts, by
 from perfscope.analyzers.compare.runs.align import Match, align
 from perfscope.analyzers.compare.runs.keys import Key, Level, PartKind
 from perfscope.analyzers.compare.statistics.window import compared_window
+from perfscope.model.documents.comparison import Rank
 from perfscope.model.trace import Trace
 
 FUSED_FROM = 2
@@ -200,20 +201,6 @@ def _side(parts: Sequence[_Held], steps: int) -> Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTime:
-    """Time of a rank's step on both sides, in ns per step (of the whole trace where no step is known)."""
-
-    rank: int | None
-    base_ns: int
-    head_ns: int
-
-    @property
-    def delta_ns(self) -> int:
-        """ns a step more than before."""
-        return self.head_ns - self.base_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeChange:
     """How the step of a job changed."""
 
@@ -221,7 +208,7 @@ class TimeChange:
     """Of the rank in the middle by its change (the only one, where there is one)."""
     worst: StepChange | None
     """Of the rank whose step grew most; None where there is one rank."""
-    ranks: tuple[RankTime, ...]
+    ranks: tuple[Rank, ...]
     """By rank; empty where ranks could not be paired."""
     notes: tuple[str, ...]
 
@@ -242,7 +229,7 @@ def time_change(base: Sequence[Trace], head: Sequence[Trace]) -> TimeChange | No
     pairs.sort(key=lambda pair: (_per_step(pair[1]) - _per_step(pair[0]), pair[1].source.rank or 0))
     chosen = pairs[(len(pairs) - 1) // 2]
     worst = pairs[-1] if len(pairs) > 1 else None
-    ranks = [RankTime(rank=two.source.rank, base_ns=_per_step(trace), head_ns=_per_step(two)) for trace, two in pairs]
+    ranks = [Rank(rank=two.source.rank, base_ns=_per_step(trace), head_ns=_per_step(two)) for trace, two in pairs]
     return TimeChange(
         median=_change(*chosen),
         worst=None if worst is None else _change(*worst),

@@ -15,13 +15,14 @@ from perfscope.analyzers.compare.programs.pairs import NO_TARGETS, TargetOfSide,
 from perfscope.analyzers.compare.programs.row import ProgramChange
 from perfscope.analyzers.compare.runs.causes import Cause, FindingChange, causes, corroborated, findings_change
 from perfscope.analyzers.compare.runs.change import TimeChange, time_change
-from perfscope.analyzers.compare.runs.structure import ExactMetric, NotLooked, structure
+from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
 from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.paired import Better, Verdict
 from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.time import HOST_AHEAD, device_times
+from perfscope.model.documents.comparison import NotLooked, Side
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import SEVERITIES, Severity
 from perfscope.model.trace import Trace
@@ -182,22 +183,11 @@ Headline = Literal["regression", "improvement", "no change", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideSummary:
-    """What stands on one side."""
-
-    paths: tuple[str, ...]
-    formats: tuple[str, ...]
-    kind: Kind
-    ranks: int
-    devices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All that is known of two sides."""
 
-    base: SideSummary
-    head: SideSummary
+    base: Side
+    head: Side
     step_time: MetricResult | None
     """None where a side has no times."""
     exact: tuple[ExactMetric, ...]
@@ -378,7 +368,7 @@ def kind_of(trace: Trace) -> Kind:
 _RECORDINGS = frozenset({"PyTorch recording", "JAX recording", "device recording", "recording"})
 
 
-def side_summary(traces: Sequence[Trace]) -> SideSummary:
+def side_summary(traces: Sequence[Trace]) -> Side:
     """What the traces of a side are. ``UsageError`` where there are none."""
     if not traces:
         raise UsageError("nothing to compare: a side holds no trace")
@@ -389,7 +379,7 @@ def side_summary(traces: Sequence[Trace]) -> SideSummary:
         for device_time in trace.fact(device_times)
         if device_time.span_ns
     )
-    return SideSummary(
+    return Side(
         paths=tuple(dict.fromkeys(trace.source.path for trace in traces)),
         formats=tuple(dict.fromkeys(trace.source.format for trace in traces)),
         kind=next(iter(kinds)),
@@ -398,7 +388,7 @@ def side_summary(traces: Sequence[Trace]) -> SideSummary:
     )
 
 
-def check_alike(base: SideSummary, head: SideSummary) -> None:
+def check_alike(base: Side, head: Side) -> None:
     """``UsageError``, in one line, where two sides cannot be compared."""
     if base.kind == head.kind:
         return
@@ -411,7 +401,7 @@ def check_alike(base: SideSummary, head: SideSummary) -> None:
     )
 
 
-def differences(base: SideSummary, head: SideSummary) -> list[str]:
+def differences(base: Side, head: Side) -> list[str]:
     """What a reader must know of two sides that can be compared, one sentence each."""
     sentences = []
     if base.kind != head.kind:

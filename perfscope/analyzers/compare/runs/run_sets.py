@@ -15,7 +15,7 @@ from pathlib import Path
 
 from perfscope.analyzers.compare.runs.account import Account, accounts
 from perfscope.analyzers.compare.runs.change import busiest, middle_trace
-from perfscope.analyzers.compare.runs.comparison import SideSummary, side_summary
+from perfscope.analyzers.compare.runs.comparison import side_summary
 from perfscope.analyzers.compare.runs.keys import Key
 from perfscope.analyzers.compare.runs.structure import Said, said_by
 from perfscope.analyzers.compare.statistics.estimators import location
@@ -23,6 +23,7 @@ from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_path, reader_of
 from perfscope.model.documents import run_folders
+from perfscope.model.documents.comparison import Side
 from perfscope.model.documents.run import Run
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Outcome
@@ -48,7 +49,7 @@ class Launch:
     """With ``, changed`` where the checkout was not clean."""
     environment: Mapping[str, str]
     """By the names of ``MACHINE`` and ``SOFTWARE``, those that are known."""
-    summary: SideSummary
+    summary: Side
     said: Said
     outcomes: tuple[Outcome, ...]
     times: Mapping[str, float]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated, cost_of, findings_change
@@ -25,13 +26,13 @@ from perfscope.analyzers.compare.statistics.paired import LEAST_CONFIRMING, Verd
 from perfscope.analyzers.compare.statistics.verdict import (
     LEAST_PAIRS,
     STEP_LEAST,
-    KernelChange,
-    LaunchRow,
     MetricResult,
     from_pairs,
     judge_many,
 )
 from perfscope.analyzers.readers.load import load
+from perfscope.model.documents import comparison as document
+from perfscope.model.documents.comparison import Kernel
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.trace import Trace
 
@@ -242,10 +243,10 @@ class SetsComparison:
     """What came of two sets."""
 
     comparison: Comparison
-    kernels: tuple[KernelChange, ...]
+    kernels: tuple[Kernel, ...]
     """Those that changed first; empty with fewer than four launches a side."""
     turns: Turns
-    launches: tuple[LaunchRow, ...]
+    launches: tuple[document.Launch, ...]
     """In the order they ran."""
     environment: Mapping[str, str]
     commits: tuple[str | None, str | None]
@@ -275,8 +276,8 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
     outcomes = [of_most([launch.outcomes for launch in side]) for side in sides]
     findings = corroborated(findings_change(outcomes[0], outcomes[1], step_ns=step_ns), median, built)
     comparison = Comparison(
-        base=replace(chosen[0].summary, paths=(base.path,)),
-        head=replace(chosen[1].summary, paths=(head.path,)),
+        base=msgspec.structs.replace(chosen[0].summary, paths=(base.path,)),
+        head=msgspec.structs.replace(chosen[1].summary, paths=(head.path,)),
         step_time=step,
         exact=built.metrics,
         time=time,
@@ -356,7 +357,7 @@ def _among(turns: Turns, base: Sequence[float | None], head: Sequence[float | No
 
 def _kernels(
     sides: tuple[Sequence[Launch], Sequence[Launch]], turns: Turns, change: StepChange | None
-) -> tuple[KernelChange, ...]:
+) -> tuple[Kernel, ...]:
     """Work that both middle launches have in common, or that is new or gone, over all launches."""
     pairs = turns.pairs if turns.interleaved else tuple((index, index) for index in range(min(map(len, sides))))
     if change is None or len(pairs) < LEAST_PAIRS:
@@ -374,7 +375,7 @@ def _kernels(
     return tuple(sorted(judge_many(times, (totals[0], totals[1])), key=lambda kernel: not _changed(kernel)))
 
 
-def _changed(change: KernelChange) -> bool:
+def _changed(change: Kernel) -> bool:
     return change.verdict in ("regression", "improvement")
 
 
@@ -386,9 +387,9 @@ def name_of(part: PartChange) -> str:
     return f"{key.name()}{phase} at {place}" if place else f"{key.name()}{phase}"
 
 
-def _judged_first(found: Sequence[Cause], kernels: Sequence[KernelChange]) -> tuple[Cause, ...]:
+def _judged_first(found: Sequence[Cause], kernels: Sequence[Kernel]) -> tuple[Cause, ...]:
     """Of the causes that only times tell of, those with work that changed in all launches first, by how much it did."""
-    changed = {kernel.name: abs(kernel.change) for kernel in kernels if _changed(kernel)}
+    changed = {kernel.name: abs(kernel.change_ns) for kernel in kernels if _changed(kernel)}
 
     def order(cause: Cause) -> tuple[bool, float]:
         if cause.exact:
@@ -451,7 +452,7 @@ def _rows(
     sides: tuple[Sequence[Launch], Sequence[Launch]],
     turns: Turns,
     times: tuple[Sequence[float | None], Sequence[float | None]],
-) -> Iterator[LaunchRow]:
+) -> Iterator[document.Launch]:
     pair_of = [{pair[side]: number for number, pair in enumerate(turns.pairs)} for side in (0, 1)]
     every = [
         (launch.created_utc, launch.run.name, side, index)
@@ -460,4 +461,4 @@ def _rows(
     ]
     for number, (_, _, side, index) in enumerate(sorted(every)):
         pair = pair_of[side].get(index, number) if turns.interleaved else number
-        yield LaunchRow(arm="head" if side else "base", phase="measure", pair=pair, ns=times[side][index])
+        yield document.Launch(arm="head" if side else "base", phase="measure", pair=pair, ns=times[side][index])

@@ -19,6 +19,7 @@ from perfscope.analyzers.compare.runs.measures import (
     measures,
 )
 from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, compare_text
+from perfscope.model.documents.comparison import NotLooked, Place
 from perfscope.model.trace import Trace
 
 NEUTRAL = "it differs: whether for better or worse, the other metrics say"
@@ -34,20 +35,11 @@ MOST_PLACES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceChange:
-    """A line (or an op) whose part of a metric differs."""
-
-    place: str
-    base: float
-    head: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactMetric:
     """A metric with its verdict, and where it changed, the largest change first."""
 
     result: MetricResult
-    places: tuple[PlaceChange, ...] = ()
+    places: tuple[Place, ...] = ()
     neutral: bool = False
     """More of it is neither better nor worse; where it differs the verdict is inconclusive."""
     launches: tuple[Sequence[float], Sequence[float]] = ((), ())
@@ -57,16 +49,6 @@ class ExactMetric:
     def changed(self) -> bool:
         """Whether the two sides differ at all."""
         return self.result.base != self.result.head
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotLooked:
-    """A metric that one side or both did not record."""
-
-    name: str
-    reason: str
-    sides: tuple[str, ...]
-    """``base``, ``head`` or both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,14 +204,14 @@ def exact_metric(
     )
 
 
-def _places(base: Mapping[str, float], head: Mapping[str, float]) -> tuple[PlaceChange, ...]:
+def _places(base: Mapping[str, float], head: Mapping[str, float]) -> tuple[Place, ...]:
     files = same_files({_file(location) for location in base}, {_file(location) for location in head})
     mine: dict[str, float] = {}
     for location, amount in base.items():
         file = _file(location)
         mine[files.get(file, file) + location[len(file) :]] = amount
     changed = [
-        PlaceChange(place=location, base=mine.get(location, 0.0), head=head.get(location, 0.0))
+        Place(place=location, base=mine.get(location, 0.0), head=head.get(location, 0.0))
         for location in dict.fromkeys((*mine, *head))
         if mine.get(location, 0.0) != head.get(location, 0.0)
     ]
@@ -241,9 +223,9 @@ def _places(base: Mapping[str, float], head: Mapping[str, float]) -> tuple[Place
     )
 
 
-def _without_moved(changed: list[PlaceChange]) -> list[PlaceChange]:
+def _without_moved(changed: list[Place]) -> list[Place]:
     """Without lines whose whole amount stands at another line of the file now: the code moved."""
-    gone: dict[tuple[str, float], list[PlaceChange]] = {}
+    gone: dict[tuple[str, float], list[Place]] = {}
     for place_change in sorted(changed, key=_line_of):
         if not place_change.head:
             gone.setdefault((_file(place_change.place), place_change.base), []).append(place_change)
@@ -261,7 +243,7 @@ def _file(location: str) -> str:
     return file if colon and line.isdigit() else location
 
 
-def _line_of(change: PlaceChange) -> int:
+def _line_of(change: Place) -> int:
     line = change.place.rpartition(":")[2]
     return int(line) if line.isdigit() else 0
 

@@ -21,6 +21,7 @@ from perfscope.analyzers.compare.statistics.paired import (
     log_ratios,
     pairs_needed,
 )
+from perfscope.model.documents.comparison import Kernel
 
 Known = Literal["paired launches", "exact", "single captures", "sets of runs"]
 """How a verdict is known. ``single captures``, ``sets of runs`` (launches that are no pairs, or too few of them): low
@@ -323,39 +324,6 @@ others harder to tell."""
 LEAST_PAIRS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRow:
-    """One launch in a number. ``ns``: what stands for its steps; ``None``: it has no steady part, or was profiled."""
-
-    arm: Literal["base", "head"]
-    phase: str
-    pair: int
-    """Of a launch without a partner its place among all launches."""
-    ns: float | None
-    seconds: float | None = None
-    """How long it took; ``None``: not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelChange:
-    """One kernel, its time per step summed over its calls. ``q``: its probability, corrected for how many were tested.
-
-    ``kind``: ``changed``, ``new``, ``gone``; ``p``, ``q`` and ``effect`` are ``None`` for the last two.
-    """
-
-    name: str
-    kind: str
-    base: float
-    """Median over the launches, in the unit given; 0 if it is new."""
-    head: float
-    change: float
-    """Mean of head less base over the pairs: what it contributes to the change of the step."""
-    effect: float | None
-    p: float | None
-    q: float | None
-    verdict: Verdict
-
-
 def corrected(p: Sequence[float]) -> np.ndarray:
     """q_i = min over j with p_j >= p_i of p_j n / rank_j, at most 1. ``ValueError`` if one is not in [0, 1]."""
     values = np.asarray(p, float)
@@ -373,7 +341,7 @@ def judge_many(
     step: tuple[Sequence[float], Sequence[float]],
     *,
     least: float = KERNEL_LEAST,
-) -> list[KernelChange]:
+) -> list[Kernel]:
     """Kernels that matter, the largest contribution to the step's change first.
 
     ``kernels``: name -> (base, head), each the kernel's time per step in every launch, pair by pair, 0 where it did not
@@ -400,27 +368,28 @@ def judge_many(
     for name, base, head, effect, p in rows:
         q = None if p is None else next(q_values)
         changes.append(_change(name, base, head, effect, p, q, least))
-    return sorted(changes, key=lambda change: (-abs(change.change), change.name))
+    return sorted(changes, key=lambda change: (-abs(change.change_ns), change.name))
 
 
 def _change(
     name: str, base: np.ndarray, head: np.ndarray, effect: float | None, p: float | None, q: float | None, least: float
-) -> KernelChange:
-    kind, verdict = "changed", "inconclusive"
+) -> Kernel:
+    kind: Literal["changed", "new", "gone"] = "changed"
+    verdict: Verdict = "inconclusive"
     if not base.any():
         kind, verdict = "new", "regression"
     elif not head.any():
         kind, verdict = "gone", "improvement"
     elif q is not None and effect is not None and q < LEVEL and abs(np.log1p(effect)) >= np.log1p(least):
         verdict = "regression" if effect > 0 else "improvement"
-    return KernelChange(
+    return Kernel(
         name=name,
         kind=kind,
-        base=float(np.median(base)),
-        head=float(np.median(head)),
-        change=float(np.mean(head - base)),
+        base_ns=float(np.median(base)),
+        head_ns=float(np.median(head)),
+        change_ns=float(np.mean(head - base)),
         effect=effect,
         p=p,
         q=q,
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=verdict,
     )

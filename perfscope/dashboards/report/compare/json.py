@@ -17,10 +17,10 @@ import msgspec
 from perfscope.analyzers.compare.ab.profiles import Profiles
 from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow
 from perfscope.analyzers.compare.programs.units import UNITS
-from perfscope.analyzers.compare.runs.causes import Cause, FindingChange, MetricAt
+from perfscope.analyzers.compare.runs.causes import Cause, FindingChange
 from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Key
-from perfscope.analyzers.compare.statistics.verdict import KernelChange, MetricResult
+from perfscope.analyzers.compare.statistics.verdict import MetricResult
 from perfscope.dashboards.report.compare.words import said_of
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.values import percent
@@ -182,17 +182,13 @@ def _sum(rows: Sequence[ProgramRow], name: str, side: int) -> int:
     return sum(row.amounts.get(name, (0, 0))[side] for row in rows)
 
 
-def _modelled(change: ProgramChange, side: int) -> dict[str, int] | None:
-    return None if change.modelled_ns is None else dict(zip(("low", "high"), change.modelled_ns[side], strict=True))
-
-
 def _amounts(amounts: Amounts) -> list[dict[str, Any]]:
     return [{"name": name, "unit": UNITS[name], "base": base, "head": head} for name, (base, head) in amounts.items()]
 
 
 SHAPES: Shapes = {
     MetricResult: Shape(added={"gates": attrgetter("gates"), "places": lambda _: []}),
-    MetricAt: Shape(added={"base": lambda at: _number(at.base), "head": lambda at: _number(at.head)}),
+    types.CauseMetric: Shape(added={"base": lambda at: _number(at.base), "head": lambda at: _number(at.head)}),
     StepChange: Shape(
         left_out=("notes",),
         added={
@@ -230,7 +226,6 @@ SHAPES: Shapes = {
         },
     ),
     Finding: Shape(left_out=_not_in(types.Finding, Finding)),
-    KernelChange: Shape(renamed={"base": "base_ns", "head": "head_ns", "change": "change_ns"}),
     ProgramChange: Shape(
         left_out=("totals", "modelled_ns", "lines", "failed"),
         added={
@@ -239,8 +234,8 @@ SHAPES: Shapes = {
             "rows": lambda change: change.rows[:MOST_ROWS],
             "other_rows": _other_rows,
             "written": lambda change: None if change.written is None else change.written[:MOST_WRITTEN],
-            "base_modelled": lambda change: _modelled(change, 0),
-            "head_modelled": lambda change: _modelled(change, 1),
+            "base_modelled": lambda change: change.modelled_ns and change.modelled_ns[0],
+            "head_modelled": lambda change: change.modelled_ns and change.modelled_ns[1],
         },
     ),
     ProgramRow: Shape(

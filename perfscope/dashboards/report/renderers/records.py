@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -33,7 +35,7 @@ def plain(value: Any, shapes: Shapes) -> Any:
         return value
     if isinstance(value, Enum):
         return value.name.lower()
-    if is_dataclass(value):
+    if is_dataclass(value) or isinstance(value, msgspec.Struct):
         return _record(value, shapes)
     if isinstance(value, Mapping):
         return {str(plain(key, shapes)): plain(item, shapes) for key, item in value.items()}
@@ -49,9 +51,10 @@ def plain(value: Any, shapes: Shapes) -> Any:
 def _record(record: Any, shapes: Shapes) -> dict[str, Any]:
     shape = shapes.get(type(record), AS_IT_IS)
     result: dict[str, Any] = {}
-    for one in fields(record):
-        if one.name in shape.merged:
-            result |= plain(getattr(record, one.name), shapes)
-        elif one.name not in shape.left_out and one.name not in shape.added:
-            result[shape.renamed.get(one.name, one.name)] = plain(getattr(record, one.name), shapes)
+    struct = isinstance(record, msgspec.Struct)
+    for name in record.__struct_fields__ if struct else [one.name for one in fields(record)]:
+        if name in shape.merged:
+            result |= plain(getattr(record, name), shapes)
+        elif name not in shape.left_out and name not in shape.added:
+            result[shape.renamed.get(name, name)] = plain(getattr(record, name), shapes)
     return result | {key: plain(value(record), shapes) for key, value in shape.added.items()}
