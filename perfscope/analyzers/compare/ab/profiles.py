@@ -7,14 +7,14 @@ every pair, so that one which differs between launches of one commit concludes n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
-from perfscope.analyzers.compare.runs.structure import NEUTRAL, NO_STEPS, ExactMetric, structure
-from perfscope.analyzers.compare.statistics.verdict import LEAST_PAIRS, compare_exact, judge_many
+from perfscope.analyzers.compare.runs.structure import Said, said_by, structure_of
+from perfscope.analyzers.compare.statistics.verdict import LEAST_PAIRS, judge_many
 from perfscope.analyzers.readers.load import load
 from perfscope.model.documents.comparison import Kernel
 from perfscope.model.errors import DataError, UsageError
@@ -43,9 +43,9 @@ class _Numbers:
     """A pair in numbers: what is left when its traces are gone."""
 
     runs: RunPair
+    said: tuple[Said, Said]
     step: tuple[float, float]
-    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
-    exact: dict[str, tuple[float, float]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[float, float]]
 
 
 def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read: Read = load) -> Profiles:
@@ -63,16 +63,20 @@ def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read
     if not numbers:
         return Profiles(lost=tuple(reasons))
     middle = _middle(numbers)
-    comparison = compare(read(middle.runs[0]), read(middle.runs[1]))
+    comparison = compare(*map(read, numbers[middle].runs))
     if len(numbers) > 1:
-        comparison = replace(
-            comparison, exact=tuple(_over_all(exact_metric, numbers) for exact_metric in comparison.exact)
+        built = structure_of(
+            [pair.said[0] for pair in numbers],
+            [pair.said[1] for pair in numbers],
+            middle=(middle, middle),
+            lines={program.base_fingerprint: program.lines for program in comparison.programs},
         )
+        comparison = replace(comparison, exact=built.metrics)
     return Profiles(comparison=comparison, kernels=tuple(_kernels(numbers)), used=len(numbers), lost=tuple(reasons))
 
 
 def _numbers(runs: RunPair, read: Read) -> _Numbers:
-    base, head = read(runs[0]), read(runs[1])
+    base, head = map(read, runs)
     time = time_change(base, head)
     parts: dict[str, tuple[float, float]] = {}
     for part in time.median.parts if time is not None else ():
@@ -80,13 +84,8 @@ def _numbers(runs: RunPair, read: Read) -> _Numbers:
             name = part.key().name()
             total = parts.get(name, (0.0, 0.0))
             parts[name] = (total[0] + part.base.ns, total[1] + part.head.ns)
-    exact = {
-        metric.result.name: (float(metric.result.base), float(metric.result.head))
-        for metric in structure(base, head).metrics
-        if isinstance(metric.result.base, int | float) and isinstance(metric.result.head, int | float)
-    }
     step = (0.0, 0.0) if time is None else (float(time.median.base_ns), float(time.median.head_ns))
-    return _Numbers(runs=runs, step=step, parts=parts, exact=exact)
+    return _Numbers(runs=runs, said=(said_by(base), said_by(head)), step=step, parts=parts)
 
 
 def _without_folder(text: str, runs: RunPair) -> str:
@@ -96,27 +95,10 @@ def _without_folder(text: str, runs: RunPair) -> str:
     return text
 
 
-def _middle(numbers: Sequence[_Numbers]) -> _Numbers:
-    def change(numbers: _Numbers) -> float:
-        return math.log(numbers.step[1] / numbers.step[0]) if min(numbers.step) > 0 else 0.0
-
-    return sorted(numbers, key=change)[(len(numbers) - 1) // 2]
-
-
-def _over_all(metric: ExactMetric, numbers: Sequence[_Numbers]) -> ExactMetric:
-    """The metric judged over the values of all pairs that have it."""
-    result = metric.result
-    values = [pair.exact[result.name] for pair in numbers if result.name in pair.exact]
-    if metric.neutral or NO_STEPS in result.remarks or NEUTRAL in result.remarks or not values:
-        return metric
-    judged = compare_exact(
-        result.name,
-        [base for base, _ in values],
-        [head for _, head in values],
-        unit=result.unit,
-        better=result.better,
-    )
-    return replace(metric, result=replace(judged, remarks=tuple(dict.fromkeys((*judged.remarks, *result.remarks)))))
+def _middle(numbers: Sequence[_Numbers]) -> int:
+    """Which pair is in the middle by the change of its step."""
+    changes = [math.log(pair.step[1] / pair.step[0]) if min(pair.step) > 0 else 0.0 for pair in numbers]
+    return sorted(range(len(numbers)), key=changes.__getitem__)[(len(numbers) - 1) // 2]
 
 
 def _kernels(numbers: Sequence[_Numbers]) -> list[Kernel]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from perfscope.analyzers.compare.runs.comparison import STEP_TIME, kind_of
+from perfscope.analyzers.compare.runs.run_sets import SOFTWARE, counted, environment_of
 from perfscope.analyzers.compare.runs.structure import Structure, structure
 from perfscope.analyzers.compare.statistics.estimators import location
 from perfscope.analyzers.engine import Analysis, analyze
@@ -31,9 +31,6 @@ MOST_FINDINGS = 200
 MOST_METRICS = 400
 MOST_STEPS = 64
 """Ranks whose steps are kept one by one; the metric of the step is over all."""
-
-SOFTWARE = ("torch", "jax", "jaxlib", "triton")
-"""Packages whose version may move a time by itself."""
 
 WINDOW_TIME = f"{STEP_TIME} (mean of a window)"
 PROFILED_TIME = f"{STEP_TIME} (profiled)"
@@ -83,7 +80,8 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         steps = tuple(_traced(analysis))
     git = {} if run is None or run.git is None else run.git
     recorded_commit, recorded = git.get("commit"), git.get("branch")
-    known = recorded_commit if isinstance(recorded_commit, str) else commit
+    commit = recorded_commit if isinstance(recorded_commit, str) else commit
+    known = {} if run is None else environment_of(run)
     return StoredRun(
         uid=uid_of(folder),
         id=folder.resolve().name,
@@ -91,14 +89,14 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         kind=kind_of(traces[0]) if traces else NO_RECORDING,
         created_utc=_created(folder) if run is None else run.created_utc,
         branch=branch if branch is not None else recorded if isinstance(recorded, str) else None,
-        commit=known if is_commit_hash(known) else None,
+        commit=commit if is_commit_hash(commit) else None,
         dirty=git.get("dirty") is True,
         command=() if run is None else run.command,
         state="finished" if run is None else run.state,
         exit_code=None if run is None else run.exit_code,
         ranks=max(1, len(traces)),
         hardware=hardware_of(run, analysis),
-        software={} if run is None else _software(run),
+        software={name: value for name, value in known.items() if name in (*SOFTWARE, "driver")},
         perfscope=_own_version(),
         metrics=(*_times(steps, profiled=profiled), *_exact(built))[:MOST_METRICS],
         steps=steps[:MOST_STEPS],
@@ -173,29 +171,11 @@ def _summary(rank: int, times: Sequence[int], window_ns: float | None) -> Stored
 
 def hardware_of(run: Run | None, analysis: Analysis | None = None) -> dict[str, str]:
     """By allow-list. GPUs by name and number: of all ranks of one machine, or as the recording names them."""
-    names = Counter(() if run is None else run.device_names())
-    if not names and analysis is not None:
-        names = Counter(device.name for device in analysis.devices if device.name)
-    facts = {"gpu": ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))} if names else {}
-    if run is not None:
-        for ours, theirs in (("cpu", "cpu"), ("arch", "machine"), ("system", "system")):
-            if run.platform.get(theirs):
-                facts[ours] = run.platform[theirs]
-    return facts
-
-
-def _software(run: Run) -> dict[str, str]:
-    """What the program loaded, where it told; else what was installed."""
-    seen: dict[str, str] = {}
-    for process in run.processes:
-        seen |= process.packages
-    seen = seen or dict(run.packages)
-    versions = {name: seen[name] for name in SOFTWARE if seen.get(name)}
-    if run.python:
-        versions["python"] = run.python
-    if run.driver:
-        versions["driver"] = run.driver
-    return versions
+    known = {} if run is None else environment_of(run)
+    if "gpu" not in known and analysis is not None:
+        known["gpu"] = counted(device.name for device in analysis.devices if device.name)
+    names = (("gpu", "gpu"), ("cpu", "cpu"), ("arch", "machine"), ("system", "system"))
+    return {ours: known[theirs] for ours, theirs in names if known.get(theirs)}
 
 
 def _findings(analysis: Analysis | None) -> Iterator[StoredFinding]:

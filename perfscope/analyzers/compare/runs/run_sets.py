@@ -8,6 +8,7 @@ a run lie inside of it. So ranks and launches cannot be taken for each other.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -172,7 +173,7 @@ def launch_of(run: Path, manifest: Run, traces: Sequence[Trace]) -> Launch:
         created_utc=manifest.created_utc,
         command=manifest.command,
         commit=f"{commit}{', changed' if git.get('dirty') is True else ''}" if isinstance(commit, str) else None,
-        environment=_environment(manifest),
+        environment=environment_of(manifest),
         summary=side_summary(traces),
         said=said_by(traces),
         outcomes=analysis.outcomes,
@@ -212,20 +213,25 @@ def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:
     return times, unsteady
 
 
-def _environment(run: Run) -> dict[str, str]:
-    """What of the manifest says where and with what it ran, by allow-list."""
-    names = run.device_names()
-    seen = dict(run.packages)
+def environment_of(run: Run) -> dict[str, str]:
+    """Where and with what a run ran, by allow-list: versions of what the program loaded, else of what is installed."""
+    seen: dict[str, str] = {}
     for process in run.processes:
         seen |= process.packages
+    seen = seen or dict(run.packages)
     known = {
         **{name: run.platform.get(name, "") for name in ("system", "machine", "cpu")},
-        "gpu": ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)),
+        "gpu": counted(run.device_names()),
         "driver": run.driver or "",
         "python": run.python,
         **{name: seen.get(name, "") for name in SOFTWARE[1:]},
     }
     return {name: value for name, value in known.items() if value}
+
+
+def counted(names: Iterable[str]) -> str:
+    """``8 x NVIDIA H100``."""
+    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))
 
 
 def middle_of(launches: Sequence[Launch]) -> int:

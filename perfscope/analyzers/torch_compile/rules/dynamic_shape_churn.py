@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from perfscope.analyzers.torch_compile.frames import compile_records
-from perfscope.analyzers.torch_compile.rules.recompilation import churn_findings, planned_again_findings
+from perfscope.analyzers.torch_compile.rules.recompilation import planned_again_findings, recompilation_findings
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
 
@@ -41,7 +41,7 @@ examined = compile_records
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each frame that is compiled again for each size of a dimension."""
-    return churn_findings(trace)
+    return recompilation_findings(trace, churn=True)
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:

@@ -124,14 +124,15 @@ def _finding(divergence: Divergence) -> Finding:
     compiled = divergence.here or divergence.there
     code_line = user_place(compiled.source.place, compiled.source.stack) if compiled is not None else None
     others = _ranks(divergence.others)
-    title = f"{others} {_calls(divergence.others, _VERBS[divergence.kind])} {_WHAT[divergence.kind]}"
+    subject, verb, severity = _WORDS[divergence.kind]
+    title = f"{others} {_calls(divergence.others, verb)} other {divergence.kind} than the rest"
     if wait is not None:
         title += f": ranks wait up to {format_ns(wait)}"
     return Finding(
-        subject=_SUBJECTS[divergence.kind],
+        subject=subject,
         title=title,
         detail=f"{others.capitalize()} {_difference(divergence)}.",
-        severity=_severity(divergence, wait),
+        severity="high" if wait is not None and wait >= HIGH_NS else severity,
         basis="structural" if wait is None else "modelled",
         cost_ns=wait,
         where=where_of(code_line),
@@ -141,25 +142,12 @@ def _finding(divergence: Divergence) -> Finding:
     )
 
 
-_SUBJECTS = {
-    "collectives": "ranks compile different collectives",
-    "graphs": "ranks compile different graphs",
-    "caches": "caches answer differently by rank",
+_WORDS: dict[str, tuple[str, str, Severity]] = {
+    "collectives": ("ranks compile different collectives", "call", "high"),
+    "graphs": ("ranks compile different graphs", "compile", "medium"),
+    "caches": ("caches answer differently by rank", "find", "low"),
 }
-
-
-_VERBS = {"collectives": "call", "graphs": "compile", "caches": "find"}
-_WHAT = {
-    "collectives": "other collectives than the rest",
-    "graphs": "other graphs than the rest",
-    "caches": "other caches than the rest",
-}
-
-
-def _severity(divergence: Divergence, wait: int | None) -> Severity:
-    if divergence.kind == "collectives" or (wait is not None and wait >= HIGH_NS):
-        return "high"
-    return "medium" if divergence.kind == "graphs" else "low"
+"""By kind: subject, what ranks do with other ones, and how grave it is while the wait is below ``HIGH_NS``."""
 
 
 def _difference(divergence: Divergence) -> str:
@@ -170,14 +158,14 @@ def _difference(divergence: Divergence) -> str:
         here_name, there_name = (name or "no more" for name in divergence.names)
         return (
             f"{_calls(divergence.others)} {here_name} as collective {divergence.index + 1:,}, where {_ranks(most)} "
-            f"{_calls(most)} {there_name}{_in(here or there)}"
+            f"{_calls(most)} {there_name}{f' in {_named(here or there)}' if here or there else ''}"
         )
     if divergence.kind == "caches":
         return (
             f"found {_cached(here)} in compilation {divergence.index + 1:,} ({_named(here)}), "
             f"where {_ranks(most)} found {_cached(there)}"
         )
-    verb = "compile" if len(divergence.others) > 1 else "compiles"
+    verb = _calls(divergence.others, "compile")
     if here is None:
         return (
             f"{verb} {_count(divergence.others)}, {_ranks(most)} {_count(most)}: the first one more is "
@@ -188,7 +176,7 @@ def _difference(divergence: Divergence) -> str:
         return f"{verb} {_named(here)}{' again' if known else ''} and {others} not{_why(here)}"
     return (
         f"{verb} {_named(here)} as compilation {divergence.index + 1:,}, where {_ranks(most)} "
-        f"{'compile' if len(most) > 1 else 'compiles'} {_named(there)}{_why(here)}"
+        f"{_calls(most, 'compile')} {_named(there)}{_why(here)}"
     )
 
 
@@ -208,18 +196,12 @@ def _ranks(sides: Sequence[Side]) -> str:
 def _named(compiled: Compiled | None) -> str:
     if compiled is None:
         return "nothing more"
+    source = compiled.source
+    place = short_place(source.place) if source.place is not None else source.compile_id
     if compiled.eager:
-        return f"no graph of {compiled.function} ({_at(compiled)})"
-    ops = f", {compiled.source.graph_ops:,} ops" if compiled.source.graph_ops is not None else ""
-    return f"{compiled.function} ({_at(compiled)}{ops})"
-
-
-def _at(compiled: Compiled) -> str:
-    return short_place(compiled.source.place) if compiled.source.place is not None else compiled.compile_id
-
-
-def _in(compiled: Compiled | None) -> str:
-    return "" if compiled is None else f" in {_named(compiled)}"
+        return f"no graph of {compiled.function} ({place})"
+    ops = f", {source.graph_ops:,} ops" if source.graph_ops is not None else ""
+    return f"{compiled.function} ({place}{ops})"
 
 
 def _why(compiled: Compiled | None) -> str:
@@ -281,7 +263,6 @@ _NOT_CALLED = ("wait_tensor",)
 class Compiled:
     """One compilation as it is compared between ranks."""
 
-    compile_id: str
     function: str
     line: int | None
     """First line of the frame. Paths may differ between machines and are left out."""
@@ -331,16 +312,13 @@ def side_of(trace: Trace) -> Side | None:
     again: dict[str, list[Recompile]] = defaultdict(list)
     for recompile in log.recompiles:
         again[recompile.compile_id].append(recompile)
-    turns = Counter(compilation.compile_id for compilation in log.compiles)
-    seen: Counter[str] = Counter()
     times = trace.fact(compile_times)
     compiles = []
     for compile_time in times.compiles:
         key = compile_time.compile.compile_id
-        held = _turn(graphs[key], seen[key], turns[key])
-        seen[key] += 1
         why = next((reason for recompile in again[key] for reason in recompile.reasons), None)
-        compiles.append(_compiled(compile_time.compile, held, compile_time.total_ns, why))
+        # an id that was given again after torch._dynamo.reset() has all of its graphs at its first compilation
+        compiles.append(_compiled(compile_time.compile, graphs.pop(key, []), compile_time.total_ns, why))
     compiles.sort(key=lambda compiled: compiled.source.start_ns or 0)
     return Side(
         rank=rank,
@@ -357,21 +335,13 @@ def side_of(trace: Trace) -> Side | None:
     )
 
 
-def _turn(graphs: list[Graph], turn: int, turns: int) -> list[Graph]:
-    """The graphs of one compilation of several under one id: they stand in the order of the log, so many for each."""
-    if turns == 1:
-        return graphs
-    each = len(graphs) // turns
-    return graphs[turn * each : (turn + 1) * each] if each * turns == len(graphs) else []
-
-
 def _compiled(compilation: Compile, graphs: list[Graph], total_ns: int, why: str | None) -> Compiled:
     nodes = [(graph.direction, node) for graph in graphs for node in graph.nodes]
+    ops = "".join(f"{direction} {node.op}\n" for direction, node in nodes)
     return Compiled(
-        compile_id=compilation.compile_id,
         function=plain_function(compilation.function),
         line=compilation.place.line if compilation.place else None,
-        ops=_hash(f"{direction} {node.op}" for direction, node in nodes),
+        ops=hashlib.sha256(ops.encode()).hexdigest()[:16] if ops else "-",
         collectives=tuple(
             node.op
             for _, node in nodes
@@ -385,15 +355,7 @@ def _compiled(compilation: Compile, graphs: list[Graph], total_ns: int, why: str
     )
 
 
-def _hash(lines: Iterable[str]) -> str:
-    digest, empty = hashlib.sha256(), True
-    for line in lines:
-        digest.update(line.encode() + b"\n")
-        empty = False
-    return "-" if empty else digest.hexdigest()[:16]
-
-
-HeldT = TypeVar("HeldT")
+ItemT = TypeVar("ItemT")
 
 Kind = Literal["collectives", "graphs", "caches"]
 
@@ -443,77 +405,45 @@ def _alone_ns(side: Side, other: Side) -> int:
 
 def divergences(sides: Sequence[Side]) -> Iterator[Divergence]:
     """Each set of ranks that parts from the largest one, by the gravest kind that holds of it."""
-    told: set[int] = set()
-    for kind, key in _KEYS:
-        for most, others in _apart([side for side in sides if side.rank not in told], key):
-            told.update(side.rank for side in others)
-            yield _divergence(kind, most, others)
+    left = list(sides)
+    for kind, key in _KEYS.items():
+        groups: dict[Hashable, list[Side]] = defaultdict(list)
+        for side in left:
+            groups[key(side)].append(side)
+        left, *others = sorted(groups.values(), key=lambda group: (-len(group), min(side.rank for side in group)))
+        for group in others:
+            yield _divergence(kind, tuple(left), tuple(group))
 
 
-def _of_collectives(side: Side) -> Hashable:
-    return side.collectives
-
-
-def _of_graphs(side: Side) -> Hashable:
-    return tuple(compiled.what for compiled in side.compiles)
-
-
-def _of_caches(side: Side) -> Hashable:
-    return tuple(compiled.caches for compiled in side.compiles)
-
-
-_KEYS: tuple[tuple[Kind, Callable[[Side], Hashable]], ...] = (
-    ("collectives", _of_collectives),
-    ("graphs", _of_graphs),
-    ("caches", _of_caches),
-)
-
-
-def _apart(
-    sides: Sequence[Side], key: Callable[[Side], Hashable]
-) -> Iterator[tuple[tuple[Side, ...], tuple[Side, ...]]]:
-    """(The largest set with one key, a smaller set), for each smaller one."""
-    groups: dict[Hashable, list[Side]] = defaultdict(list)
-    for side in sides:
-        groups[key(side)].append(side)
-    ordered = sorted(groups.values(), key=lambda group: (-len(group), min(side.rank for side in group)))
-    for group in ordered[1:]:
-        yield tuple(ordered[0]), tuple(group)
+_KEYS: dict[Kind, Callable[[Side], tuple[Hashable, ...]]] = {
+    "collectives": lambda side: side.collectives,
+    "graphs": lambda side: tuple(compiled.what for compiled in side.compiles),
+    "caches": lambda side: tuple(compiled.caches for compiled in side.compiles),
+}
+"""By kind, the gravest first: what must be equal, in order."""
 
 
 def _divergence(kind: Kind, most: tuple[Side, ...], others: tuple[Side, ...]) -> Divergence:
-    ours, theirs = others[0].compiles, most[0].compiles
-    if kind == "collectives":
-        mine, their = others[0].collectives, most[0].collectives
-        index = _first(mine, their)
-        return Divergence(
-            kind=kind,
-            others=others,
-            most=most,
-            index=index,
-            here=_holder(ours, index),
-            there=_holder(theirs, index),
-            names=(_get(mine, index), _get(their, index)),
-        )
-    if kind == "graphs":
-        index = _first([one.what for one in ours], [one.what for one in theirs])
-    else:
-        index = _first([one.caches for one in ours], [one.caches for one in theirs])
-    return Divergence(
-        kind=kind, others=others, most=most, index=index, here=_get(ours, index), there=_get(theirs, index)
-    )
-
-
-def _first(mine: Sequence[Hashable], their: Sequence[Hashable]) -> int:
-    """The first index at which two sequences differ, the end of the shorter one included."""
-    return next(
+    mine, their = _KEYS[kind](others[0]), _KEYS[kind](most[0])
+    index = next(
         (index for index, pair in enumerate(zip(mine, their, strict=False)) if pair[0] != pair[1]),
         min(len(mine), len(their)),
     )
+    collectives = kind == "collectives"
+    get = _holder if collectives else _get
+    return Divergence(
+        kind=kind,
+        others=others,
+        most=most,
+        index=index,
+        here=get(others[0].compiles, index),
+        there=get(most[0].compiles, index),
+        names=(_get(others[0].collectives, index), _get(most[0].collectives, index)) if collectives else (None, None),
+    )
 
 
-def _get(held: Sequence[HeldT], index: int) -> HeldT | None:
-    return held[index] if index < len(held) else None
+def _get(items: Sequence[ItemT], index: int) -> ItemT | None:
+    return items[index] if index < len(items) else None
 
 
 def _holder(compiles: Sequence[Compiled], index: int) -> Compiled | None:

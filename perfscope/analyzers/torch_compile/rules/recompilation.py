@@ -40,8 +40,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -60,10 +60,11 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.guards import FIXES, OTHER_FIX, Guard, parse_guard
-from perfscope.model.compile_log import CodeLine, Compile, CompileLog, Recompile
+from perfscope.model.compile_log import CodeLine, Compile, CompileLog
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, fit_title, severity_of
 from perfscope.model.intervals import Intervals, union
 from perfscope.model.jax_log import CompileEvent
+from perfscope.model.torch_plan import PlanRecompile
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_ns
 
@@ -83,7 +84,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each function that is compiled again in several steps."""
     log = trace.compile_log
     if log is not None and (log.compiles or log.breaks or "compile_events" not in trace.recorded):
-        yield from recompilation_findings(trace)
+        yield from recompilation_findings(trace, churn=False)
     if "compile_events" not in trace.recorded:
         if log is None:
             raise AbstainError(f"not recorded: {RECORDED[_absent(trace)]}", (_absent(trace),))
@@ -117,6 +118,20 @@ CHURN_SHARE = 0.5
 """Of a frame's recompilations: where so many are for sizes of one dimension, that dimension is what to fix."""
 
 MAX_ROWS = 20
+MOST_SIZES_SHOWN = 8
+MOST_VALUES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """A compilation after the first one of its frame."""
+
+    compilation: Compile
+    guard: Guard | None
+    """That failed of the latest compilation before it; ``None``: the log does not say."""
+    place: CodeLine | None
+    """The user's line that made that guard necessary, if the log says it."""
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,48 +139,17 @@ class Again:
     """A frame that was compiled again and again."""
 
     frame: CompiledFrame
-    compiles: tuple[Compile, ...]
-    """Those that count, in order."""
-    guards: tuple[Guard | None, ...]
-    """For each, the guard that failed of the latest compilation before it; ``None``: the log does not say."""
-    places: tuple[CodeLine | None, ...]
-    """For each, the line that made that guard necessary, if the log says it."""
-    steps: tuple[int | None, ...]
-    """For each, the step it happened in."""
-    spent_ns: int
-    """Moments once."""
+    rows: tuple[Counted, ...]
+    """In order."""
+    spans: Intervals
+    """When they were compiled, moments once."""
     over_steps: int | None
     """Steps it is spread over; ``None`` where nobody counted steps."""
 
     @property
     def per_step_ns(self) -> int | None:
         """The time as that of one step; ``None`` where no step is known."""
-        return None if self.over_steps is None else self.spent_ns // self.over_steps
-
-    def main_guard(self) -> Guard | None:
-        """A guard of the most frequent kind and source; of those the first."""
-        known = [guard for guard in self.guards if guard is not None]
-        if not known:
-            return None
-        key = Counter(guard.key for guard in known).most_common(1)[0][0]
-        return next(guard for guard in known if guard.key == key)
-
-    def values_of(self, guard: Guard) -> tuple[str, ...]:
-        """Values that the earlier compilations were made for, as far as guards of the same key name them."""
-        same = [one for one in self.guards if one is not None and one.key == guard.key]
-        return tuple(dict.fromkeys(guard.expected for guard in same if guard.expected is not None))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Churn:
-    """A dimension that is compiled again for each of its sizes."""
-
-    tensor: str
-    dimension: int
-    sizes: tuple[int, ...]
-    """Seen, ascending."""
-    recompilations: int
-    """Of the frame, for this dimension."""
+        return None if self.over_steps is None else self.spans.total() // self.over_steps
 
 
 def compiled_again(trace: Trace) -> tuple[Again, ...]:
@@ -173,94 +157,31 @@ def compiled_again(trace: Trace) -> tuple[Again, ...]:
     log = trace.compile_log
     if log is None:
         return ()
-    steps = (log.step_at(compilation.start_ns) for compilation in log.compiles if compilation.start_ns is not None)
-    first = min((step for step in steps if step is not None), default=None)
+    steps = {
+        id(compilation): None if compilation.start_ns is None else log.step_at(compilation.start_ns)
+        for compilation in log.compiles
+    }
+    first = min((step for step in steps.values() if step is not None), default=None)
     result = []
     for frame in trace.fact(compiled_frames):
-        again = _frame_again(trace, log, frame, first)
-        if again is not None:
-            result.append(again)
+        reasons = {recompile.compile_id: recompile for recompile in frame.recompiles}
+        rows = []
+        for compilation in frame.compiles[1:]:
+            step = steps[id(compilation)]
+            if first is not None and (step is None or step <= first):
+                continue
+            if not compilation.traced_graphs and compilation.has_code is False:
+                continue  # the one that hit the limit compiled nothing
+            why = reasons.get(compilation.compile_id)
+            guard = parse_guard(why.reasons[0]) if why is not None and why.reasons else None
+            place = None if why is None else _whole(trace, why.guard_place)
+            rows.append(Counted(compilation=compilation, guard=guard, place=place, step=step))
+        different = len(rows) if first is None else len({row.step for row in rows})
+        if different >= MIN_RECOMPILATIONS:
+            spans = compile_spans(trace, [row.compilation for row in rows])
+            over = None if first is None else _over_steps(trace, log)
+            result.append(Again(frame=frame, rows=tuple(rows), spans=spans, over_steps=over))
     return tuple(result)
-
-
-def churn_of(again: Again) -> Churn | None:
-    """The dimension whose sizes make up most of a frame's recompilations; ``None`` if there is none with many sizes."""
-    counted = Counter(
-        (guard.source, guard.dimension)
-        for guard in again.guards
-        if guard is not None and guard.kind == "size" and guard.source is not None and guard.dimension is not None
-    )
-    if not counted:
-        return None
-    (tensor, dimension), most = counted.most_common(1)[0]
-    every = [parse_guard(recompile.reasons[0]) for recompile in again.frame.recompiles if recompile.reasons]
-    about = [guard for guard in every if guard.key == ("size", tensor, dimension)]
-    said = (size for guard in about for size in (guard.expected, guard.actual) if size is not None)
-    sizes = {int(size) for size in said if size.isdecimal()}
-    if len(sizes) < MIN_SIZES or most < CHURN_SHARE * len(again.compiles):
-        return None
-    return Churn(tensor=tensor, dimension=dimension, sizes=tuple(sorted(sizes)), recompilations=most)
-
-
-def user_line(trace: Trace, again: Again) -> CodeLine | None:
-    """The user's line: the one that most often made the guard necessary, else the frame's."""
-    made = Counter(
-        line
-        for place, guard in zip(again.places, again.guards, strict=True)
-        if guard is not None and (line := _whole(trace, place)) is not None
-    )
-    return made.most_common(1)[0][0] if made else again.frame.user_place
-
-
-def rows_of(trace: Trace, again: Again) -> tuple[Mapping[str, Cell], ...]:
-    """Evidence: one row a compilation, the most expensive first."""
-    rows: list[dict[str, Cell]] = []
-    for compilation, guard, code_line, step in zip(
-        again.compiles, again.guards, again.places, again.steps, strict=True
-    ):
-        line = _whole(trace, code_line)
-        rows.append(
-            {
-                "compile_id": compilation.compile_id,
-                "step": step,
-                "spent_ns": compile_spans(trace, (compilation,)).total(),
-                "guard": guard.text if guard is not None else None,
-                "guard_made_at": f"{line.file}:{line.line}" if line is not None else None,
-            }
-        )
-    rows.sort(key=lambda row: -int(row["spent_ns"] or 0))
-    return tuple(rows[:MAX_ROWS])
-
-
-def _frame_again(trace: Trace, log: CompileLog, frame: CompiledFrame, first_step: int | None) -> Again | None:
-    reasons = _reasons(frame)
-    chosen: list[Compile] = []
-    steps: list[int | None] = []
-    for compilation in frame.compiles[1:]:
-        step = log.step_at(compilation.start_ns) if compilation.start_ns is not None else None
-        if first_step is not None and (step is None or step <= first_step):
-            continue
-        if (
-            compilation.traced_graphs or compilation.has_code is not False
-        ):  # the one that hit the limit compiled nothing
-            chosen.append(compilation)
-            steps.append(step)
-    different = len(chosen) if first_step is None else len(set(steps))
-    if different < MIN_RECOMPILATIONS:
-        return None
-    said = [reasons.get(compilation.compile_id) for compilation in chosen]
-    return Again(
-        frame=frame,
-        compiles=tuple(chosen),
-        guards=tuple(
-            parse_guard(recompile.reasons[0]) if recompile is not None and recompile.reasons else None
-            for recompile in said
-        ),
-        places=tuple(recompile.guard_place if recompile is not None else None for recompile in said),
-        steps=tuple(steps),
-        spent_ns=compile_spans(trace, chosen).total(),
-        over_steps=None if first_step is None else _over_steps(trace, log),
-    )
 
 
 def _over_steps(trace: Trace, log: CompileLog) -> int:
@@ -272,8 +193,31 @@ def _over_steps(trace: Trace, log: CompileLog) -> int:
     return max(spanned, seen, len(trace.step_times_ns))
 
 
-def _reasons(frame: CompiledFrame) -> dict[str, Recompile]:
-    return {recompile.compile_id: recompile for recompile in frame.recompiles}
+def _about_most(guards: Iterable[Guard | None]) -> list[Guard]:
+    """Guards of the most frequent kind and source, in order."""
+    known = [guard for guard in guards if guard is not None]
+    most = Counter(guard.key for guard in known).most_common(1)
+    return [guard for guard in known if guard.key == most[0][0]]
+
+
+def _sizes(guards: Iterable[Guard]) -> list[int]:
+    """Sizes that guards on a dimension name, ascending."""
+    values = (value for guard in guards for value in (guard.expected, guard.actual) if guard.kind == "size")
+    return sorted({int(value) for value in values if value is not None and value.isdecimal()})
+
+
+def _churn_of(again: Again) -> tuple[Guard, list[int]] | None:
+    """A guard on the dimension whose sizes make up most of a frame's recompilations, and those sizes, if many."""
+    sized = _about_most(
+        row.guard
+        for row in again.rows
+        if row.guard is not None and row.guard.kind == "size" and row.guard.dimension is not None
+    )
+    if not sized or len(sized) < CHURN_SHARE * len(again.rows):
+        return None
+    every = [parse_guard(recompile.reasons[0]) for recompile in again.frame.recompiles if recompile.reasons]
+    sizes = _sizes(guard for guard in every if guard.key == sized[0].key)
+    return (sized[0], sizes) if len(sizes) >= MIN_SIZES else None
 
 
 def _whole(trace: Trace, code_line: CodeLine | None) -> CodeLine | None:
@@ -283,68 +227,56 @@ def _whole(trace: Trace, code_line: CodeLine | None) -> CodeLine | None:
     if not code_line.file.startswith("/"):  # torch keeps the end of a long path, perhaps from within a folder's name
         full = {file for file in trace.fact(_files) if file.endswith(code_line.file)}
         if len(full) == 1:
-            code_line = CodeLine(file=full.pop(), line=code_line.line, function=code_line.function, code=code_line.code)
+            code_line = replace(code_line, file=full.pop())
     return code_line if is_users(code_line.file) else None
 
 
 def _files(trace: Trace) -> frozenset[str]:
     """All files that the log names with their whole path."""
     log = trace.compile_log
-    return frozenset(
-        code_line.file for code_line in (_places(log) if log is not None else ()) if code_line.file.startswith("/")
+    if log is None:
+        return frozenset()
+    lines = (
+        *(line for compilation in log.compiles for line in (*compilation.stack, compilation.place)),
+        *(line for graph_break in log.breaks for line in graph_break.stack),
+        *(line for kernel in log.kernels for line in kernel.places),
+        *(node.place for graph in log.graphs for node in graph.nodes),
+        *(recompile.guard_place for recompile in log.recompiles),
     )
+    return frozenset(line.file for line in lines if line is not None and line.file.startswith("/"))
 
 
-def _places(log: CompileLog) -> Iterable[CodeLine]:
-    for compilation in log.compiles:
-        yield from compilation.stack
-        if compilation.place is not None:
-            yield compilation.place
-    for graph_break in log.breaks:
-        yield from graph_break.stack
-    for kernel in log.kernels:
-        yield from kernel.places
-    for graph in log.graphs:
-        yield from (node.place for node in graph.nodes if node.place is not None)
-    for recompile in log.recompiles:
-        if recompile.guard_place is not None:
-            yield recompile.guard_place
-
-
-MOST_SIZES_SHOWN = 8
-MOST_VALUES_SHOWN = 3
-
-
-def recompilation_findings(trace: Trace) -> Iterator[Finding]:
-    """A finding for each frame compiled again in several steps, but those that churn through sizes."""
+def recompilation_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
+    """A finding for each frame compiled again in several steps: those that churn through sizes, or all others."""
     compile_log_of(trace)
     for again in trace.fact(compiled_again):
-        if churn_of(again) is None:
-            yield _recompilation(trace, again)
+        churning = _churn_of(again)
+        if churning is None and not churn:
+            yield _of_guards(trace, again)
+        elif churning is not None and churn:
+            yield _of_sizes(trace, again, *churning)
 
 
-def churn_findings(trace: Trace) -> Iterator[Finding]:
-    """A finding for each frame that is compiled again for each size of a dimension."""
-    compile_log_of(trace)
-    for again in trace.fact(compiled_again):
-        churn = churn_of(again)
-        if churn is not None:
-            yield _churn(trace, again, churn)
-
-
-def _recompilation(trace: Trace, again: Again) -> Finding:
-    guard = again.main_guard()
+def _of_guards(trace: Trace, again: Again) -> Finding:
     function = again.frame.function
-    why = "The log does not say why" if guard is None else _capital(_change(again, guard))
+    guards = _about_most(row.guard for row in again.rows)
+    guard = guards[0] if guards else None
+    if guard is None:
+        why = "The log does not say why"
+    else:
+        values = list(dict.fromkeys(guard.expected for guard in guards if guard.expected is not None))
+        shown = ", ".join(values[:MOST_VALUES_SHOWN]) + (" ..." if len(values) > MOST_VALUES_SHOWN else "")
+        several = f" ({shown})" if guard.kind == "number" and len(values) > 1 else ""
+        why = _capital(f"{guard.in_words()} changes{several}: guard {guard.text}")
     return _frame_finding(
         trace,
         again,
         subject=f"recompilation of {function}",
         title=fit_title(
-            f"{function} is compiled {len(again.compiles):,} more times: {format_ns(again.spent_ns)} in all", function
+            f"{function} is compiled {len(again.rows):,} more times: {format_ns(again.spans.total())} in all", function
         ),
-        detail=f"{why}.{_in_steps(again)}{_then(again)}",
-        advice=_fix(guard) + _limit_advice(again),
+        why=why,
+        advice=_fix(guard),
     )
 
 
@@ -352,51 +284,58 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _change(again: Again, guard: Guard) -> str:
-    values = again.values_of(guard)
-    if guard.kind != "number" or len(values) < 2:
-        return f"{guard.in_words()} changes: guard {guard.text}"
-    shown = ", ".join(values[:MOST_VALUES_SHOWN]) + (" ..." if len(values) > MOST_VALUES_SHOWN else "")
-    return f"{guard.in_words()} changes ({shown}): guard {guard.text}"
-
-
-def _churn(trace: Trace, again: Again, churn: Churn) -> Finding:
-    low, high = churn.sizes[0], churn.sizes[-1]
-    shown = ", ".join(map(str, churn.sizes[:MOST_SIZES_SHOWN]))
-    more = f" and {len(churn.sizes) - MOST_SIZES_SHOWN:,} more" if len(churn.sizes) > MOST_SIZES_SHOWN else ""
-    symbol = f"{churn.tensor}.size()[{churn.dimension}]"
+def _of_sizes(trace: Trace, again: Again, guard: Guard, sizes: list[int]) -> Finding:
+    function, tensor, dimension = again.frame.function, guard.source, guard.dimension
+    more = f" and {len(sizes) - MOST_SIZES_SHOWN:,} more" if len(sizes) > MOST_SIZES_SHOWN else ""
+    symbol = f"{tensor}.size()[{dimension}]"
     return _frame_finding(
         trace,
         again,
-        subject=f"{again.frame.function} compiled for each size of {churn.tensor} in dimension {churn.dimension}",
+        subject=f"{function} compiled for each size of {tensor} in dimension {dimension}",
         title=fit_title(
-            f"{again.frame.function} is compiled for {len(churn.sizes):,} sizes of {symbol}: "
-            f"{format_ns(again.spent_ns)} in all",
-            again.frame.function,
+            f"{function} is compiled for {len(sizes):,} sizes of {symbol}: {format_ns(again.spans.total())} in all",
+            function,
             symbol,
         ),
-        detail=f"The sizes: {shown}{more}.{_in_steps(again)}{_then(again)}",
-        advice=f"Mark the dimension as dynamic: torch._dynamo.mark_dynamic({churn.tensor}, {churn.dimension}, "
-        f"min={low}, "
-        f"max={high}). These are the sizes seen: widen it to what can come, or use torch.compile(..., dynamic=True) in "
-        "place of dynamic=False. Padding to a few sizes (the next power of two) helps, too." + _limit_advice(again),
+        why=f"The sizes: {', '.join(map(str, sizes[:MOST_SIZES_SHOWN]))}{more}",
+        advice=f"Mark the dimension as dynamic: torch._dynamo.mark_dynamic({tensor}, {dimension}, min={sizes[0]}, "
+        f"max={sizes[-1]}). These are the sizes seen: widen it to what can come, or use torch.compile(..., "
+        "dynamic=True) in place of dynamic=False. Padding to a few sizes (the next power of two) helps, too.",
     )
 
 
-def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, detail: str, advice: str) -> Finding:
-    per_step, spans = again.per_step_ns, compile_spans(trace, again.compiles)
+def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why: str, advice: str) -> Finding:
+    """At the line that most often made the guard necessary, else the frame's; the most expensive rows first."""
+    limited, steps = again.frame.limit is not None, {row.step for row in again.rows if row.step is not None}
+    lines = Counter(row.place for row in again.rows if row.guard is not None and row.place is not None).most_common(1)
+    rows: list[dict[str, Cell]] = [
+        {
+            "compile_id": row.compilation.compile_id,
+            "step": row.step,
+            "spent_ns": compile_spans(trace, (row.compilation,)).total(),
+            "guard": None if row.guard is None else row.guard.text,
+            "guard_made_at": None if row.place is None else f"{row.place.file}:{row.place.line}",
+        }
+        for row in again.rows
+    ]
+    detail = f"{why}."
+    if again.over_steps is not None and steps:
+        detail += f" It happens in {len(steps):,} steps."
+    if limited:
+        detail += " Then the limit of compilations is reached, and new calls run eagerly."
+        advice += " Raising torch._dynamo.config.recompile_limit only moves the limit."
     return Finding(
         subject=subject,
         title=title,
         detail=detail,
         severity=_severity(trace, again),
         basis="measured",
-        cost_ns=again.spent_ns,
-        cost_ns_per_step=per_step,
-        where=where_of(user_line(trace, again)),
-        evidence=rows_of(trace, again),
-        covers_ns=_covers(trace, spans),
-        spans=spans_within(trace, spans),
+        cost_ns=again.spans.total(),
+        cost_ns_per_step=again.per_step_ns,
+        where=where_of(lines[0][0] if lines else again.frame.user_place),
+        evidence=tuple(sorted(rows, key=lambda row: -int(row["spent_ns"] or 0))[:MAX_ROWS]),
+        covers_ns=_covers(trace, again.spans),
+        spans=spans_within(trace, again.spans),
         advice=advice,
     )
 
@@ -412,22 +351,7 @@ def _severity(trace: Trace, again: Again) -> Severity:
         step = median(trace.step_times_ns) if trace.step_times_ns else 0
         return severity_of(again.per_step_ns, max(step, again.per_step_ns))
     log = trace.compile_log
-    return severity_of(again.spent_ns, compile_spans(trace, log.compiles).total() if log is not None else 0)
-
-
-def _in_steps(again: Again) -> str:
-    steps = {step for step in again.steps if step is not None}
-    return f" It happens in {len(steps):,} steps." if again.over_steps is not None and steps else ""
-
-
-def _then(again: Again) -> str:
-    return "" if again.frame.limit is None else " Then the limit of compilations is reached, and new calls run eagerly."
-
-
-def _limit_advice(again: Again) -> str:
-    if again.frame.limit is None:
-        return ""
-    return " Raising torch._dynamo.config.recompile_limit only moves the limit."
+    return severity_of(again.spans.total(), compile_spans(trace, log.compiles).total() if log is not None else 0)
 
 
 def _fix(guard: Guard | None) -> str:
@@ -440,82 +364,43 @@ _OF_WHICH = re.compile(r"^\d+/\d+: ")
 """Before a reason: the compilation whose guard failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedAgain:
-    """A frame that was compiled again for one and the same kind of guard."""
+def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
+    """One finding for each frame that a program itself compiles ``MIN_RECOMPILATIONS`` times again or more.
 
-    function: str
-    where: Where
-    recompilations: int
-    guards: tuple[Guard, ...]
-    """Those that are about the same as the most frequent one, in order."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Where they are about a dimension: its sizes, sorted."""
-        said = (value for guard in self.guards for value in (guard.expected, guard.actual) if guard.kind == "size")
-        return tuple(sorted({int(value) for value in said if value is not None and value.isdecimal()}))
-
-
-def planned_again(trace: Trace) -> tuple[PlannedAgain, ...]:
-    """Frames that a program itself compiles, with at least ``MIN_RECOMPILATIONS`` after their first compilation.
-
-    One is how dynamo learns that a size or number is dynamic. ``AbstainError`` where it compiles nothing itself.
+    With ``churn`` those that see ever new sizes of a dimension, else the others. ``AbstainError`` where the program
+    compiles nothing itself.
     """
     plans = [held.plan for held in trace.torch_plans if held.plan.compiled_by == "program"]
     if not plans:
         raise AbstainError("the program compiles nothing itself")
-    result = []
     for plan in plans:
         frames = defaultdict(list)
         for recompile in plan.recompiles:
             frames[recompile.compile_id.partition("/")[0]].append(recompile)
         for rows in frames.values():
-            if len(rows) < MIN_RECOMPILATIONS:
-                continue
-            guards = [parse_guard(_OF_WHICH.sub("", row.reasons[0])) for row in rows if row.reasons]
-            most = Counter(guard.key for guard in guards).most_common(1)
-            plan_line = rows[0].place
-            result.append(
-                PlannedAgain(
-                    function=plain_function(rows[0].function),
-                    where=Where() if plan_line is None else Where(file=plan_line.file, line=plan_line.line),
-                    recompilations=len(rows),
-                    guards=tuple(guard for guard in guards if guard.key == most[0][0]),
-                )
-            )
-    return tuple(result)
+            guards = _about_most(parse_guard(_OF_WHICH.sub("", row.reasons[0])) for row in rows if row.reasons)
+            if len(rows) >= MIN_RECOMPILATIONS and (len(_sizes(guards)) >= MIN_SIZES) == churn:
+                yield _planned_finding(rows, guards)
 
 
-def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
-    """One finding for each frame: with ``churn`` those that see ever new sizes of a dimension, else the others."""
-    for again in planned_again(trace):
-        if (len(again.sizes) >= MIN_SIZES) == churn:
-            yield _planned_finding(again)
-
-
-def _planned_finding(again: PlannedAgain) -> Finding:
-    guard = again.guards[0] if again.guards else None
+def _planned_finding(rows: Sequence[PlanRecompile], guards: Sequence[Guard]) -> Finding:
+    guard, sizes = guards[0] if guards else None, _sizes(guards)
+    place, function = rows[0].place, plain_function(rows[0].function)
     if guard is None:
         why = "torch does not say why"
-    elif again.sizes:
-        why = f"{guard.in_words()} changes ({', '.join(map(str, again.sizes))})"
+    elif sizes:
+        why = f"{guard.in_words()} changes ({', '.join(map(str, sizes))})"
     else:
         why = f"{guard.in_words()} changes, guard {one_line(guard.text)}"
-    fix = OTHER_FIX if guard is None else FIXES.get(guard.kind, OTHER_FIX)
     return Finding(
-        subject=f"recompilation of {again.function}",
-        title=fit_title(
-            f"{again.function} is compiled {again.recompilations:,} more times in a few steps", again.function
-        ),
+        subject=f"recompilation of {function}",
+        title=fit_title(f"{function} is compiled {len(rows):,} more times in a few steps", function),
         detail=f"In the steps that were walked through: {why}.",
         severity="medium",
         basis="structural",
-        where=again.where,
-        evidence=tuple(
-            {"guard": one_line(guard.text), "is_about": guard.in_words()} for guard in again.guards[:MAX_ROWS]
-        ),
-        advice=fix if guard is None else fix.format(source=guard.source, dimension=guard.dimension),
+        where=Where() if place is None else Where(file=place.file, line=place.line),
+        evidence=tuple({"guard": one_line(guard.text), "is_about": guard.in_words()} for guard in guards[:MAX_ROWS]),
+        advice=_fix(guard),
     )
 
 
