@@ -140,7 +140,7 @@ def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
     log = trace.compile_log
     if log is None:
         return ()
-    groups: list[tuple[str, list[Compile]]] = []
+    groups: list[list[Compile]] = []
     latest: dict[str, list[Compile]] = {}
     seen: dict[str, set[str]] = {}
     for compilation in log.compiles:
@@ -149,26 +149,27 @@ def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
         if compiles is None or compilation.compile_id in seen[frame]:
             compiles = latest[frame] = []
             seen[frame] = set()
-            groups.append((frame, compiles))
+            groups.append(compiles)
         compiles.append(compilation)
         seen[frame].add(compilation.compile_id)
-    by_frame: dict[str, list[list[Compile]]] = defaultdict(list)
-    for frame, compiles in groups:
-        by_frame[frame].append(compiles)
+    group_of = {id(compilation): compiles for compiles in groups for compilation in compiles}
+
+    def group(record: Recompile | GraphBreak) -> int:
+        compilation = compilation_of(trace, record.compile_id, record.time_ns)
+        return id(latest.get(frame_of(record.compile_id)) if compilation is None else group_of[id(compilation)])
+
     again: dict[int, list[Recompile]] = defaultdict(list)
     for recompile in log.recompiles:
-        holder = _holder(by_frame[frame_of(recompile.compile_id)], recompile.compile_id, recompile.time_ns)
-        again[id(holder)].append(recompile)
+        again[group(recompile)].append(recompile)
     skipped: dict[int, list[GraphBreak]] = defaultdict(list)
     for skip in log.breaks:
         if skip.skipped_frame:
-            holder = _holder(by_frame[frame_of(skip.compile_id)], skip.compile_id, skip.time_ns)
-            skipped[id(holder)].append(skip)
+            skipped[group(skip)].append(skip)
     return tuple(
         CompiledFrame(
             compiles=tuple(compiles), recompiles=tuple(again[id(compiles)]), skips=tuple(skipped[id(compiles)])
         )
-        for _, compiles in groups
+        for compiles in groups
     )
 
 
@@ -216,7 +217,7 @@ _ROUNDING_NS = 1_000_000
 
 def _bounds(trace: Trace, compilation: Compile) -> tuple[int, int]:
     """From when to when an id stands for this compilation: it may be given again."""
-    same = trace.fact(_compiles_by_id)[compilation.compile_id]
+    same = trace.fact(compiles_by_id)[compilation.compile_id]
     if len(same) == 1 or compilation.start_ns is None:
         return 0, _NEVER
     later = [other.start_ns for other in same if other.start_ns is not None and other.start_ns > compilation.start_ns]
@@ -231,22 +232,19 @@ def _phases_by_id(trace: Trace) -> dict[str, list[tuple[int, int]]]:
     return result
 
 
-def _compiles_by_id(trace: Trace) -> dict[str, list[Compile]]:
+def compiles_by_id(trace: Trace) -> dict[str, list[Compile]]:
+    """By id the compilations that had it in turn: ``torch._dynamo.reset()`` numbers frames again."""
     result: dict[str, list[Compile]] = defaultdict(list)
     for compilation in trace.compile_log.compiles if trace.compile_log is not None else ():
         result[compilation.compile_id].append(compilation)
     return result
 
 
-def _holder(frames: list[list[Compile]], compile_id: str, time_ns: int | None) -> list[Compile] | None:
-    """Of the frames that had an id in turn the one it belongs to, judged by time."""
-    if len(frames) == 1:
-        return frames[0]
-    holding = [compiles for compiles in frames if any(compilation.compile_id == compile_id for compilation in compiles)]
-    if len(holding) < 2 or time_ns is None:
-        return holding[0] if holding else None
-    begun = [compiles for compiles in holding if (compiles[0].start_ns or 0) <= time_ns]
-    return begun[-1] if begun else holding[0]
+def compilation_of(trace: Trace, compile_id: str, time_ns: int | None) -> Compile | None:
+    """The compilation that an id stood for at a time: the latest one begun by then."""
+    same = trace.fact(compiles_by_id).get(compile_id, [])
+    begun = [compilation for compilation in same if time_ns is None or (compilation.start_ns or 0) <= time_ns]
+    return next(iter(begun[-1:] or same), None)
 
 
 # Graph breaks of a plan, by the user's line.

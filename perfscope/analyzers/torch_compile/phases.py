@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from perfscope.analyzers.torch_compile.frames import compilation_of
 from perfscope.model.compile_log import Compile, CompileLog, Phase
 from perfscope.model.trace import Trace
 
@@ -151,21 +152,22 @@ def compile_times(trace: Trace) -> CompileTimes:
     log = trace.compile_log
     if log is None:
         return CompileTimes(compiles=(), phases=(), stages_ns={})
-    kept = [(phase, owner) for phase, owner in zip(log.phases, _owners(log), strict=True) if _is_compiling(phase)]
+    owned = zip(log.phases, _owners(trace, log), strict=True)
+    kept = [(phase, owner) for phase, owner in owned if phase.name not in NOT_COMPILING]
     by_name: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     by_stage: dict[Stage, int] = defaultdict(int)
-    by_compile: list[dict[Stage, int]] = [defaultdict(int) for _ in log.compiles]
+    by_compile: dict[int, dict[Stage, int]] = defaultdict(lambda: defaultdict(int))
     for (phase, owner), spent in zip(kept, exclusive_ns([phase for phase, _ in kept]), strict=True):
         stage = stage_of(phase.name)
         by_name[phase.name][0] += 1
         by_name[phase.name][1] += spent
         by_stage[stage] += spent
         if owner is not None and spent:
-            by_compile[owner][stage] += spent
+            by_compile[id(owner)][stage] += spent
     return CompileTimes(
         compiles=tuple(
-            CompileTime(compile=compilation, stages_ns=dict(spent))
-            for compilation, spent in zip(log.compiles, by_compile, strict=True)
+            CompileTime(compile=compilation, stages_ns=dict(by_compile.get(id(compilation), {})))
+            for compilation in log.compiles
         ),
         phases=tuple(
             sorted(
@@ -180,31 +182,16 @@ def compile_times(trace: Trace) -> CompileTimes:
     )
 
 
-def _is_compiling(phase: Phase) -> bool:
-    return phase.name not in NOT_COMPILING
+def _owners(trace: Trace, log: CompileLog) -> list[Compile | None]:
+    """Of each phase the compilation it belongs to: by its id, or that of the phase around it.
 
-
-def _owners(log: CompileLog) -> list[int | None]:
-    """Of each phase the compilation it belongs to, as an index: by its id, or that of the phase around it."""
-    holders: dict[str, list[int]] = defaultdict(list)
-    for index, compilation in enumerate(log.compiles):
-        holders[compilation.compile_id].append(index)
-    owners: list[int | None] = []
+    An outermost phase begins some ms before the start that the metrics tell, so its end decides.
+    """
+    owners: list[Compile | None] = []
     for phase in log.phases:
         around = phase.parent
         if around is not None and phase.compile_id in (None, log.phases[around].compile_id):
             owners.append(owners[around])
         else:
-            owners.append(_owner(log.compiles, holders.get(phase.compile_id or "", []), phase))
+            owners.append(None if phase.compile_id is None else compilation_of(trace, phase.compile_id, phase.end_ns))
     return owners
-
-
-def _owner(compiles: Sequence[Compile], holders: Sequence[int], phase: Phase) -> int | None:
-    """Of the compilations that had an id in turn the latest that had begun by the end of its outermost phase.
-
-    That phase begins some ms before the start that the metrics tell.
-    """
-    begun = [index for index in holders if (compiles[index].start_ns or 0) <= phase.end_ns]
-    if not begun:
-        return holders[0] if holders else None
-    return max(begun, key=lambda index: compiles[index].start_ns or 0)

@@ -12,8 +12,10 @@ import numpy as np
 from perfscope.analyzers.time import compiled_rows, nearest_ancestor, step_windows
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
+    compilation_of,
     compile_spans,
     compiled_frames,
+    compiles_by_id,
     plain_function,
     resumed_at,
     user_place,
@@ -109,36 +111,13 @@ class KernelSummary:
     """Measured in the whole recording; ``None``: it did not run in it, or nothing tells."""
 
 
-Holders = Mapping[str, Sequence[Compile]]
-"""By id the compilations that had it, in turn: ``torch._dynamo.reset()`` numbers frames again."""
-
-
-def holders_of(log: CompileLog) -> Holders:
-    """By id the compilations that had it."""
-    result: dict[str, list[Compile]] = defaultdict(list)
-    for compilation in log.compiles:
-        result[compilation.compile_id].append(compilation)
-    return result
-
-
-def holder_of(holders: Holders, graph_break: GraphBreak) -> Compile | None:
-    """The compilation that a break was met in."""
-    same = holders.get(graph_break.compile_id, ())
-    begun = [
-        compilation
-        for compilation in same
-        if graph_break.time_ns is None or (compilation.start_ns or 0) <= graph_break.time_ns
-    ]
-    return (begun or same)[-1] if same else None
-
-
-def leaves_frame(holders: Holders, graph_break: GraphBreak) -> bool:
+def leaves_frame(trace: Trace, graph_break: GraphBreak) -> bool:
     """Whether a break left all of its frame to eager mode; older versions of torch tell it of the compilation alone."""
-    holder = holder_of(holders, graph_break)
+    holder = compilation_of(trace, graph_break.compile_id, graph_break.time_ns)
     return graph_break.skipped_frame or (holder is not None and holder.has_code is False)
 
 
-def break_rows(log: CompileLog, holders: Holders) -> tuple[BreakSummary, ...]:
+def break_rows(trace: Trace, log: CompileLog) -> tuple[BreakSummary, ...]:
     """By line and reason; those that left a whole frame to eager mode first, then the most frequent."""
     groups: dict[tuple[object, ...], list[tuple[GraphBreak, CodeLine | None]]] = defaultdict(list)
     for graph_break in log.breaks:
@@ -147,7 +126,7 @@ def break_rows(log: CompileLog, holders: Holders) -> tuple[BreakSummary, ...]:
             code_line and (code_line.file, code_line.line),
             graph_break.reason,
             graph_break.doc_id,
-            leaves_frame(holders, graph_break),
+            leaves_frame(trace, graph_break),
         )
         groups[key].append((graph_break, code_line))
     rows = [
@@ -301,9 +280,8 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
     if log is None or not (log.compiles or log.breaks):
         return None
     times = trace.fact(compile_times)
-    holders = holders_of(log)
-    frames = _frames(trace, log, holders)
-    rows = break_rows(log, holders)
+    frames = _frames(trace, log)
+    rows, steps = break_rows(trace, log), trace.fact(step_windows)
     return CompileSummary(
         rank=trace.source.rank if trace.source.rank is not None else log.rank,
         path=log.path,
@@ -317,7 +295,9 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
         recompiles=len(log.recompiles),
         caches=_caches(log.compiles),
         total_ns=times.total_ns,
-        in_steps_ns=_in_steps(trace, log),
+        in_steps_ns=intersection_total(compile_spans(trace, log.compiles), union(steps.starts, steps.ends))
+        if steps.count
+        else None,
         stages_ns=times.stages_ns,
         frames=frames,
         break_rows=rows,
@@ -329,22 +309,15 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
     )
 
 
-def _in_steps(trace: Trace, log: CompileLog) -> int | None:
-    steps = trace.fact(step_windows)
-    if not steps.count:
-        return None
-    return intersection_total(compile_spans(trace, log.compiles), union(steps.starts, steps.ends))
-
-
-def _graphs(log: CompileLog, holders: Holders) -> dict[int, list[tuple[Direction, int]]]:
+def _graphs(trace: Trace, log: CompileLog) -> dict[int, list[tuple[Direction, int]]]:
     """By ``id()`` of the compilation the (direction, ops) of its graphs.
 
     Graphs have no time of their own: of an id that was given again each further graph that is no backward belongs to
     the next compilation that traced one.
     """
     turns = {
-        name: [compilation for compilation in held if compilation.traced_graphs] or list(held)
-        for name, held in holders.items()
+        name: [compilation for compilation in held if compilation.traced_graphs] or held
+        for name, held in trace.fact(compiles_by_id).items()
     }
     begun: Counter[str] = Counter()
     result: dict[int, list[tuple[Direction, int]]] = defaultdict(list)
@@ -358,15 +331,15 @@ def _graphs(log: CompileLog, holders: Holders) -> dict[int, list[tuple[Direction
     return result
 
 
-def _frames(trace: Trace, log: CompileLog, holders: Holders) -> tuple[FrameSummary, ...]:
+def _frames(trace: Trace, log: CompileLog) -> tuple[FrameSummary, ...]:
     """Frames of one code object together, also where it was renumbered."""
     whole = trace.fact(compile_times)
     times = {id(compile_time.compile): compile_time for compile_time in whole.compiles}
-    graphs = _graphs(log, holders)
+    graphs = _graphs(trace, log)
     broken, left = Counter[int](), set[int]()
     for graph_break in log.breaks:
-        holder = id(holder_of(holders, graph_break))
-        if leaves_frame(holders, graph_break):
+        holder = id(compilation_of(trace, graph_break.compile_id, graph_break.time_ns))
+        if leaves_frame(trace, graph_break):
             left.add(holder)
         else:
             broken[holder] += 1

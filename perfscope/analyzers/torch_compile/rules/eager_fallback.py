@@ -44,7 +44,7 @@ from perfscope.analyzers.time import (
     per_step,
     step_windows,
 )
-from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
+from perfscope.analyzers.torch_compile.cost import eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_log_of,
@@ -57,7 +57,7 @@ from perfscope.analyzers.torch_compile.frames import (
     one_line,
     where_of,
 )
-from perfscope.analyzers.torch_compile.rules.graph_break import BrokenLine, broken_lines
+from perfscope.analyzers.torch_compile.rules.graph_break import broken_lines
 from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
 from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.frames import parse_frame
@@ -236,7 +236,8 @@ def _shown(stacked: Trace, frames: list[CompiledFrame]) -> dict[int, int]:
 
 def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallback]) -> Finding | None:
     first, whole = members[0], trace.fact(steady_ns)
-    breaks = [] if first.at_limit else _breaks_at(trace, where)
+    lines = () if first.at_limit else trace.fact(broken_lines)
+    breaks = [line for line in lines if where_of(line.place) == where and line.seen is not False]
     known = [member.windows for member in members if member.windows is not None]
     known += [line.windows for line in breaks if line.windows]
     cost = eager_cost(trace, [window for windows in known for window in windows]) if known else None
@@ -249,32 +250,32 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
     count = len({inner.compile_id for member in members for inner in member.inner})
     inner = f" {count:,} function{'s' if count > 1 else ''} it calls {'are' if count > 1 else 'is'} compiled."
     why = "its limit of compilations is reached" if first.at_limit else first.skip.reason
+    whose = ""
+    if cost is not None:
+        whose = f" The cost is {'what the device loses' if cost.on_device else 'the time of its own ops'}."
     return Finding(
         subject=f"{function} in eager mode",
         title=fit_title(
             f"{function} runs in eager mode" + ("" if cost is None else f": {cost_text(trace, cost.cost_ns, whole)}"),
             function,
         ),
-        detail=f"All of it: {why}.{_whose(cost)}{inner if count else ''}{ends}",
+        detail=f"All of it: {why}.{whose}{inner if count else ''}{ends}",
         severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
         basis="structural" if cost is None else "measured",
         cost_ns=None if cost is None else cost.cost_ns,
         cost_ns_per_step=None if cost is None else per_step(trace, cost.cost_ns),
         where=where,
-        evidence=(*(row for member in members for row in _rows(member)), *_ended(breaks))[:MAX_ROWS],
+        evidence=(
+            *(row for member in members for row in _rows(member)),
+            *(
+                _row("ends a graph", broken.compile_id, line.frames[0].function if line.frames else "a frame", broken)
+                for line in breaks
+                for broken in line.breaks
+            ),
+        )[:MAX_ROWS],
         spans=spans_of_windows(window for windows in known for window in windows),
         advice=_advice(first),
     )
-
-
-def _breaks_at(trace: Trace, where: Where) -> list[BrokenLine]:
-    return [line for line in trace.fact(broken_lines) if where_of(line.place) == where and line.seen is not False]
-
-
-def _whose(cost: EagerCost | None) -> str:
-    if cost is None:
-        return ""
-    return " The cost is what the device loses." if cost.on_device else " The cost is the time of its own ops."
 
 
 def _rows(fallback: Fallback) -> Iterable[Mapping[str, Cell]]:
@@ -292,13 +293,6 @@ def _rows(fallback: Fallback) -> Iterable[Mapping[str, Cell]]:
             "explanation": None,
             "doc": None,
         }
-
-
-def _ended(lines: Sequence[BrokenLine]) -> Iterable[Mapping[str, Cell]]:
-    for line in lines:
-        function = line.frames[0].function if line.frames else "a frame"
-        for graph_break in line.breaks:
-            yield _row("ends a graph", graph_break.compile_id, function, graph_break)
 
 
 def _row(what: str, compile_id: str, function: str, skip: GraphBreak) -> Mapping[str, Cell]:

@@ -115,7 +115,7 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
         key = None if code_line is None else (code_line.file, code_line.line)
         groups[key].append(graph_break)
         places.setdefault(key, code_line)
-    windows = _windows(trace, groups)
+    windows = _windows(trace, log, groups)
     return tuple(
         BrokenLine(
             place=places[key],
@@ -164,14 +164,14 @@ def _seen(trace: Trace, breaks: Iterable[GraphBreak]) -> bool | None:
 
 
 def _windows(
-    trace: Trace, groups: dict[tuple[str, int] | None, list[GraphBreak]]
+    trace: Trace, log: CompileLog, groups: dict[tuple[str, int] | None, list[GraphBreak]]
 ) -> dict[tuple[str, int] | None, tuple[Window, ...]]:
     """By line: own time of the regions it breaks, and of regions inside them that have no break of their own."""
     every = trace.fact(regions)
     if not every or any(region.compile_id is None for region in every):
         return {}
     line_of = {graph_break.compile_id: key for key, breaks in groups.items() for graph_break in breaks}
-    holds_ops = {compilation.compile_id for compilation in _log(trace).compiles if compilation.graph_ops}
+    holds_ops = {compilation.compile_id for compilation in log.compiles if compilation.graph_ops}
     result: dict[tuple[str, int] | None, list[Window]] = defaultdict(list)
     blurred: set[tuple[str, int] | None] = set()
     runs = set(map(id, trace.fact(_in_steps)))
@@ -195,11 +195,6 @@ def _windows(
             blurred.add(owner)  # a backend whose graphs leave no mark in the trace
         result[owner].extend(region.own)
     return {key: tuple(windows) for key, windows in result.items() if key not in blurred}
-
-
-def _log(trace: Trace) -> CompileLog:
-    assert trace.compile_log is not None
-    return trace.compile_log
 
 
 examined = compile_records
@@ -263,6 +258,10 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     first = line.breaks[0]
     functions = [line.place.function if line.place is not None else None, *(frame.function for frame in line.frames)]
     name = plain_function(next(filter(None, functions), None))
+    detail = f"The reason: {first.reason}."
+    if cost is not None:
+        waits = f", with {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value in it" if cost.syncs else ""
+        detail += f" The cost is what the {'device loses' if cost.on_device else 'host spends'} between graphs{waits}."
     return Finding(
         subject=f"graph break in {name}",
         title=fit_title(
@@ -271,7 +270,7 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
             first.reason,
             name,
         ),
-        detail=f"The reason: {first.reason}.{_in_words(cost)}",
+        detail=detail,
         severity="medium" if cost is None else severity_of(cost.cost_ns, whole),
         basis="structural" if cost is None else "measured",
         cost_ns=None if cost is None else cost.cost_ns,
@@ -281,13 +280,6 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
         spans=spans_of_windows(line.windows or ()),
         advice=_advice(first),
     )
-
-
-def _in_words(cost: EagerCost | None) -> str:
-    if cost is None:
-        return ""
-    waits = f", with {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value in it" if cost.syncs else ""
-    return f" The cost is what the {'device loses' if cost.on_device else 'host spends'} between graphs{waits}."
 
 
 def _row(trace: Trace, line: BrokenLine, graph_break: GraphBreak, cost: EagerCost | None) -> Mapping[str, Cell]:
