@@ -20,7 +20,6 @@ class Allocator:
     """Keeps a block in a segment of its own until the segment is given back; notes the truth after each entry."""
 
     seed: int
-    timed: bool = True
     entries: list[dict[str, Any]] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
     """Address to bytes asked for."""
@@ -34,8 +33,7 @@ class Allocator:
 
     def note(self, action: str, address: int, size: int, **more: Any) -> None:
         entry = {"action": action, "addr": address, "size": size, "stream": 7, **more}
-        if self.timed:
-            entry["time_us"] = 1_700_000_000_000_000 + 5 * len(self.entries)
+        entry["time_us"] = 1_700_000_000_000_000 + 5 * len(self.entries)
         if self._random.random() < 0.9:
             entry["frames"] = self._random.choice(FRAMES)
         self.entries.append(entry)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from perfscope.analyzers.readers.torch_memory.state import Stacks
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Rows
-from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
+from perfscope.model.trace.tables import HeldState, MemoryAction
 
 # The entries of one device's history as columns.
 
@@ -28,7 +28,7 @@ Int64 = npt.NDArray[np.int64]
 
 NUMBERS = ("addr", "size", "stream", "time_us", "device_free")
 """Numbers of an entry that are kept."""
-WORDS = ("action", "category", "pool_id")
+WORDS = ("action", "pool_id")
 """Words of an entry that are kept, as codes."""
 
 
@@ -100,18 +100,17 @@ class History:
     columns: dict[str, npt.NDArray[Any]]
     before: int
     """Rows that are blocks held before."""
-    timed: bool
     unplaced: dict[str, int]
     repairs: dict[str, int]
     notes: list[str]
 
 
-def history_of(entries: Entries, rows: Rows, reserved: int | None) -> History:
+def history_of(entries: Entries, rows: Rows, reserved: int) -> History:
     """The rows of ``entries`` of one device.
 
-    ``held``: its blocks at the snapshot; ``reserved``: bytes of its segments then, ``None`` if that says nothing.
+    ``held``: its blocks at the snapshot; ``reserved``: bytes of its segments then.
     """
-    history = History(columns={}, before=0, timed=True, unplaced={}, repairs={}, notes=[])
+    history = History(columns={}, before=0, unplaced={}, repairs={}, notes=[])
     columns = _placed(entries, history)
     times = columns.pop("time_us")
     columns["time_ns"] = _times(times, history)
@@ -124,10 +123,10 @@ def history_of(entries: Entries, rows: Rows, reserved: int | None) -> History:
         history.notes.append(
             "the history and the blocks held at the end contradict each other: totals of allocated bytes are not known"
         )
-    at_end = None if reserved is None else _reserved(columns, reserved)
+    at_end = _reserved(columns, reserved)
     if at_end is not None and (not agree or (at_end >= columns["allocated_bytes"]).all()):
         columns["reserved_bytes"] = at_end
-    elif reserved is not None:
+    else:
         history.notes.append("segments are missing in the history: totals of reserved bytes are not known")
     history.columns = _joined(before, columns)
     return history
@@ -157,9 +156,6 @@ def _placed(entries: Entries, history: History) -> dict[str, npt.NDArray[Any]]:
         "time_us": entries.column("time_us")[chosen],
     }
     _failures(columns, entries.column("device_free")[chosen], history)
-    if entries.words["category"]:
-        kinds = [_category(word) for word in entries.words["category"]]
-        columns["category"] = np.array([*kinds, 0], np.uint8)[entries.column("category")[chosen]]
     if entries.words["pool_id"]:
         columns["pool"] = entries.column("pool_id")[chosen]
     return columns
@@ -171,16 +167,13 @@ def _failures(columns: Mapping[str, npt.NDArray[Any]], free: Int64, history: His
         history.notes.append(f"out of memory: {int(columns['bytes'][row]):,} bytes were asked for{left}")
 
 
-def _category(word: str) -> int:
-    return int(MemoryCategory.__members__.get(word.upper(), MemoryCategory.UNKNOWN))
-
-
 def _times(times: Int64, history: History) -> Int64:
-    """In ns, never backwards; numbers of the entries where the source has no times."""
-    if not len(times) or (times < 0).any():
-        history.timed = not len(times)
-        return np.arange(len(times), dtype=np.int64)
-    if int(times.max()) > _LAST_MICROSECOND:
+    """In ns, never backwards."""
+    if (times < 0).any():
+        raise DataError(
+            "its history has no times: it was made of a recording of torch.profiler, which holds more, or by torch 2.0"
+        )
+    if int(times.max(initial=0)) > _LAST_MICROSECOND:
         raise DataError("times beyond the year 2262: refused")
     sorted_times = np.maximum.accumulate(times)
     if back := int((sorted_times != times).sum()):
@@ -269,6 +262,5 @@ def _joined(before: dict[str, npt.NDArray[Any]], columns: dict[str, npt.NDArray[
     joined = {}
     for name in list(columns):
         values = columns.pop(name)
-        blank = 0 if name == "category" else MISSING
-        joined[name] = np.concatenate((whole.get(name, np.full(size, blank)).astype(values.dtype), values))
+        joined[name] = np.concatenate((whole.get(name, np.full(size, MISSING)).astype(values.dtype), values))
     return joined

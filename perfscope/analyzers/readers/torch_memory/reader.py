@@ -1,4 +1,4 @@
-"""CUDA memory snapshots: what ``torch.cuda.memory._dump_snapshot`` writes, gzip or not, of every schema since 2.0.
+"""CUDA memory snapshots: what ``torch.cuda.memory._dump_snapshot`` writes, gzip or not.
 
 ```
 {"segments": [{"device": 0, "address": N, "total_size": B, "allocated_size": B, "active_size": B, "stream": N,
@@ -8,10 +8,6 @@
    {"filename": "model.py", "line": 7, "name": "forward"}]}]],
  "external_annotations": [{"stage": "START", "name": "Optimizer.step#AdamW.step", "device": 0, "time_us": T}]}
 ```
-
-torch 2.0 has blocks with a ``history`` in place of ``frames``, and no times. A snapshot that
-``torch.cuda._memory_viz._profile_to_snapshot`` made of a profile has a ``category`` for each allocation, no times, and
-the host's memory as the device after the last.
 
 Sizes of the history are as they were asked for: torch does not write there what it handed out. That is what torch's own
 viewer sums, and so are the totals of allocated bytes here; what rounding adds is in ``held`` and ``segments``.
@@ -27,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers.columns import nesting_order, parents
+from perfscope.analyzers.readers.columns import join_columns, nesting_order, parents
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.pickles import load
 from perfscope.analyzers.readers.torch_memory.history import Entries, History, history_of
@@ -157,28 +153,23 @@ def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
     listed = found.get("device_traces")
     histories = [Entries(one, stacks) for one in listed if type(one) is list] if type(listed) is list else []
     read = sum(history.count for history in histories)
-    host = len(histories) - 1 if _of_profile(found["segments"], histories) else None
-    state = state_of(found["segments"], stacks, strings, host=host)
+    state = state_of(found["segments"], stacks, strings)
     annotations = annotations_of(found.get("external_annotations"), strings)
 
     parts: list[History] = []
     for ordinal, entries in enumerate(histories):
         if entries.count:
             _pools(entries, strings)
-            index = MISSING if ordinal == host else ordinal
-            rows = state.held.take(
-                np.flatnonzero((state.held["ordinal"] == index) & (state.held["on_device"] != (ordinal == host)))
-            )
-            part = history_of(entries, rows, None if host is not None else state.reserved.get(ordinal, 0))
-            part.columns |= _constant(len(part.columns["action"]), on_device=ordinal != host, ordinal=index)
+            rows = state.held.take(np.flatnonzero(state.held["ordinal"] == ordinal))
+            part = history_of(entries, rows, state.reserved.get(ordinal, 0))
+            part.columns |= _constant(len(part.columns["action"]), on_device=True, ordinal=ordinal)
             if len(part.columns["action"]) == part.before:  # nothing but marks: it does not say since when
                 part.columns, part.before = {}, 0
             parts.append(part)
-    timed = all(part.timed for part in parts)
-    memory = _memory([part for part in parts if part.columns], timed=timed)
-    if timed and (around := annotations.around(memory.get("time_ns", np.empty(0, np.int64)))) is not None:
+    memory = _memory([part for part in parts if part.columns])
+    if (around := annotations.around(memory.get("time_ns", np.empty(0, np.int64)))) is not None:
         memory["op"] = around
-    strings.events, strings.events_only = read, bool(memory) and not timed
+    strings.events = read
     for counts in (state.unplaced, annotations.unplaced, *(part.unplaced for part in parts)):
         strings.unplaced.update(counts)
     for part in parts:
@@ -186,24 +177,12 @@ def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
     strings.note(*_notes(parts, len(memory.get("action", ())), len(state.segments)))
     strings.record("memory_state", *(("memory",) if memory else ()))
     strings.rows = {
-        "memory": Rows(MEMORY, memory), "frames": stacks.rows(), "segments": state.segments, "held": state.held
+        "memory": Rows(MEMORY, memory), "frames": stacks.rows(), "segments": state.segments, "held": state.held,
+        **annotations.rows,
     }  # fmt: skip
-    if timed:
-        strings.rows |= annotations.rows
-        if len(annotations.rows["steps"]):
-            strings.record("steps")
+    if len(annotations.rows["steps"]):
+        strings.record("steps")
     return strings.build()
-
-
-def _of_profile(segments: list[Any], histories: list[Entries]) -> bool:
-    """It was made of a profile: allocations have categories, or segments nothing that an allocator knows of its own."""
-    if any(entries.words["category"] for entries in histories):
-        return True
-    plain = [
-        type(segment) is dict and "allocated_size" not in segment and "segment_type" not in segment
-        for segment in segments
-    ]
-    return bool(plain) and all(plain)
 
 
 def _pools(entries: Entries, strings: TraceBuilder) -> None:
@@ -231,31 +210,19 @@ def _blank(size: int) -> dict[str, Array]:
     return _constant(size, **blank)
 
 
-def _memory(parts: list[History], *, timed: bool) -> dict[str, Array]:
-    """The rows of all devices in the order they happened, blocks held before in front; numbered if there is no time."""
+def _memory(parts: list[History]) -> dict[str, Array]:
+    """The rows of all devices in the order they happened, blocks held before in front."""
     if not parts:
         return {}
     if len(parts) == 1:
         columns = parts[0].columns
     else:
-        names = {name for part in parts for name in part.columns}
-        columns = {
-            name: np.concatenate([
-                part.columns[name] if name in part.columns
-                else np.full(len(part.columns["action"]), MISSING if name != "category" else 0)
-                for part in parts
-            ])
-            for name in names
-        }  # fmt: skip
+        columns = join_columns([part.columns for part in parts])
         held = columns["action"] != MemoryAction.HELD_BEFORE
-        order = np.lexsort((columns["time_ns"], held)) if timed else np.argsort(held, kind="stable")
+        order = np.lexsort((columns["time_ns"], held))
         columns = {name: values[order] for name, values in columns.items()}
-        if timed:
-            columns["time_ns"] = np.maximum(columns["time_ns"], 0)
     size, before = len(columns["action"]), sum(part.before for part in parts)
-    if not timed:
-        columns["time_ns"] = np.maximum(np.arange(size, dtype=np.int64) - before, 0)
-    elif before and len(parts) > 1:
+    if before and len(parts) > 1:
         columns["time_ns"][:before] = columns["time_ns"].min()
     columns["address"] = (
         columns["address"].view(np.uint64) if columns["address"].dtype == np.int64 else columns["address"]

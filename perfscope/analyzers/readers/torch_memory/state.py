@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +21,7 @@ MOST_ROWS = 4_000_000
 """Rows at most: a program has some ten thousand different callers; each row takes about 150 bytes here."""
 
 _NO_FILE = ("", "??", "none", "<unknown>")
-"""What torch writes for a file it does not know (of C++ functions, and of events of its profiler)."""
-_OF_PROFILER = "none"
-_NAMED_BY_PROFILER = re.compile(r"(?P<file>.+)\((?P<line>\d{1,9})\): (?P<name>.+)", re.DOTALL)
-"""A frame as torch's profiler names it; in a snapshot made of a profile the file and line stand in the name alone."""
+"""What torch writes for a file it does not know (of C++ functions)."""
 _LARGEST_LINE = 2**31 - 1
 
 
@@ -73,8 +69,6 @@ class Stacks:
         file = file if type(file) is str else ""
         line = line if type(line) is int and 0 < line <= _LARGEST_LINE else MISSING
         name = name if type(name) is str else ""
-        if file == _OF_PROFILER and (match := _NAMED_BY_PROFILER.fullmatch(name)) is not None:
-            file, line, name = match["file"], int(match["line"]), match["name"]
         key = (file, line, name)
         found = self._frames.get(key)
         if found is None:
@@ -112,12 +106,8 @@ class State:
     """Bytes of all segments by device."""
 
 
-def state_of(found: list[Any], stacks: Stacks, strings: TraceBuilder, *, host: int | None) -> State:
-    """The tables of a snapshot's ``segments``.
-
-    ``host``: number under which the host's memory stands, in a snapshot that was made of a profile. Its segments are
-    address ranges and no memory that anybody reserved: only their blocks are kept.
-    """
+def state_of(found: list[Any], stacks: Stacks, strings: TraceBuilder) -> State:
+    """The tables of a snapshot's ``segments``."""
     segments: list[Row] = []
     held: list[Row] = []
     unplaced: dict[str, int] = {}
@@ -127,20 +117,12 @@ def state_of(found: list[Any], stacks: Stacks, strings: TraceBuilder, *, host: i
             unplaced["segments that are none"] = unplaced.get("segments that are none", 0) + 1
             continue
         ordinal = _number(one.get("device"), 0)
-        place = {"on_device": ordinal != host, "ordinal": ordinal if ordinal != host else MISSING}
+        place = {"on_device": True, "ordinal": ordinal}
         total = _size(one, "total_size")
         blocks = list(_blocks(one, stacks, unplaced))
-        if host is None:
-            row = len(segments)
-            segments.append(_segment(one, blocks, place, total, stacks, strings))
-            reserved[ordinal] = reserved.get(ordinal, 0) + total
-        else:
-            row = MISSING
-            whole = sum(block["bytes"] for block in blocks) == total
-            blocks = [block for block in blocks if block["state"] != HeldState.FREE]
-            for block in blocks if not whole else ():
-                block["address"] = 0  # they overlap, so that counting on from the first leads astray
-        held.extend({**block, **place, "segment": row} for block in blocks)
+        held.extend({**block, **place, "segment": len(segments)} for block in blocks)
+        segments.append(_segment(one, blocks, place, total, stacks, strings))
+        reserved[ordinal] = reserved.get(ordinal, 0) + total
     return State(segments=_rows(SEGMENTS, segments), held=_rows(HELD, held), unplaced=unplaced, reserved=reserved)
 
 
@@ -176,8 +158,7 @@ def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[
         size, requested, frames = _size(block, "size"), block.get("requested_size"), block.get("frames")
         history = block.get("history")
         if type(history) is list and history and type(history[0]) is dict:  # torch 2.0
-            frames = history[0].get("frames")
-            requested = history[0].get("real_size", requested)
+            frames, requested = history[0].get("frames"), history[0].get("real_size", requested)
         yield {
             "address": _number(block.get("address"), address),
             "bytes": size,
