@@ -67,68 +67,34 @@ from perfscope.model.units import format_ns
 # Why a run of ours holds no step that plans can be made for, and what to record to have one.
 
 
-_STEPS = "steps are found from the optimizer, or marked with perfscope.step()"
-
-
 def why_no_step(run: Run, process: Process) -> str:
     """What the run was asked to record, or what stopped it; and the command that records the step's ops.
 
     For a process whose recording has neither an op graph (PyTorch) nor a compiled program (JAX).
     """
     if any(capture.tool.startswith("jax") for capture in process.captures):
-        return _of_jax(process)
-    asked = _requested(run)
-    if asked is not None:
-        return asked
-    structure = next((capture for capture in process.captures if capture.tool == "op_graph"), None)
-    if structure is None:
-        return (
-            "the run has no structure pass, which records the op graph of a step: record it with perfscope run at its "
-            f"default level, and let it take a few steps ({_STEPS})"
-        )
-    why = structure.reason or f"it is {structure.state}"
-    if "ended" in why:
-        return (
-            f"the run has no op graph of a step: {why}. It took {process.steps_seen} steps: let it take more, or "
-            "record with --warmup 1 --steps 1:2"
-        )
-    if "torch.compile" in why:
-        return f"the run has no op graph of a step: {why}. Record it without torch.compile"
-    return f"the run has no op graph of a step: the structure pass says: {why}"
-
-
-def _requested(run: Run) -> str | None:
-    """The options of ``perfscope run`` that leave the structure pass out, if some did."""
+        why = _why_missing(process, "jax_hlo") or "none ran in the traced steps"
+        return f"the run has no compiled XLA program: {why}. Put the step under jax.jit, and record steps that call it"
     options = run.options
-    without = []
-    if options.get("times_only"):
-        return "the run took nothing but the times of steps: record it with perfscope run"
-    if options.get("capture") in TOOLS:
-        without.append(f"--capture {options['capture']}")
-    if options.get("whole"):
-        without.append("--whole")
-    if options.get("level") == "light":
-        without.append("--level light")
-    if not without:
-        return None
-    chosen = " and ".join(without)
+    left_out = {
+        "nothing but step times": options.get("times_only"),
+        f"--capture {options.get('capture')}": options.get("capture") in TOOLS,
+        "--whole": options.get("whole"),
+        "--level light": options.get("level") == "light",
+    }
+    chosen = [option for option, given in left_out.items() if given]
+    reason = f"it was recorded with {' and '.join(chosen)}" if chosen else _why_missing(process, "op_graph")
     return (
-        f"the run was recorded with {chosen}, which takes no op graph of a step: record it with perfscope run without "
-        f"{'it' if len(without) == 1 else 'them'}" + (f" ({_STEPS})" if options.get("whole") else "")
+        f"the run has no op graph of a step: {reason or 'it has no structure pass'}. It took {process.steps_seen} steps; "
+        "perfscope run at its default level records one of a program with a few steps, found from the optimizer or "
+        "marked with perfscope.step(), that runs without torch.compile"
     )
 
 
-def _of_jax(process: Process) -> str:
-    programs = next((capture for capture in process.captures if capture.tool == "jax_hlo"), None)
-    if programs is not None and programs.artifact is None and programs.reason:
-        return (
-            f"the run has no compiled XLA program: {programs.reason}. Put the step under jax.jit, and keep "
-            "the function until the program ends"
-        )
-    return (
-        "no compiled XLA program ran in the traced steps of this JAX run: put the step under jax.jit, or record steps "
-        "that call it (--steps A:B)"
-    )
+def _why_missing(process: Process, tool: str) -> str | None:
+    """Why there is no artifact of a tool that was there; ``None``: it was not, or it has one."""
+    missing = [capture for capture in process.captures if capture.tool == tool and capture.artifact is None]
+    return next((capture.reason or f"it is {capture.state}" for capture in missing), None)
 
 
 NOTED_SLOWDOWN = 1.1
