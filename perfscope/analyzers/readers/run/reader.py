@@ -83,9 +83,9 @@ def why_no_step(run: Run, process: Process) -> str:
         "--level light": options.get("level") == "light",
     }
     chosen = [option for option, given in left_out.items() if given]
-    reason = f"it was recorded with {' and '.join(chosen)}" if chosen else _why_missing(process, "op_graph")
+    why = f"it was recorded with {' and '.join(chosen)}" if chosen else _why_missing(process, "op_graph") or ""
     return (
-        f"the run has no op graph of a step: {reason or 'it has no structure pass'}. It took {process.steps_seen} steps; "
+        f"the run has no op graph of a step: {why or 'it has no structure pass'}. It took {process.steps_seen} steps; "
         "perfscope run at its default level records one of a program with a few steps, found from the optimizer or "
         "marked with perfscope.step(), that runs without torch.compile"
     )
