@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.sweep.front import VariantPoint
     from perfscope.model.documents.compile_request import Request
     from perfscope.model.documents.sweep import Sweep
-    from perfscope.profiler.ahead.sweep.axes import Axis, Variant
     from perfscope.profiler.ahead.sweep.pool import Outcome
 
     RequestFor = Callable[[tuple[str, ...], Target, str | None], Request]
@@ -63,22 +63,7 @@ def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
     variant was compiled.
     On an interrupt what is done is written and printed, and the interrupt goes on.
     """
-    from perfscope.model.documents.run_folders import create
-    from perfscope.profiler.ahead.sweep.axes import fit_axis, parse_axes, variants
-
-    axes = parse_axes(asked.sweeps)
-    searched = None if asked.fit is None else fit_axis(asked.fit, axes)
-    every = axes if searched is None else (*axes, searched)
-    results = variants(every, asked.words)
-    first = results if searched is None else results[:: len(searched.values)]
-    need_compilers([_request(asked, variant, request_for) for variant in first])
-    name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
-    folder = create(asked.output, f"{name}-{'sweep' if searched is None else 'fit'}", latest=False)
-    sweep = _Sweep(
-        asked=asked, axes=every, searched=searched, variants=results,
-        request_for=lambda variant: _request(asked, variant, request_for), folder=folder, name=name,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-    )  # fmt: skip
+    sweep = _Sweep(asked, request_for)
     try:
         sweep.run()
     finally:
@@ -87,30 +72,30 @@ def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
 
 
 class _Sweep:
-    """One sweep under way."""
+    """One sweep under way, in a new folder."""
 
-    def __init__(
-        self,
-        *,
-        asked: SweepAsked,
-        axes: tuple[Axis, ...],
-        searched: Axis | None,
-        variants: tuple[Variant, ...],
-        request_for: Callable[[Variant], Request],
-        folder: Path,
-        name: str,
-        created_utc: str,
-    ) -> None:
-        self.asked, self.axes, self.searched, self.variants = asked, axes, searched, variants
-        self.folder, self.name, self.created_utc = folder, name, created_utc
-        self.points: list[VariantPoint | None] = [None] * len(variants)
+    def __init__(self, asked: SweepAsked, request_for: RequestFor) -> None:
+        from perfscope.model.documents.run_folders import create
+        from perfscope.profiler.ahead.sweep.axes import fit_axis, parse_axes, variants
+
+        axes = parse_axes(asked.sweeps)
+        self.asked, self._request_for = asked, request_for
+        self.searched = None if asked.fit is None else fit_axis(asked.fit, axes)
+        self.axes = axes if self.searched is None else (*axes, self.searched)
+        self.variants = variants(self.axes, asked.words)
+        self.points: list[VariantPoint | None] = [None] * len(self.variants)
         self.notes: list[str] = []
-        self._request_for = request_for
         self._requests: dict[int, Request] = {}
         self._keys: dict[int, str] = {}
         self._sources: str | None = None
         self._wanted: list[int] = []
         """Variants that are or were to be compiled; of a search few of all."""
+        sizes = 1 if self.searched is None else len(self.searched.values)
+        need_compilers([self._request(number) for number in range(0, len(self.variants), sizes)])
+        self.name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
+        kind = "sweep" if self.searched is None else "fit"
+        self.folder = create(asked.output, f"{self.name}-{kind}", latest=False)
+        self.created_utc = datetime.now(UTC).isoformat(timespec="seconds")
 
     def run(self) -> None:
         """Compile all variants, or those that a search needs."""
@@ -142,8 +127,14 @@ class _Sweep:
                 lines[begin].tell(index, {"fits": True, "does not fit": False}.get(state or ""))
 
     def _request(self, number: int) -> Request:
+        from perfscope.analyzers.devices.target_text import parse_target
+        from perfscope.profiler.ahead.sweep.axes import is_reserved
+
         if number not in self._requests:
-            self._requests[number] = self._request_for(self.variants[number])
+            variant, asked = self.variants[number], self.asked
+            target = parse_target(variant.value("target") or asked.target, variant.value("memory") or asked.memory)
+            policy = variant.value("checkpoint") if is_reserved("checkpoint", asked.words) else None
+            self._requests[number] = self._request_for(variant.arguments, target, policy)
         return self._requests[number]
 
     def _compile(self, numbers: Sequence[int]) -> None:
@@ -164,9 +155,8 @@ class _Sweep:
                 left.append(number)
             else:
                 self._judge(number, earlier, reused=True)
-        jobs = [
-            Job(request=self._request(number), root=str(root), name=_short(self.variants[number])) for number in left
-        ]
+        names = {number: "-".join(value for _, value in self.variants[number].settings) for number in left}
+        jobs = [Job(request=self._request(number), root=str(root), name=names[number]) for number in left]
         self._write()
         if jobs:
             run_jobs(
@@ -223,14 +213,17 @@ class _Sweep:
         from perfscope.model.files import write_atomically
 
         point = evaluate_variant(folder, self.variants[number].settings)
-        where = Path(VARIANTS) / folder.name if not reused else _beside(folder, self.folder)
+        where = Path(VARIANTS) / folder.name
+        if reused:  # in the folder of an earlier sweep
+            where = Path("..") / folder.resolve().relative_to(self.folder.resolve().parent)
         self.points[number] = replace(
             point, folder=str(where), reused=reused, seconds=None if outcome is None else outcome.seconds,
             host_bytes=None if outcome is None else outcome.host_bytes,
         )  # fmt: skip
         key = self._keys.get(number)
         if not reused and key is not None and point.state in ("fits", "does not fit", "compiled"):
-            write_atomically(folder / KEPT, _kept_text(key), durable=False)
+            text = json.dumps({"schema": "perfscope.sweep.variant/1", "key": key}).encode()
+            write_atomically(folder / KEPT, text, durable=False)
 
     def _write(self) -> Sweep:
         from perfscope.analyzers.sweep.front import Swept, VariantPoint
@@ -262,19 +255,6 @@ class _Sweep:
         return document
 
 
-def _request(asked: SweepAsked, variant: Variant, request_for: RequestFor) -> Request:
-    from perfscope.profiler.ahead.sweep.axes import is_reserved
-
-    own = is_reserved("checkpoint", asked.words)
-    return request_for(variant.arguments, _target(asked, variant), variant.value("checkpoint") if own else None)
-
-
-def _target(asked: SweepAsked, variant: Variant) -> Target:
-    from perfscope.analyzers.devices.target_text import parse_target
-
-    return parse_target(variant.value("target") or asked.target, variant.value("memory") or asked.memory)
-
-
 def _said(point: VariantPoint) -> str:
     from perfscope.model.units import format_bytes, format_ns
 
@@ -290,20 +270,9 @@ def _said(point: VariantPoint) -> str:
     return ", ".join(parts) or point.state
 
 
-def _short(variant: Variant) -> str:
-    """The name of a variant's run folder: ``dots-1024``."""
-    return "-".join(value for _, value in variant.settings)
-
-
 def _assumed(request: Request) -> tuple[str, ...]:
     assumptions = request.target.description.get("assumptions")
     return tuple(str(assumption) for assumption in assumptions) if isinstance(assumptions, list) else ()
-
-
-def _kept_text(key: str) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode({"schema": "perfscope.sweep.variant/1", "key": key})
 
 
 def _kept(root: Path, keys: set[str]) -> dict[str, Path]:
@@ -323,8 +292,3 @@ def _kept(root: Path, keys: set[str]) -> dict[str, Path]:
         if isinstance(key, str) and key in keys:
             result.setdefault(key, path.parent)
     return result
-
-
-def _beside(folder: Path, sweep: Path) -> Path:
-    """The way from a sweep's folder to a variant of an earlier one."""
-    return Path("..") / folder.resolve().relative_to(sweep.resolve().parent)
