@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
+from perfscope.analyzers.critical_path.job import JobPath, job_paths
 from perfscope.analyzers.critical_path.path import PARTS, CriticalPath, critical_path, path_parts
 from perfscope.analyzers.critical_path.replay import Change, replay, replayed_ns, slack, unchanged
 from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, merge_rows, path_summary
@@ -15,6 +16,7 @@ __all__ = [
     "CriticalPath",
     "Graph",
     "Hypothesis",
+    "JobPath",
     "NodeKind",
     "PathRow",
     "PathSummary",
@@ -22,6 +24,7 @@ __all__ = [
     "WhatIf",
     "critical_path",
     "dependency_graph",
+    "job_paths",
     "merge_rows",
     "parse_hypothesis",
     "path_parts",

@@ -79,10 +79,13 @@ def critical_path(trace: Trace) -> CriticalPath | None:
     graph = trace.fact(dependency_graph)
     if graph is None:
         return None
-    pieces: list[tuple[int, int, int, int, int]] = []
-    walk = _Walk(graph)
-    for window in range(len(graph.windows.starts)):
-        pieces += [(start, end, window, node, gap) for start, end, node, gap in walk.of(window)]
+    pieces: list[tuple[int, ...]] = []
+    walk = Walk(graph)
+    for window, (low, time) in enumerate(zip(graph.windows.starts.tolist(), graph.windows.ends.tolist(), strict=True)):
+        node = int(graph.finish[window])
+        while time > low:
+            found, node, time = walk.back(node, time, low)
+            pieces += [(start, end, window, of, gap) for start, end, of, gap in found]
     columns = np.array(pieces, np.int64).reshape(-1, 5)
     columns = columns[np.lexsort((columns[:, 1], columns[:, 0]))]
     return CriticalPath(
@@ -95,12 +98,17 @@ def critical_path(trace: Trace) -> CriticalPath | None:
     )
 
 
-class _Walk:
+Piece = tuple[int, int, int, int]
+"""Begin and end in ns, the node, the gap: as in ``CriticalPath``."""
+
+
+class Walk:
     """Walks a graph backwards; plain lists, since one node is looked at at a time."""
 
     def __init__(self, graph: Graph) -> None:
+        """Of one trace."""
         self._graph = graph
-        self._starts, self._ends = graph.starts.tolist(), graph.ends.tolist()
+        self.starts, self._ends = graph.starts.tolist(), graph.ends.tolist()
         self._binds, self._before = graph.binds.tolist(), graph.before.tolist()
         self._on_host = graph.on_host.tolist()
         self._host_starts = graph.starts[graph.lane]
@@ -108,33 +116,28 @@ class _Walk:
         self._work = work[np.argsort(graph.ends[work], kind="stable")]
         self._work_ends = graph.ends[self._work]
 
-    def of(self, window: int) -> list[tuple[int, int, int, int]]:
-        """(start, end, node, gap) of one window, last first."""
-        low, time = int(self._graph.windows.starts[window]), int(self._graph.windows.ends[window])
-        node = int(self._graph.finish[window])
-        pieces: list[tuple[int, int, int, int]] = []
-        if self._ends[node] < time:  # the window ends after the last thing that is known
+    def back(self, node: int, time: int, low: int) -> tuple[list[Piece], int, int]:
+        """(pieces of ``node`` up to ``time`` and of the gap before it, what bound it, the time where that ended).
+
+        Nothing reaches below ``low``.
+        """
+        pieces: list[Piece] = []
+        if self._ends[node] < time:  # after the last thing that is known
             end = max(self._ends[node], low)
             pieces.append((end, time, node, UNKNOWN_GAP))
             time = end
-        while time > low:
-            start = max(self._starts[node], low)
-            if start < time:
-                pieces.append((start, time, node, MISSING))
-                time = start
-            if time <= low:
-                break
-            via = self._binds[node]
-            earlier, gap = (self._before[via][node], via) if via != MISSING else (self._at(node, time), UNKNOWN_GAP)
-            if earlier == MISSING:
-                pieces.append((low, time, node, UNKNOWN_GAP))
-                break
-            end = max(min(self._ends[earlier], time), low)
-            if end < time:
-                pieces.append((end, time, node, gap))
-                time = end
-            node = earlier
-        return pieces
+        start = max(self.starts[node], low)
+        if start < time:
+            pieces.append((start, time, node, MISSING))
+            time = start
+        if time <= low:
+            return pieces, node, time
+        via = self._binds[node]
+        earlier, gap = (self._before[via][node], via) if via != MISSING else (self._at(node, time), UNKNOWN_GAP)
+        end = low if earlier == MISSING else max(min(self._ends[earlier], time), low)
+        if end < time:
+            pieces.append((end, time, node, gap))
+        return pieces, earlier, end
 
     def _at(self, node: int, time: int) -> int:
         """What went on before work with unknown dependencies: the host then, else the work that ended last."""
@@ -143,11 +146,9 @@ class _Walk:
             if index >= 0 and self._graph.thread[self._graph.lane[index]] != MISSING:
                 return int(self._graph.lane[index])
         index = int(np.searchsorted(self._work_ends, time, side="right")) - 1
-        while index >= 0 and self._starts[self._work[index]] >= time:
+        while index >= 0 and self.starts[self._work[index]] >= time:
             index -= 1
-        return (
-            int(self._work[index]) if index >= 0 and self._starts[self._work[index]] < self._starts[node] else MISSING
-        )
+        return int(self._work[index]) if index >= 0 and self.starts[self._work[index]] < self.starts[node] else MISSING
 
 
 def path_parts(trace: Trace) -> dict[str, int]:
