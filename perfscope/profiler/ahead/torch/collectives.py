@@ -25,44 +25,25 @@ from perfscope.profiler.torch.op_graph.recorder import tensors_in
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
-KINDS: dict[str, tuple[CollectiveKind, str]] = {
-    "_allgather_base_": ("all-gather", "result"),
-    "_reduce_scatter_base_": ("reduce-scatter", "given"),
-    "all_gather_into_tensor": ("all-gather", "result"),
-    "all_gather_into_tensor_coalesced": ("all-gather", "result"),
-    "all_gather_into_tensor_out": ("all-gather", "result"),
-    "all_reduce": ("all-reduce", "given"),
-    "all_reduce_": ("all-reduce", "given"),
-    "all_reduce_coalesced": ("all-reduce", "given"),
-    "all_reduce_coalesced_": ("all-reduce", "given"),
-    "all_to_all_single": ("all-to-all", "given"),
-    "allgather_": ("all-gather", "result"),
-    "allgather_coalesced_": ("all-gather", "result"),
-    "allgather_into_tensor_coalesced_": ("all-gather", "result"),
-    "allreduce_": ("all-reduce", "given"),
-    "allreduce_coalesced_": ("all-reduce", "given"),
-    "alltoall_": ("all-to-all", "given"),
-    "alltoall_base_": ("all-to-all", "given"),
-    "barrier": ("barrier", "nothing"),
-    "broadcast": ("broadcast", "given"),
-    "broadcast_": ("broadcast", "given"),
-    "gather_": ("gather", "result"),
-    "irecv": ("recv", "given"),
-    "isend": ("send", "given"),
-    "monitored_barrier_": ("barrier", "nothing"),
-    "recv_": ("recv", "given"),
-    "recv_any_source_": ("recv", "given"),
-    "reduce_": ("reduce", "given"),
-    "reduce_scatter_": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor_coalesced": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor_coalesced_": ("reduce-scatter", "given"),
-    "reduce_scatter_tensor_out": ("reduce-scatter", "given"),
-    "scatter_": ("scatter", "given"),
-    "send": ("send", "given"),
-    "shard_dim_alltoall": ("all-to-all", "given"),
-}
-"""Op -> (kind, whose bytes are those of the whole array)."""
+KINDS: tuple[tuple[str, CollectiveKind], ...] = (
+    ("allgather", "all-gather"),
+    ("allreduce", "all-reduce"),
+    ("alltoall", "all-to-all"),
+    ("barrier", "barrier"),
+    ("broadcast", "broadcast"),
+    ("gather", "gather"),
+    ("irecv", "recv"),
+    ("isend", "send"),
+    ("monitoredbarrier", "barrier"),
+    ("recv", "recv"),
+    ("reducescatter", "reduce-scatter"),  # before "reduce"
+    ("reduce", "reduce"),
+    ("scatter", "scatter"),
+    ("send", "send"),
+    ("sharddimalltoall", "all-to-all"),
+)
+"""How the name of an op begins, without underscores -> kind. Forms of one kind (``_coalesced``, ``_into_tensor``) differ
+in how tensors are handed over."""
 
 _RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
 _OPERANDS = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
@@ -81,13 +62,14 @@ class Exchange:
 
 def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
     """What a collective moves, and among whom. ``KeyError`` for an op that is none."""
-    packet = func._schema.name.partition("::")[2]
-    kind, whose = KINDS[packet]
+    kind = collective_kind(func)
+    if kind is None:
+        raise KeyError(func._schema.name)
     named = _named(func, args, kwargs)
     tensors: list[Any] = []
-    if whose == "result":
+    if kind in ("all-gather", "gather"):  # the bytes are those of the whole array
         tensors = _first(named, _RESULTS) or list(tensors_in(result))
-    elif whose == "given":
+    elif kind != "barrier":
         tensors = _first(named, _OPERANDS)
     ranks = compat.group_ranks(named)
     return Exchange(
@@ -97,6 +79,12 @@ def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Excha
         ranks=ranks,
         pairs=_pair(kind, named, ranks),
     )
+
+
+def collective_kind(func: Any) -> CollectiveKind | None:
+    """The kind of an op of one of the `NAMESPACES`; ``None`` for one that exchanges in a way that is not known."""
+    name = func._schema.name.partition("::")[2].replace("_", "")
+    return next((kind for begin, kind in KINDS if name.startswith(begin)), None)
 
 
 def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -187,12 +175,8 @@ class CollectiveRecorder:
         if name == WAIT:
             self._tensor_done(args[0])
             return
-        short = name.partition(".")[2]
-        if short not in KINDS:
-            if short not in ("_allgather_base", "batch_p2p_ops"):
-                self._problem(f"{name}: what this op exchanges is not known; it counts as no collective")
-            else:
-                self._problem(f"{name}: exchanges in a batch are not counted")
+        if collective_kind(func) is None:
+            self._problem(f"{name}: what this op exchanges is not known; it counts as no collective")
             return
         number = self.record(describe_collective(func, args, kwargs, result), name, collective_origin())
         if number is None:
@@ -296,7 +280,7 @@ def graph_collectives(
                         collectives[number] = replace(collectives[number], until=StepPosition(ops=kernels))
             elif is_collective(node):
                 for origin in _origins(node):
-                    if origin not in made and str(origin.target._schema.name).partition("::")[2] in KINDS:
+                    if origin not in made and collective_kind(origin.target) is not None:
                         made[origin] = len(collectives)
                         collectives.append(
                             _planned_collective(origin, scheduled.backward, groups, place_of, StepPosition(ops=kernels))
