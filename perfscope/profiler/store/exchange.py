@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from perfscope.model.documents.stored_run import MOST_BYTES, Baseline, StoredRun, decode, encode
+from perfscope.model.documents.stored_run import MOST_BYTES, StoredRun, decode, encode
 from perfscope.model.errors import DataError
 from perfscope.profiler.store.packs import Packed, fetch, members, unpack
 from perfscope.profiler.store.runs import RunStore
@@ -73,33 +73,28 @@ def export(store: RunStore, file: Path, *, runs: Sequence[StoredRun], packs: boo
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".perfscope-export.") as scratch:
             draft = Path(scratch, "export")
             with tarfile.open(draft, "w", format=tarfile.PAX_FORMAT) as tar:
-                _add(tar, HEAD, json.dumps(head, indent=1).encode())
+                content = json.dumps(head, indent=1).encode()
+                tar.addfile(_member(HEAD, len(content)), io.BytesIO(content))
                 _add_lines(tar, RUNS, (encode(run) for run in runs), Path(scratch, "lines"))
-                _add_lines(tar, BASELINES, map(_baseline_line, baselines), Path(scratch, "lines"))
+                lines = (
+                    {"name": one.name, "uid": one.run.uid, "set_utc": one.set_utc, "digest": one.digest}
+                    for one in baselines
+                )
+                _add_lines(tar, BASELINES, map(json.dumps, lines), Path(scratch, "lines"))
                 for digest in digests:
                     packed = fetch(store.database, digest, Path(scratch, "pack"))
-                    with packed.file.open("rb") as content:
-                        tar.addfile(_member(f"{PACKS}/{digest}{_SUFFIX}", packed.bytes), content)
+                    with packed.file.open("rb") as pack:
+                        tar.addfile(_member(f"{PACKS}/{digest}{_SUFFIX}", packed.bytes), pack)
             draft.replace(file)
     except OSError as error:
         raise DataError(f"{file}: cannot be written: {(error.strerror or str(error)).lower()}") from error
     return Exported(runs=len(runs), baselines=len(baselines), packs=len(digests))
 
 
-def _baseline_line(baseline: Baseline) -> str:
-    return json.dumps(
-        {"name": baseline.name, "uid": baseline.run.uid, "set_utc": baseline.set_utc, "digest": baseline.digest}
-    )
-
-
 def _member(name: str, size: int) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.size = size
     return member
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    tar.addfile(_member(name, len(content)), io.BytesIO(content))
 
 
 def _add_lines(tar: tarfile.TarFile, name: str, lines: Iterator[str], scratch: Path) -> None:

@@ -324,7 +324,8 @@ def compile_program(
     kept.
     """
     began = time.monotonic()
-    label = name or _program_name(request)
+    program = Path(request.arguments[0]).name if request.arguments else "program"
+    label = name or (program if request.module else program.removesuffix(".py"))
     directory = run_folders.create(Path(run_folders.RUNS_FOLDER) if root is None else root, label)
     request = msgspec.structs.replace(request, folder=str(directory.resolve()))
     log = _EventLog(progress=progress or (lambda _: None))
@@ -334,7 +335,7 @@ def compile_program(
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         name=label,
         command=scrub_command(_relative_paths(words)),
-        target=_compiled_target(request),
+        target=msgspec.convert(request.target, CompiledTarget, from_attributes=True),
         git=git_facts(),
         sources=None if request.exported is not None else sources_digest(request.arguments, module=request.module),
         functions=request.functions,
@@ -438,19 +439,6 @@ def _fatal_line(tail: tuple[str, ...]) -> str:
     fatal = [line for line in tail if (line.startswith("F") and "]" in line) or "Check failed" in line]
     line = (fatal or list(tail) or [""])[-1]
     return line.partition("] ")[2][:300] or line[:300]
-
-
-def _compiled_target(request: Request) -> CompiledTarget:
-    target = request.target
-    return CompiledTarget(
-        asked=target.asked, device=target.device, platform=target.platform, count=target.count,
-        topology=target.topology, memory_bytes=target.memory_bytes, description=target.description,
-    )  # fmt: skip
-
-
-def _program_name(request: Request) -> str:
-    first = Path(request.arguments[0]).name if request.arguments else "program"
-    return first if request.module else first.removesuffix(".py")
 
 
 def _relative_paths(words: tuple[str, ...]) -> tuple[str, ...]:

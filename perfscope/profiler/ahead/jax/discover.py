@@ -218,7 +218,9 @@ class RunWatch:
         else:
             self._since[key] = self._since.get(key, 0) + 1
             self._quiet += 1
-            if not limits.until_exit and self._quiet >= limits.quiet and self._repeats():
+            if not limits.until_exit and self._quiet >= limits.quiet:
+                if min(self._since.values()) < limits.calls and self._quiet < 3 * limits.quiet:
+                    return
                 self._stop(
                     f"nothing new in {self._quiet} calls of compiled functions, each of them called at least "
                     f"{min(self._since.values())} times"
@@ -230,9 +232,6 @@ class RunWatch:
         self._operations += 1
         if not self.limits.until_exit and self._operations > self.limits.operations:
             self._stop(f"more than {self.limits.operations:,} operations outside of jit in a row")
-
-    def _repeats(self) -> bool:
-        return min(self._since.values()) >= self.limits.calls or self._quiet >= 3 * self.limits.quiet
 
     def _stop(self, why: str) -> None:
         self.stopped = self.stopped or why

@@ -42,8 +42,8 @@ KINDS: tuple[tuple[str, CollectiveKind], ...] = (
     ("send", "send"),
     ("sharddimalltoall", "all-to-all"),
 )
-"""How the name of an op begins, without underscores -> kind. Forms of one kind (``_coalesced``, ``_into_tensor``) differ
-in how tensors are handed over."""
+"""How the name of an op begins, without underscores -> kind. Forms of one kind (``_coalesced``, ``_into_tensor``)
+differ in how tensors are handed over."""
 
 _RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
 _OPERANDS = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")

@@ -217,7 +217,13 @@ class Checkpoints:
             how: SiteChange = "left"
             if site.kind == "checkpoint" and site in chosen:
                 how = "removed" if removes else "replaced"
-            elif site in chosen and not removes and not (site.kind == "scan" and _holds(site, picked)):
+            elif (
+                site in chosen
+                and not removes
+                and not (
+                    site.kind == "scan" and any(id(eqn) in picked for eqn in _checkpoints_in(inner_jaxpr(site.eqn)))
+                )
+            ):
                 how = "wrapped"
             elif site in chosen:
                 continue  # the checkpoints in it are reported, or it has none to take out
@@ -308,10 +314,6 @@ def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
         inner = None if is_repeating_scan(eqn) else open_jaxpr(eqn)
         if inner is not None:
             yield from _checkpoints_in(inner)
-
-
-def _holds(site: Site, picked: set[int]) -> bool:
-    return any(id(eqn) in picked for eqn in _checkpoints_in(inner_jaxpr(site.eqn)))
 
 
 def _names(jaxpr: Any) -> set[str]:
