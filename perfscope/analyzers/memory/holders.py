@@ -96,7 +96,12 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
         step=None if step == MISSING else step,
         op=None if made == MISSING else asking_op(recorded, int(blocks["op"][made])),
         line=None if made == MISSING else line_of(timeline, made),
-        by_category=by([_category_name(int(code)) for code in blocks["category"][rows]]),
+        by_category=by(
+            [
+                (None if int(code) == MemoryCategory.UNKNOWN else MemoryCategory(int(code)).name.lower())
+                for code in blocks["category"][rows]
+            ]
+        ),
         by_module=by([None if name is None else _NUMBER.sub("*", name) for name in modules], modules),
         by_line=by([line_of(timeline, row) for row in rows.tolist()]),
         by_op=by([asking_op(recorded, int(row)) for row in blocks["op"][rows]]),
@@ -147,10 +152,6 @@ def _holders(
     if unseen:
         holders.append(Holder(name=UNSEEN, bytes=unseen, blocks=0))
     return tuple(sorted(holders, key=lambda holder: -holder.bytes))
-
-
-def _category_name(code: int) -> str | None:
-    return None if code == MemoryCategory.UNKNOWN else MemoryCategory(code).name.lower()
 
 
 def _line_name(line: SourceLine) -> str:

@@ -233,7 +233,7 @@ def block_sites(trace: Trace, ops: Int64, frames: Int64, *, graph: Trace | None 
     modules, lines = module[inverse], line[inverse]
     stacked = (lines == MISSING) & (frames != MISSING)
     if stacked.any():
-        lines[stacked] = _of_frames(trace, frames[stacked], known)
+        lines[stacked] = _each(trace.fact(user_frames)[frames[stacked]], lambda row: known.line(frame_line(trace, row)))
     return Sites(modules=modules, lines=lines, names=tuple(known.names), places=tuple(known.places))
 
 
@@ -264,10 +264,6 @@ def _of_graph(trace: Trace, ops: Int64, module: Int64, line: Int64, known: _Know
     for span, names in qualified.items():
         if span != MISSING and len(names) == 1:
             module[~certain & (module == span)] = names.pop()
-
-
-def _of_frames(trace: Trace, frames: Int64, known: _Known) -> Int64:
-    return _each(trace.fact(user_frames)[frames], lambda row: known.line(frame_line(trace, row)))
 
 
 def _each(rows: Int64, value_of: Callable[[int], int]) -> Int64:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.memory.fragmentation import Fragmentation, fragmentation_of
-from perfscope.analyzers.memory.growth import MemoryGrowth, growth_of, steps_until_full
+from perfscope.analyzers.memory.growth import growth_of, steps_until_full
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import MemoryPicture, memory_picture
@@ -193,7 +193,14 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
         out_of_memory=len(timeline.out_of_memory),
         failed_bytes=max((failure.failed_bytes for failure in failures if failure.failed_bytes), default=None),
         unmatched=timeline.unmatched,
-        growth=None if growth is None or not growth.by_trend else _growing(growth),
+        growth=None
+        if growth is None or not growth.by_trend
+        else Growing(
+            steps=growth.steps,
+            growing=growth.growing,
+            bytes_per_step=growth.slope_bytes,
+            steps_left=steps_until_full(growth.timeline, growth.slope_bytes) if growth.growing else None,
+        ),
         notes=timeline.notes,
         picture=memory_picture(trace, timeline) if timeline.first != timeline.last else None,
     )
@@ -290,12 +297,3 @@ def _reserved(peak: PeakHolders, fragmentation: Fragmentation | None) -> Reserve
 def _excess(reserved: int, in_use: int) -> int | None:
     """``None``: less was reserved than was in use, so one of the two is not complete."""
     return reserved - in_use if reserved >= in_use else None
-
-
-def _growing(growth: MemoryGrowth) -> Growing:
-    return Growing(
-        steps=growth.steps,
-        growing=growth.growing,
-        bytes_per_step=growth.slope_bytes,
-        steps_left=steps_until_full(growth.timeline, growth.slope_bytes) if growth.growing else None,
-    )

@@ -248,17 +248,18 @@ def _until_matmul(trace: Trace, rows: np.ndarray, score: TensorSpec, *, makes: b
         tensors = input_tensors(trace, row)
         if name in MATMUL_KERNELS:
             size = (
-                _made(name, tensors) if makes else max((tensor.elements for tensor in _left(name, tensors)), default=0)
+                _made(name, tensors)
+                if makes
+                else max(
+                    (tensor.elements for tensor in (tensors[1:2] if name == "aten::baddbmm" else tensors[:1])),
+                    default=0,
+                )
             )
             if size == score.elements:
                 return passed
         elif any(tensor.elements == score.elements for tensor in tensors):
             passed.append(row)
     return None
-
-
-def _left(name: str, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    return tensors[1:2] if name == "aten::baddbmm" else tensors[:1]
 
 
 def _made(name: str, tensors: tuple[TensorSpec, ...]) -> int:

@@ -364,7 +364,8 @@ def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
     """The chains of the forward pass, in order of time. Needs kernels linked to ops, and shapes."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     forward = ~_outside_forward(trace) & (slices["kind"] == SliceKind.OP)
-    elementwise = _elementwise_codes(trace)
+    codes = np.unique(trace.rows["kernels"]["name"])
+    elementwise = frozenset(int(code) for code in codes if is_elementwise_kernel(trace.text(int(code))))
     finished: list[list[int]] = []
     chain: list[int] = []
     made: TensorSpec | None = None
@@ -421,11 +422,6 @@ def _signature(trace: Trace, op: int) -> tuple[tuple[TensorSpec, ...], TensorSpe
         return tensors, tensors[0]
     dtype = "bool" if name in COMPARISONS else promoted(tensors)
     return tensors, TensorSpec(shape=broadcast(tuple(tensor.shape for tensor in tensors)), dtype=dtype)
-
-
-def _elementwise_codes(trace: Trace) -> frozenset[int]:
-    codes = np.unique(trace.rows["kernels"]["name"])
-    return frozenset(int(code) for code in codes if is_elementwise_kernel(trace.text(int(code))))
 
 
 # Why inductor's scheduler did not fuse two neighbours, in plain words.

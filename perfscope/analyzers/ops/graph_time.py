@@ -14,8 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time import NO_WORK, WorkTime, named_slices, nearest_ancestor, step_windows, work_time
-from perfscope.model.intervals import union
+from perfscope.analyzers.time import (
+    NO_WORK,
+    WorkTime,
+    named_slices,
+    nearest_ancestor,
+    step_windows,
+    union_of,
+    work_time,
+)
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -217,7 +224,7 @@ def spans_time(trace: Trace, rows: npt.NDArray[np.int64]) -> WorkTime:
     if len(trace.rows["kernels"]):
         return work_time(trace, rows)
     slices = trace.rows["slices"]
-    total = union(slices["start_ns"][rows], slices["end_ns"][rows]).total()
+    total = union_of(slices, rows).total()
     return WorkTime(sum_ns=total, exposed_ns=total, kernels=0)
 
 
@@ -270,7 +277,8 @@ def _steps(trace: Trace, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int
     starts = trace.rows["slices"]["start_ns"][rows]
     if not windows.count:
         return [rows]
-    return [rows[(starts >= first) & (starts < last)] for first, last in zip(windows.starts, windows.ends, strict=True)]
+    bounds = zip(np.searchsorted(starts, windows.starts), np.searchsorted(starts, windows.ends), strict=True)
+    return [rows[first:last] for first, last in bounds]
 
 
 def _trace_name(name: str) -> str:

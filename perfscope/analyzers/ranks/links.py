@@ -17,7 +17,7 @@ from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.analyzers.ranks.job import Local, locals_of
 from perfscope.analyzers.ranks.sets import RankSet, device_of
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time import exposed_communication
+from perfscope.analyzers.time import exposed_communication, union_of
 from perfscope.model.collectives import bus_bytes, bus_factor
 from perfscope.model.intervals import Int64, Intervals, covered, merge, union
 from perfscope.model.trace import MISSING, Trace
@@ -55,7 +55,7 @@ def link_counters(trace: Trace) -> dict[int, Samples]:
     counters = trace.rows["counters"]
     kernels = trace.rows["kernels"]
     talking = kernels["communication"] if len(kernels) else np.empty(0, bool)
-    spans = union(kernels["start_ns"][talking], kernels["end_ns"][talking])
+    spans = union_of(kernels, talking)
     nvlink: dict[int, dict[str, list[Int64]]] = defaultdict(lambda: defaultdict(list))
     for code in np.unique(counters["name"]).tolist() if len(counters) else ():
         counter = _NVLINK.fullmatch(trace.text(code))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -289,18 +290,15 @@ def _reached(ends: dict[tuple[int, int], list[int]], ranks: Sequence[int]) -> di
         offset = int(np.median(found))
         links[first].append((len(found), other, offset))
         links[other].append((len(found), first, -offset))
-    known = {min(ranks): 0}
-    while True:
-        ways = [
-            (count, -other, known[rank] + offset)
-            for rank in known
-            for count, other, offset in links[rank]
-            if other not in known
-        ]
-        if not ways:
-            return known
-        _, other, offset = max(ways)
-        known[-other] = offset
+    known: dict[int, int] = {}
+    ways = [(0, min(ranks), 0)]
+    while ways:
+        _, rank, offset = heappop(ways)
+        if rank not in known:
+            known[rank] = offset
+            for count, other, further in links[rank]:
+                heappush(ways, (-count, other, offset + further))
+    return known
 
 
 def _uncertainty(used: Sequence[Matched], offsets: dict[int, int]) -> dict[int, int]:

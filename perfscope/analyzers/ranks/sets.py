@@ -375,19 +375,22 @@ def totals_of(
     matched: Sequence[Matched], ranks: Sequence[int], kinds: Sequence[CollectiveKind]
 ) -> tuple[RankTotal, ...]:
     """What each of ``ranks`` spent in all matched collectives, which are those of ``kinds``."""
+    mine: dict[int, list[Matched]] = {rank: [] for rank in ranks}
+    exposed: Counter[int] = Counter()
+    for collective in matched:
+        for rank in collective.sides:
+            mine[rank].append(collective)
+    for kind in kinds:
+        exposed.update(kind.exposed_ns)
     return tuple(
-        _total(rank, [collective for collective in matched if rank in collective.sides], kinds) for rank in ranks
-    )
-
-
-def _total(rank: int, mine: Sequence[Matched], kinds: Sequence[CollectiveKind]) -> RankTotal:
-    on_device = all(collective.sides[rank].kernel != MISSING for collective in mine)
-    return RankTotal(
-        rank=rank,
-        collectives=len(mine),
-        wait_ns=sum(collective.wait_ns(rank) for collective in mine),
-        core_ns=sum(collective.core_ns for collective in mine),
-        duration_ns=sum(collective.sides[rank].duration_ns for collective in mine),
-        exposed_ns=sum(kind.exposed_ns.get(rank, 0) for kind in kinds) if on_device else None,
-        last=sum(collective.last == rank for collective in mine),
+        RankTotal(
+            rank=rank,
+            collectives=len(found),
+            wait_ns=sum(collective.wait_ns(rank) for collective in found),
+            core_ns=sum(collective.core_ns for collective in found),
+            duration_ns=sum(collective.sides[rank].duration_ns for collective in found),
+            exposed_ns=exposed[rank] if all(collective.sides[rank].kernel != MISSING for collective in found) else None,
+            last=sum(collective.last == rank for collective in found),
+        )
+        for rank, found in mine.items()
     )

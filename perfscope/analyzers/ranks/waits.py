@@ -16,7 +16,14 @@ import numpy as np
 from perfscope.analyzers.ranks.job import Local
 from perfscope.analyzers.ranks.matching import Clocks, Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.time import communication_in_steps, exposed_until, input_slices
+from perfscope.analyzers.time import (
+    communication_in_steps,
+    covering_slices,
+    exposed_until,
+    input_slices,
+    lineage,
+    union_of,
+)
 from perfscope.model.frames import Frame, Owner, parse_frame
 from perfscope.model.intervals import EMPTY, Intervals, covered, difference_total, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -156,7 +163,7 @@ def compute_intervals(trace: Trace) -> Intervals:
     """When a device of the trace ran a kernel that is no communication."""
     kernels = trace.rows["kernels"]
     chosen = ~kernels["communication"]
-    return union(kernels["start_ns"][chosen], kernels["end_ns"][chosen])
+    return union_of(kernels, chosen)
 
 
 def _collective_intervals(trace: Trace) -> Intervals:
@@ -165,9 +172,7 @@ def _collective_intervals(trace: Trace) -> Intervals:
 
 
 def _loader_spans(trace: Trace) -> Intervals:
-    slices = trace.rows["slices"]
-    chosen = input_slices(trace)
-    return union(slices["start_ns"][chosen], slices["end_ns"][chosen])
+    return union_of(trace.rows["slices"], input_slices(trace))
 
 
 def _launch(trace: Trace, late: Local) -> int:
@@ -181,13 +186,17 @@ def _launch(trace: Trace, late: Local) -> int:
 
 def _threads(trace: Trace, late: Local) -> tuple[int, ...]:
     """Threads whose work makes the rank late: the one that launched it; all others for a worker's (gloo)."""
-    slices = trace.rows["slices"]
     if late.kernel != MISSING:
         call = int(trace.rows["kernels"]["call"][late.kernel])
         return () if call == MISSING else (int(trace.rows["calls"]["thread"][call]),)
+    return trace.fact(_no_workers)
+
+
+def _no_workers(trace: Trace) -> tuple[int, ...]:
+    """Threads without a collective."""
     hosted = trace.rows["collectives"]["slice"]
-    workers = set(slices["thread"][hosted[hosted != MISSING]].tolist())  # those on the device have no span
-    return tuple(thread for thread in range(len(trace.rows["threads"])) if thread not in workers)
+    workers = trace.rows["slices"]["thread"][hosted[hosted != MISSING]]  # those on the device have no span
+    return tuple(np.setdiff1d(np.arange(len(trace.rows["threads"])), workers).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +213,19 @@ class OpsOf:
         own = [code for code, text in enumerate(trace.strings) if text.startswith(OWN_NAMES)]
         chosen = (slices["kind"] == int(SliceKind.OP)) & np.isin(slices["thread"], self.threads)
         chosen &= ~np.isin(slices["name"], own)
-        return union(slices["start_ns"][chosen], slices["end_ns"][chosen])
+        return union_of(slices, chosen)
 
 
 def _frame(trace: Trace, threads: tuple[int, ...], window: tuple[int, int]) -> Frame | None:
     """The innermost Python function that covers most of the window and is the user's; None without stacks."""
     slices = trace.rows["slices"]
-    chosen = np.flatnonzero((slices["kind"] == int(SliceKind.PYTHON)) & np.isin(slices["thread"], threads))
-    inside = np.minimum(slices["end_ns"][chosen], window[1]) - np.maximum(slices["start_ns"][chosen], window[0])
-    covering = chosen[inside >= MOST * (window[1] - window[0])]
-    for row in covering[np.argsort(slices["end_ns"][covering] - slices["start_ns"][covering])].tolist():
+    middle = (window[0] + window[1]) // 2  # what covers more than half of the window covers its middle
+    inner = covering_slices(trace, np.array(threads, np.int64), middle)
+    rows = np.array([row for start in inner.tolist() for row in lineage(trace, start)], np.int64)
+    starts, ends = slices["start_ns"][rows], slices["end_ns"][rows]
+    inside = np.minimum(ends, window[1]) - np.maximum(starts, window[0])
+    covering = (slices["kind"][rows] == SliceKind.PYTHON) & (inside >= MOST * (window[1] - window[0]))
+    for row in rows[covering][np.argsort((ends - starts)[covering], kind="stable")].tolist():
         frame = parse_frame(trace.text(int(slices["name"][row])))
         if frame is not None and frame.owner is Owner.USER:
             return frame
@@ -479,4 +491,4 @@ def _computing(trace: Trace, device: int) -> Intervals | None:
         return None
     kernels = trace.rows["kernels"]
     chosen = (kernels["device"] == device) & ~kernels["communication"]
-    return union(kernels["start_ns"][chosen], kernels["end_ns"][chosen])
+    return union_of(kernels, chosen)

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
 from perfscope.analyzers.time.calls import blocking_calls
-from perfscope.analyzers.time.device_time import device_busy, device_times
-from perfscope.analyzers.time.gaps import draining_sync, launch_at
+from perfscope.analyzers.time.device_time import device_busy, device_times, device_work
+from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
 from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.steps import step_windows, steps_work
@@ -73,19 +73,6 @@ COLD_SHARE = 0.1
 """Of a step: one that compiles for longer is no measure of a warm step ..."""
 COLD_OF_SHORTEST = 0.5
 """... if it compiles for longer than half of the shortest step: lookups of compiled code are in every step."""
-
-_CAUSE_OF: dict[HostActivity, Cause] = {
-    HostActivity.INPUT: "input",
-    HostActivity.COMPILATION: "compilation",
-    HostActivity.COLLECTIVE_SETUP: "collective_setup",
-    HostActivity.GARBAGE_COLLECTION: "garbage_collection",
-    HostActivity.SAVING: "saving",
-    HostActivity.SLEEPING: "sleeping",
-    HostActivity.MEMORY: "memory",
-    HostActivity.SYNC: "sync",
-    HostActivity.LAUNCH: "launch",
-    HostActivity.OP: "other_host",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +166,16 @@ def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
     return {device: {**_busy(trace, device), **_idle(trace, device)} for device in devices}
 
 
+def _busy(trace: Trace, device: int) -> dict[Cause, Intervals]:
+    work = trace.fact(device_work)[device]
+    return {cause: getattr(work, cause) for cause in BUSY}
+
+
+def _cause_of(activity: HostActivity) -> Cause:
+    """All but one activity have the name of their cause."""
+    return "other_host" if activity == HostActivity.OP else cast("Cause", activity.name.lower())
+
+
 def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
     """One account a device that worked, in the order of ``devices``, or one of the host; none of an empty trace."""
     windows = trace.fact(account_windows)
@@ -253,19 +250,6 @@ def check_step_accounts(trace: Trace) -> None:
             raise ValueError(f"device {account.ordinal}: the causes do not sum to the steps")
 
 
-def _busy(trace: Trace, device: int) -> dict[Cause, Intervals]:
-    kernels = trace.rows["kernels"]
-    here = kernels["device"] == device
-    compute = _union(trace, here & ~kernels["communication"])
-    communication = _union(trace, here & kernels["communication"])
-    working = merge(compute, communication)
-    return {
-        "compute": compute,
-        "exposed_communication": difference(communication, compute),
-        "exposed_copy": difference(trace.fact(device_busy)[device], working),
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleIntervals:
     """The idle intervals of one device from the first window's begin to the last one's end, and what ended each."""
@@ -307,8 +291,8 @@ def _idle_intervals(trace: Trace, device: int, low: int, high: int) -> IdleInter
     queued_by = np.full(len(idle.starts), np.iinfo(np.int64).max)
     launch[ended], queued_by[ended] = launch_at(trace, device, idle.ends[ended])
     known = launch != MISSING
-    begin = np.where(known, _pick(calls["start_ns"], launch), 0)
-    thread = np.where(known, _pick(calls["thread"], launch), trace.fact(main_thread))
+    begin = np.where(known, pick(calls["start_ns"], launch), 0)
+    thread = np.where(known, pick(calls["thread"], launch), trace.fact(main_thread))
     late = known & (begin > idle.starts)
     wait = np.full(len(idle.starts), MISSING, np.int64)
     wait[late] = draining_sync(trace, idle.starts[late], begin[late], thread[late])
@@ -324,13 +308,13 @@ def _idle(trace: Trace, device: int) -> dict[Cause, Intervals]:
     idle, late, thread = intervals.spans, intervals.late, intervals.thread
     tail = ~intervals.ended & (thread != MISSING)
     until = np.where(late, np.minimum(intervals.begin, idle.ends), np.where(tail, idle.ends, idle.starts))
-    started = _pick(trace.rows["calls"]["start_ns"], intervals.wait)
+    started = pick(trace.rows["calls"]["start_ns"], intervals.wait)
     waited = np.where(intervals.wait != MISSING, np.maximum(idle.starts - started, 0), 0)
     calls = trace.rows["calls"]
-    called = np.where(late, np.minimum(_pick(calls["end_ns"], intervals.launch), idle.ends), idle.ends)
+    called = np.where(late, np.minimum(pick(calls["end_ns"], intervals.launch), idle.ends), idle.ends)
     returned = np.maximum(until, np.where(idle.ends - called >= STALL_NS, called, idle.ends))
-    is_kernel = late & (_pick(calls["kind"], intervals.launch) == CallKind.KERNEL)
-    loads = is_kernel & (_pick(calls["end_ns"], intervals.launch) - intervals.begin >= STALL_NS)
+    is_kernel = late & (pick(calls["kind"], intervals.launch) == CallKind.KERNEL)
+    loads = is_kernel & (pick(calls["end_ns"], intervals.launch) - intervals.begin >= STALL_NS)
     loaded = np.where(loads, np.minimum(called, returned), until)
     result: dict[Cause, list[Intervals]] = {
         "dependency": [_chosen(idle, intervals.queued), union(returned[late], idle.ends[late])],
@@ -404,7 +388,7 @@ def _last_wait(trace: Trace, times: Int64) -> Int64:
     rows = trace.fact(blocking_calls)
     rows = rows[np.argsort(trace.rows["calls"]["start_ns"][rows], kind="stable")]
     index = np.searchsorted(trace.rows["calls"]["start_ns"][rows], times) - 1
-    return np.where(index < 0, MISSING, _pick(rows, index))
+    return np.where(index < 0, MISSING, pick(rows, index))
 
 
 def _by_host(
@@ -422,7 +406,7 @@ def _by_host(
         if activity == HostActivity.OP:
             unspecific.append(part)
         else:
-            yield _CAUSE_OF[activity], part
+            yield _cause_of(activity), part
     work = merge(*unspecific)
     yield "other_host", intersection(work, long)
     yield "launch", difference(work, long)
@@ -446,7 +430,7 @@ def _on_host(trace: Trace, low: int, high: int) -> dict[Cause, Intervals]:
     result: dict[Cause, list[Intervals]] = {"compute": [intersection(window, computing), intersection(rest, others)]}
     for activity, part in parts.items():
         computes = activity in (HostActivity.OP, HostActivity.LAUNCH)
-        result.setdefault("compute" if computes else _CAUSE_OF[activity], []).append(part)
+        result.setdefault("compute" if computes else _cause_of(activity), []).append(part)
     rest = difference(rest, others)
     stalled = rest.ends - rest.starts >= STALL_NS
     result.setdefault("other_host", []).append(_chosen(rest, stalled))
@@ -456,15 +440,3 @@ def _on_host(trace: Trace, low: int, high: int) -> dict[Cause, Intervals]:
 
 def _chosen(spans: Intervals, chosen: np.ndarray) -> Intervals:
     return Intervals(spans.starts[chosen], spans.ends[chosen])
-
-
-def _union(trace: Trace, chosen: np.ndarray) -> Intervals:
-    kernels = trace.rows["kernels"]
-    return union(kernels["start_ns"][chosen], kernels["end_ns"][chosen])
-
-
-def _pick(values: np.ndarray, rows: Int64) -> Int64:
-    """``values[rows]``, 0 where the row is ``MISSING``; safe on an empty table."""
-    if not len(values):
-        return np.zeros(len(rows), np.int64)
-    return np.where(rows == MISSING, 0, values[np.maximum(rows, 0)]).astype(np.int64)

@@ -80,17 +80,13 @@ def regions(trace: Trace) -> tuple[Region, ...]:
             inside[holder].append(mark)
     return tuple(
         Region(
-            compile_id=_id_of(trace.text(int(slices["name"][row]))),
+            compile_id=(trace.text(int(slices["name"][row])).partition(": ")[2] or None),
             outer=index.get(int(outer)),
             own=_own(trace, row, inside[row], outermost=int(outer) == MISSING, is_region=is_region),
             graphs=sum(not is_region[mark] for mark in inside[row]),
         )
         for row, outer in zip(rows.tolist(), around.tolist(), strict=True)
     )
-
-
-def _id_of(name: str) -> str | None:
-    return name.partition(": ")[2] or None
 
 
 def _own(

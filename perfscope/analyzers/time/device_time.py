@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-
-from perfscope.model.intervals import Intervals, difference_total, merge, union
+from perfscope.analyzers.time.spans import union_of
+from perfscope.model.intervals import Intervals, difference, merge
 from perfscope.model.trace import Trace
 
 
@@ -42,27 +42,50 @@ class DeviceTime:
             raise ValueError(f"device {self.ordinal}: parts do not sum: {self}")
 
 
+class DeviceWork(NamedTuple):
+    """When one device worked. ``compute``, ``exposed_communication`` and ``exposed_copy`` are disjoint."""
+
+    compute: Intervals
+    """Kernels that are no communication."""
+    communication: Intervals
+    exposed_communication: Intervals
+    exposed_copy: Intervals
+    """Copies and memsets while no kernel ran."""
+    busy: Intervals
+    """All of it."""
+
+
+def device_work(trace: Trace) -> dict[int, DeviceWork]:
+    """When each row of ``devices`` worked, and at what."""
+    kernels, copies = trace.rows["kernels"], trace.rows["copies"]
+    result = {}
+    for device in range(len(trace.rows["devices"])):
+        here = kernels["device"] == device
+        compute = union_of(kernels, here & ~kernels["communication"])
+        communication = union_of(kernels, here & kernels["communication"])
+        copying, working = union_of(copies, copies["device"] == device), merge(compute, communication)
+        result[device] = DeviceWork(
+            compute=compute,
+            communication=communication,
+            exposed_communication=difference(communication, compute),
+            exposed_copy=difference(copying, working),
+            busy=merge(working, copying),
+        )
+    return result
+
+
 def device_busy(trace: Trace) -> dict[int, Intervals]:
     """Union of all device work (kernels, copies, memsets) per row of ``devices``."""
-    return {
-        device: merge(*(_work(trace, table, device) for table in ("kernels", "copies")))
-        for device in range(len(trace.rows["devices"]))
-    }
+    return {device: work.busy for device, work in trace.fact(device_work).items()}
 
 
 def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
     """The accounting of every device that did work, in order of the ``devices`` table."""
     kernels, devices = trace.rows["kernels"], trace.rows["devices"]
-    busy_by_device = trace.fact(device_busy)
     accounts = []
-    for device in range(len(devices)):
-        busy = busy_by_device[device]
-        on_device = kernels["device"] == device
-        communicates = kernels["communication"]
-        compute = _union_of(trace, on_device & ~communicates)
-        communication = _union_of(trace, on_device & communicates)
-        working = merge(compute, communication)
-        start, end = (int(busy.starts[0]), int(busy.ends[-1])) if len(busy.starts) else (0, 0)
+    for device, work in trace.fact(device_work).items():
+        here = kernels["device"] == device
+        start, end = (int(work.busy.starts[0]), int(work.busy.ends[-1])) if len(work.busy.starts) else (0, 0)
         accounts.append(
             DeviceTime(
                 rank=trace.source.rank,
@@ -70,14 +93,14 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
                 ordinal=int(devices["ordinal"][device]),
                 name=trace.text(int(devices["name"][device])),
                 span_ns=end - start,
-                busy_ns=busy.total(),
-                compute_ns=compute.total(),
-                communication_ns=communication.total(),
-                exposed_communication_ns=difference_total(communication, compute),
-                exposed_copy_ns=difference_total(_work(trace, "copies", device), working),
-                idle_ns=end - start - busy.total(),
-                kernel_time_ns=int((kernels["end_ns"] - kernels["start_ns"])[on_device].sum()),
-                kernels=int(on_device.sum()),
+                busy_ns=work.busy.total(),
+                compute_ns=work.compute.total(),
+                communication_ns=work.communication.total(),
+                exposed_communication_ns=work.exposed_communication.total(),
+                exposed_copy_ns=work.exposed_copy.total(),
+                idle_ns=end - start - work.busy.total(),
+                kernel_time_ns=int((kernels["end_ns"] - kernels["start_ns"])[here].sum()),
+                kernels=int(here.sum()),
                 start_ns=start,
                 end_ns=end,
             )
@@ -89,14 +112,3 @@ def check_device_times(trace: Trace) -> None:
     """``ValueError`` unless the parts of every device's time sum to its span, exactly."""
     for device in trace.fact(device_times):
         device.check()
-
-
-def _work(trace: Trace, table: str, device: int) -> Intervals:
-    rows = trace.rows[table]
-    chosen = rows["device"] == device
-    return union(rows["start_ns"][chosen], rows["end_ns"][chosen])
-
-
-def _union_of(trace: Trace, chosen: np.ndarray) -> Intervals:
-    kernels = trace.rows["kernels"]
-    return union(kernels["start_ns"][chosen], kernels["end_ns"][chosen])

@@ -10,38 +10,29 @@ from __future__ import annotations
 import numpy as np
 
 from perfscope.analyzers.time.account import account_windows
-from perfscope.model.intervals import Int64, Intervals, covered, intersection, union
+from perfscope.analyzers.time.device_time import device_work
+from perfscope.model.intervals import Int64, Intervals, covered, intersection, merge, union
 from perfscope.model.trace import Rows, Trace
 
 
 def exposed_communication(trace: Trace) -> Int64:
     """Per row of ``kernels``: exposed ns of a communication kernel; 0 for the others."""
-    kernels = trace.rows["kernels"]
-    exposed = np.zeros(len(kernels), np.int64)
-    for device in range(len(trace.rows["devices"])):
-        here = kernels["device"] == device
-        compute = _union(kernels, here & ~kernels["communication"])
-        rows = np.flatnonzero(here & kernels["communication"])
-        exposed[rows] = _uncovered(kernels, rows, compute)
-    return exposed
+    return _exposed(trace, "kernels", None)
 
 
 def communication_in_steps(trace: Trace) -> Int64:
     """Per row of ``kernels``: the part of ``exposed_communication`` that lies in the account's windows, ns."""
-    kernels, windows = trace.rows["kernels"], trace.fact(account_windows)
-    inside, exposed = union(windows.starts, windows.ends), np.zeros(len(kernels), np.int64)
-    for device in range(len(trace.rows["devices"])):
-        here = kernels["device"] == device
-        compute = _union(kernels, here & ~kernels["communication"])
-        rows = np.flatnonzero(here & kernels["communication"])
-        exposed[rows] = _uncovered(kernels, rows, compute, inside=inside)
-    return exposed
+    return _exposed(trace, "kernels", _windows(trace))
+
+
+def exposed_copies(trace: Trace) -> Int64:
+    """Per row of ``copies``: ns in which no kernel ran and no copy that began earlier."""
+    return _exposed(trace, "copies", None)
 
 
 def copies_in_steps(trace: Trace) -> Int64:
     """Per row of ``copies``: the part of ``exposed_copies`` that lies in the account's windows, ns."""
-    windows = trace.fact(account_windows)
-    return _exposed_copies(trace, union(windows.starts, windows.ends))
+    return _exposed(trace, "copies", _windows(trace))
 
 
 def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Intervals) -> Int64:
@@ -50,26 +41,29 @@ def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Interva
     ``until_ns``: per row of ``kernels``, shape (n,), ns. ``device``: row of ``devices``. ``computing``: when a
     kernel that is no communication ran there.
     """
-    kernels, windows = trace.rows["kernels"], trace.fact(account_windows)
+    kernels = trace.rows["kernels"]
     result = np.zeros(len(kernels), np.int64)
     rows = np.flatnonzero((kernels["device"] == device) & kernels["communication"])
-    inside = union(windows.starts, windows.ends)
-    result[rows] = _uncovered(kernels, rows, computing, until_ns[rows], inside=inside)
+    result[rows] = _uncovered(kernels, rows, computing, until_ns[rows], inside=_windows(trace))
     return result
 
 
-def exposed_copies(trace: Trace) -> Int64:
-    """Per row of ``copies``: ns in which no kernel ran and no copy that began earlier."""
-    return _exposed_copies(trace, None)
+def _windows(trace: Trace) -> Intervals:
+    windows = trace.fact(account_windows)
+    return union(windows.starts, windows.ends)
 
 
-def _exposed_copies(trace: Trace, inside: Intervals | None) -> Int64:
-    copies, kernels = trace.rows["copies"], trace.rows["kernels"]
-    exposed = np.zeros(len(copies), np.int64)
-    for device in range(len(trace.rows["devices"])):
-        working = _union(kernels, kernels["device"] == device)
-        rows = np.flatnonzero(copies["device"] == device)
-        exposed[rows] = _uncovered(copies, rows, working, inside=inside)
+def _exposed(trace: Trace, name: str, inside: Intervals | None) -> Int64:
+    """Of communication kernels beside computing ones, or of copies beside all kernels."""
+    table = trace.rows[name]
+    exposed = np.zeros(len(table), np.int64)
+    for device, work in trace.fact(device_work).items():
+        here = table["device"] == device
+        if name == "kernels":
+            rows, others = np.flatnonzero(here & table["communication"]), work.compute
+        else:
+            rows, others = np.flatnonzero(here), merge(work.compute, work.communication)
+        exposed[rows] = _uncovered(table, rows, others, inside=inside)
     return exposed
 
 
@@ -88,7 +82,3 @@ def _uncovered(
     time = finishes - begins if inside is None else covered(inside, begins, finishes)
     result[order] = time - covered(by if inside is None else intersection(by, inside), begins, finishes)
     return result
-
-
-def _union(table: Rows, chosen: np.ndarray) -> Intervals:
-    return union(table["start_ns"][chosen], table["end_ns"][chosen])

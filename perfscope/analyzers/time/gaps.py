@@ -111,8 +111,8 @@ def gaps(trace: Trace) -> Gaps:
 
     calls = trace.rows["calls"]
     known = launch != MISSING
-    begin = np.where(known, _pick(calls["start_ns"], launch), 0)
-    thread = np.where(known, _pick(calls["thread"], launch), MISSING)
+    begin = np.where(known, pick(calls["start_ns"], launch), 0)
+    thread = np.where(known, pick(calls["thread"], launch), MISSING)
     late = known & (begin > start)
     sync = np.full(len(start), MISSING, np.int64)
     sync[late] = draining_sync(trace, start[late], begin[late], thread[late])
@@ -156,7 +156,7 @@ def launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
         np.concatenate([table[column][rows] for table, rows in zip(tables, here, strict=True)]).astype(np.int64)
         for column in ("start_ns", "stream", "call")
     )
-    begin = np.where(launch != MISSING, _pick(calls["start_ns"], launch), _NEVER)
+    begin = np.where(launch != MISSING, pick(calls["start_ns"], launch), _NEVER)
     by = _earliest_behind(stream, start, begin)
     order = np.lexsort((by, begin, start))
     start, launch, by = start[order], launch[order], by[order]
@@ -184,7 +184,7 @@ def draining_sync(trace: Trace, gap_start: Int64, launch_begin: Int64, launch_th
         rows = blocking[calls["thread"][blocking] == thread]
         rows = rows[np.argsort(calls["end_ns"][rows], kind="stable")]
         waited = _waited_into(calls["start_ns"][rows], calls["end_ns"][rows], gap_start, launch_begin)
-        candidate = np.where(waited != MISSING, _pick(rows, waited), MISSING)
+        candidate = np.where(waited != MISSING, pick(rows, waited), MISSING)
         same = launch_thread == thread
         result = np.where(same & (candidate != MISSING), candidate, result)
         elsewhere = np.flatnonzero(~same & (candidate != MISSING) & (result == MISSING))
@@ -224,7 +224,7 @@ def _joined_by_thread(first: dict[int, Intervals], second: dict[int, Intervals])
     }
 
 
-def _pick(values: npt.NDArray[np.generic], rows: Int64) -> Int64:
+def pick(values: npt.NDArray[np.generic], rows: Int64) -> Int64:
     """``values[rows]`` as int64, 0 where the row is ``MISSING``; safe on an empty table."""
     if not len(values):
         return np.zeros(len(rows), np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -33,19 +33,6 @@ HostPart = Literal[
 HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
 """``launch``: calls that launch device work, and short ops around them; ``other_threads``: nothing here, while another
 thread ran ops (autograd's); ``python``: nothing recorded on any thread."""
-
-_PART_OF: dict[HostActivity, HostPart] = {
-    HostActivity.INPUT: "input",
-    HostActivity.COMPILATION: "compilation",
-    HostActivity.COLLECTIVE_SETUP: "collective_setup",
-    HostActivity.GARBAGE_COLLECTION: "garbage_collection",
-    HostActivity.SAVING: "saving",
-    HostActivity.SLEEPING: "sleeping",
-    HostActivity.MEMORY: "memory",
-    HostActivity.SYNC: "sync",
-    HostActivity.LAUNCH: "launch",
-    HostActivity.OP: "ops",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +70,9 @@ def host_account(trace: Trace) -> HostAccount | None:
     others = merge(
         *(spans for number, spans in trace.fact(host_activities).get(HostActivity.OP, {}).items() if number != thread)
     )
-    compiled = _compiled_spans(trace, thread)
+    slices = trace.rows["slices"]
+    rows = np.flatnonzero(named_slices(trace, is_compiled) & (slices["kind"] != SliceKind.PYTHON))
+    compiled = spans_by_thread(trace, "slices", rows).get(thread, EMPTY)
     result: dict[HostPart, Intervals] = {
         "other_threads": intersection(rest, others),
         "python": difference(rest, others),
@@ -93,7 +82,8 @@ def host_account(trace: Trace) -> HostAccount | None:
         if activity in (HostActivity.OP, HostActivity.LAUNCH):
             inside.append(intersection(spans, compiled))
             spans = difference(spans, compiled)
-        result[_PART_OF[activity]] = spans
+        part = "ops" if activity == HostActivity.OP else activity.name.lower()
+        result[cast("HostPart", part)] = spans
     result["compiled_regions"] = merge(*inside)
     return HostAccount(
         rank=trace.source.rank,
@@ -103,9 +93,3 @@ def host_account(trace: Trace) -> HostAccount | None:
             part: tuple(covered(result.get(part, EMPTY), windows.starts, windows.ends).tolist()) for part in HOST_PARTS
         },
     )
-
-
-def _compiled_spans(trace: Trace, thread: int) -> Intervals:
-    slices = trace.rows["slices"]
-    rows = np.flatnonzero(named_slices(trace, is_compiled) & (slices["kind"] != SliceKind.PYTHON))
-    return spans_by_thread(trace, "slices", rows).get(thread, EMPTY)

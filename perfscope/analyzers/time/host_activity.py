@@ -123,7 +123,10 @@ ByThread = dict[int, Intervals]
 def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
     """When each thread was busy with each purpose, before precedence; purposes that never occur are left out."""
     calls = trace.rows["calls"]
-    named = {activity: _slices_matching(trace, pattern) for activity, pattern in _BY_NAME}
+    named = {
+        activity: spans_by_thread(trace, "slices", np.flatnonzero(named_slices(trace, pattern.fullmatch)))
+        for activity, pattern in _BY_NAME
+    }
     codes = [
         code for code in np.unique(calls["name"]) if _COMPILATION_CALLS.fullmatch(base_name(trace.text(int(code))))
     ]
@@ -179,7 +182,9 @@ def sample_activities(trace: Trace) -> Int64:
     ``MISSING``: other work in Python.
     """
     frames, texts = trace.rows["frames"], trace.fact(stacks).texts
-    of_text = {text: _activity_of(text) for text in set(texts)}
+    of_text = {
+        text: next((activity for activity, pattern in _BY_NAME if pattern.fullmatch(text)), None) for text in set(texts)
+    }
     none = len(HostActivity)
     result = np.full(len(frames) + 1, none, np.int64)
     for row, (text, parent) in enumerate(zip(texts, frames["parent"].tolist(), strict=True)):
@@ -193,10 +198,6 @@ def sample_activities(trace: Trace) -> Int64:
     waits = np.where(device_waits(trace), int(HostActivity.SYNC), int(HostActivity.SLEEPING))
     activity = np.where(trace.fact(waiting_samples), np.minimum(activity, waits), activity)
     return np.where(activity == none, MISSING, activity)
-
-
-def _activity_of(text: str) -> HostActivity | None:
-    return next((activity for activity, pattern in _BY_NAME if pattern.fullmatch(text)), None)
 
 
 def main_thread(trace: Trace) -> int:
@@ -284,10 +285,6 @@ def _ops_that_launch(trace: Trace, launching: Int64) -> Int64:
             short = slices["end_ns"][above] - slices["start_ns"][above] < STALL_NS
             return np.asarray(above[short], np.int64)
         ops = above
-
-
-def _slices_matching(trace: Trace, pattern: re.Pattern[str]) -> ByThread:
-    return spans_by_thread(trace, "slices", np.flatnonzero(named_slices(trace, pattern.fullmatch)))
 
 
 def _together(first: ByThread, second: ByThread) -> ByThread:

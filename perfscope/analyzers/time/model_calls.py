@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.time.spans import named_slices, nearest_ancestor
+from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, subtree_ends
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -135,12 +135,12 @@ def _token_shapes(trace: Trace, calls: Int64) -> list[tuple[int | None, int | No
     slices = trace.rows["slices"]
     chosen = named_slices(trace, lambda name: name in _EMBEDDINGS) & (slices["kind"] == SliceKind.OP)
     rows = np.flatnonzero(chosen & (slices["shapes"] != MISSING))
-    result: list[tuple[int | None, int | None]] = []
-    for row in calls.tolist():
-        inside = rows[(rows > row) & (slices["thread"][rows] == slices["thread"][row])]
-        inside = inside[slices["start_ns"][inside] < slices["end_ns"][row]]
-        result.append(_indices(trace.text(int(slices["shapes"][inside[0]]))) if len(inside) else (None, None))
-    return result
+    first = np.searchsorted(rows, calls)  # what is inside a call follows it in the table
+    until = np.searchsorted(rows, trace.fact(subtree_ends)[calls])
+    return [
+        _indices(trace.text(int(slices["shapes"][rows[index]]))) if index < end else (None, None)
+        for index, end in zip(first.tolist(), until.tolist(), strict=True)
+    ]
 
 
 def _indices(shapes: str) -> tuple[int | None, int | None]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.time.spans import input_spans, named_slices
+from perfscope.analyzers.time.spans import input_spans, named_slices, union_of
 from perfscope.model.frames import parse_module
-from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge, union
+from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 Phase = Literal["forward", "backward", "optimizer", "input", "communication", "not_told"]
@@ -62,9 +62,7 @@ def _on_host(trace: Trace, compute: Intervals) -> dict[Phase, Intervals]:
     spans = {phase: merge(*both) for phase, both in trace.fact(host_phases).items()}
     ops, told = trace.rows["hlo_ops"], trace.fact(_instruction_phases)
     for index, phase in enumerate(PHASES):
-        spans[phase] = merge(
-            spans.get(phase, EMPTY), union(ops["start_ns"][told == index], ops["end_ns"][told == index])
-        )
+        spans[phase] = merge(spans.get(phase, EMPTY), union_of(ops, told == index))
     result: dict[Phase, Intervals] = {}
     for phase in _PRECEDENCE:
         result[phase] = intersection(compute, spans[phase])
@@ -83,7 +81,7 @@ def _on_device(trace: Trace, device: int, busy: Mapping[str, Intervals]) -> dict
         work, told = trace.rows[table], trace.fact(work_phases)[table]
         for phase in _PRECEDENCE:
             mine = chosen & (told == PHASES.index(phase))
-            spans = intersection(left, union(work["start_ns"][mine], work["end_ns"][mine]))
+            spans = intersection(left, union_of(work, mine))
             parts.setdefault(phase, []).append(spans)
             left = difference(left, spans)
     return {phase: merge(*spans) for phase, spans in parts.items()}
@@ -128,8 +126,8 @@ def host_phases(trace: Trace) -> dict[Phase, tuple[Intervals, Intervals]]:
     named["backward"] |= named_slices(trace, _BACKWARD.fullmatch) | (is_op & (slices["forward_thread"] > 0))
     named["optimizer"] |= named_slices(trace, _OPTIMIZER.fullmatch)
     named["forward"] |= named_slices(trace, lambda name: parse_module(name) or name.startswith(_COMPILED))
-    likely = {"forward": _union(trace, recorded & (slices["forward_thread"] <= 0))}
-    result = {phase: (_union(trace, rows), likely.get(phase, EMPTY)) for phase, rows in named.items()}
+    likely = {"forward": union_of(slices, recorded & (slices["forward_thread"] <= 0))}
+    result = {phase: (union_of(slices, rows), likely.get(phase, EMPTY)) for phase, rows in named.items()}
     return {**result, "input": (merge(EMPTY, *trace.fact(input_spans).values()), EMPTY)}
 
 
@@ -154,11 +152,6 @@ def _instruction_phases(trace: Trace) -> Int64:
         if phase is not None:
             result[row] = PHASES.index(phase)
     return result
-
-
-def _union(trace: Trace, chosen: np.ndarray) -> Intervals:
-    slices = trace.rows["slices"]
-    return union(slices["start_ns"][chosen], slices["end_ns"][chosen])
 
 
 def _contains(spans: Intervals, times: Int64) -> np.ndarray:

@@ -236,16 +236,11 @@ def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     calls_ops = {(op.file, op.line) for op in (trace.op_graph.ops if trace.op_graph is not None else ())}
     sites = {row: sampled_site(trace, row) for row in np.unique(frame).tolist()}
     of_ops = np.array([(sites[row].file, sites[row].line) in calls_ops for row in frame.tolist()], bool)
-    jitted = _jitted_functions(trace)
+    modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code != MISSING}
+    jitted = {name.removeprefix("jit_") for name in modules if name.startswith("jit_")}
     calls_jitted = np.array([known.texts[row].rpartition(".")[2] in jitted for row in frame.tolist()], bool)
     outside = (frame != MISSING) & ~of_ops & ~calls_jitted & ~known.in_loader[frame] & ~known.in_framework[frame]
     return np.asarray(outside & ~trace.fact(device_waits)[rows], bool)
-
-
-def _jitted_functions(trace: Trace) -> set[str]:
-    """Names of the functions whose compiled programs ran: a call of one is shown by its name alone."""
-    modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code != MISSING}
-    return {name.removeprefix("jit_") for name in modules if name.startswith("jit_")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.model.finding import MOST_SPANS, Span
-from perfscope.model.intervals import Int64, Intervals, intersection_total, union
-from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.model.trace import MISSING, CallKind, Rows, SliceKind, Trace
 
 INPUT_REGION = "input"
 """Name of the user's own region (``perfscope.region("input")``) that counts as data loading."""
@@ -61,14 +61,16 @@ def _named(trace: Trace, matches: Callable[[str], bool]) -> npt.NDArray[np.int64
     return np.flatnonzero(kinds & np.isin(slices["name"], codes))
 
 
+def union_of(table: Rows, chosen: np.ndarray) -> Intervals:
+    """When any of the chosen rows (a mask or positions) of a table with starts and ends was going on."""
+    return union(table["start_ns"][chosen], table["end_ns"][chosen])
+
+
 def spans_by_thread(trace: Trace, table: str, rows: npt.NDArray[np.int64]) -> dict[int, Intervals]:
     """Union of the given rows of ``slices`` or ``calls``, per row of ``threads``."""
     data = trace.rows[table]
     threads = data["thread"][rows]
-    return {
-        int(thread): union(data["start_ns"][rows[threads == thread]], data["end_ns"][rows[threads == thread]])
-        for thread in np.unique(threads)
-    }
+    return {int(thread): union_of(data, rows[threads == thread]) for thread in np.unique(threads)}
 
 
 # Which host span covers a moment, and which enclosing span is of a given kind. Vectorised.
@@ -76,11 +78,10 @@ def spans_by_thread(trace: Trace, table: str, rows: npt.NDArray[np.int64]) -> di
 # Both rest on the order of the ``slices`` table (thread, start, longest first) and on its parent links.
 
 
-Rows = npt.NDArray[np.int64]
-_Condition = Callable[[Rows, Rows], npt.NDArray[np.bool_]]
+_Condition = Callable[[Int64, Int64], npt.NDArray[np.bool_]]
 
 
-def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLike) -> Rows:
+def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLike) -> Int64:
     """Row of the innermost host span that covers each (thread, moment); ``MISSING`` where none does.
 
     ``threads``: rows of the ``threads`` table; ``times_ns``: moments on the trace's clock. A span
@@ -97,10 +98,10 @@ def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLik
     return _climb_until(trace, result, lambda rows, positions: slices["end_ns"][rows] > time[positions])
 
 
-def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Rows:
+def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Int64:
     """For each row of ``slices``: itself or its innermost enclosing span with ``wanted``; else ``MISSING``.
 
-    ``wanted`` is a mask over the ``slices`` table. Rows that are ``MISSING`` stay so.
+    ``wanted`` is a mask over the ``slices`` table. Int64 that are ``MISSING`` stay so.
     """
     return _climb_until(trace, np.array(rows, np.int64), lambda hit, _: wanted[hit])
 
@@ -113,7 +114,7 @@ def lineage(trace: Trace, row: int) -> Iterator[int]:
         row = int(parents[row])
 
 
-def _climb_until(trace: Trace, rows: Rows, holds: _Condition) -> Rows:
+def _climb_until(trace: Trace, rows: Int64, holds: _Condition) -> Int64:
     """Replaces rows by their parents until ``holds(rows, their positions)`` or no parent is left."""
     parents = trace.rows["slices"]["parent"]
     active = np.flatnonzero(rows != MISSING)
@@ -157,27 +158,24 @@ def work_time(trace: Trace, spans: npt.ArrayLike) -> WorkTime:
     return total
 
 
-def time_of(trace: Trace, table: str, rows: Rows) -> WorkTime:
+def time_of(trace: Trace, table: str, rows: Int64) -> WorkTime:
     """Time of rows of ``kernels`` or ``copies``."""
     work = trace.rows[table]
-    exposed = 0
-    for device in np.unique(work["device"][rows]).tolist():
-        chosen = rows[work["device"][rows] == device]
-        exposed += intersection_total(
-            trace.fact(unshared_time)[device], union(work["start_ns"][chosen], work["end_ns"][chosen])
-        )
-    return WorkTime(sum_ns=int((work["end_ns"] - work["start_ns"])[rows].sum()), exposed_ns=exposed, kernels=len(rows))
+    exposed = int(trace.fact(unshared_time)[table][rows].sum())
+    return WorkTime(
+        sum_ns=int((work["end_ns"][rows] - work["start_ns"][rows]).sum()), exposed_ns=exposed, kernels=len(rows)
+    )
 
 
-def work_inside(trace: Trace, table: str, spans: Rows) -> Rows:
-    """Rows of ``kernels`` or ``copies`` whose op is one of ``spans`` or lies inside one; sorted, each once."""
+def work_inside(trace: Trace, table: str, spans: Int64) -> Int64:
+    """Int64 of ``kernels`` or ``copies`` whose op is one of ``spans`` or lies inside one; sorted, each once."""
     order, ops = trace.fact(_work_by_op)[table]
     firsts, lasts = np.searchsorted(ops, spans), np.searchsorted(ops, trace.fact(subtree_ends)[spans])
     pieces = [order[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
     return np.unique(np.concatenate(pieces)) if pieces else np.empty(0, np.int64)
 
 
-def subtree_ends(trace: Trace) -> Rows:
+def subtree_ends(trace: Trace) -> Int64:
     """By row of ``slices``: one past the last row inside it; those rows follow it directly."""
     slices = trace.rows["slices"]
     ends = np.arange(1, len(slices) + 1)
@@ -188,26 +186,26 @@ def subtree_ends(trace: Trace) -> Rows:
     return ends
 
 
-def unshared_time(trace: Trace) -> dict[int, Intervals]:
-    """By device: when exactly one piece of work (kernel, copy, memset) runs on it."""
-    result = {}
+def unshared_time(trace: Trace) -> dict[str, Int64]:
+    """Per row of ``kernels`` and of ``copies``: ns in which it is the only work on its device."""
+    tables = {table: trace.rows[table] for table in ("kernels", "copies")}
+    result = {table: np.zeros(len(work), np.int64) for table, work in tables.items()}
     for device in range(len(trace.rows["devices"])):
-        starts, ends = [], []
-        for table in ("kernels", "copies"):
-            work = trace.rows[table]
-            on_device = work["device"] == device
-            starts.append(work["start_ns"][on_device])
-            ends.append(work["end_ns"][on_device])
-        times = np.concatenate((*starts, *ends))
-        change = np.repeat([1, -1], [sum(map(len, starts)), sum(map(len, ends))])
+        here = {table: np.flatnonzero(work["device"] == device) for table, work in tables.items()}
+        starts, ends = (
+            np.concatenate([work[column][here[table]] for table, work in tables.items()])
+            for column in ("start_ns", "end_ns")
+        )
+        times, change = np.concatenate((starts, ends)), np.repeat([1, -1], len(starts))
         order = np.lexsort((change, times))  # at one moment, what ends leaves before the next begins
         times, running = times[order], np.cumsum(change[order])
-        alone = running[:-1] == 1
-        result[device] = union(times[:-1][alone], times[1:][alone])
+        alone = union(times[:-1][running[:-1] == 1], times[1:][running[:-1] == 1])
+        for table, rows in here.items():
+            result[table][rows] = covered(alone, tables[table]["start_ns"][rows], tables[table]["end_ns"][rows])
     return result
 
 
-def _work_by_op(trace: Trace) -> dict[str, tuple[Rows, Rows]]:
+def _work_by_op(trace: Trace) -> dict[str, tuple[Int64, Int64]]:
     """By table: its rows ordered by op, and that op for each."""
     result = {}
     for table in ("kernels", "copies"):

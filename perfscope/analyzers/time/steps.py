@@ -200,12 +200,13 @@ def _steps(trace: Trace, mine: Array, start: int, end: int) -> tuple[StepWork, .
     step_of = _step_of_ops(trace, mine, windows.starts[order])
     if step_of is None:
         return ()
+    finishes = np.full(len(order), MISSING, np.int64)
+    known = mine & (step_of >= 0)
+    np.maximum.at(finishes, step_of[known], ops["end_ns"][known])
+    finishes = np.where(finishes == MISSING, windows.ends[order], finishes)
     step_works: list[StepWork] = []
     done = start
-    for index, row in enumerate(order):
-        inside = mine & (step_of == index)
-        host_end = int(windows.ends[row])
-        finish = int(ops["end_ns"][inside].max()) if inside.any() else host_end
+    for index, (row, finish) in enumerate(zip(order, finishes.tolist(), strict=True)):
         last = end if index == len(order) - 1 else max(done, finish)
         step_works.append(StepWork(number=int(windows.numbers[row]), end_ns=finish, complete_ns=last - done))
         done = last

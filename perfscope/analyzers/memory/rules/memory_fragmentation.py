@@ -185,7 +185,15 @@ def _finding(
         basis="measured",
         cost_bytes=cost,
         where=where,
-        evidence=tuple(_row(trace, timeline, reserve) for reserve in unneeded[:MAX_ROWS])
+        evidence=tuple(
+            {
+                "asked_by": said_line(line_of(timeline, reserve.block)) or "unknown",
+                "asked_bytes": reserve.asked_bytes,
+                "reserved_bytes": reserve.reserved_bytes,
+                "free_bytes": reserve.cached_bytes,
+            }
+            for reserve in unneeded[:MAX_ROWS]
+        )
         or tuple(_pool_rows(fragmentation)),
         spans=tuple(span for reserve in unneeded[:MAX_ROWS] for span in spans_at(timeline, reserve.position)),
         advice=". ".join([EXPANDABLE, *_causes(timeline, unneeded), _by_pools(fragmentation)]).rstrip(". ") + ".",
@@ -215,15 +223,6 @@ def _by_pools(fragmentation: Fragmentation) -> str:
         f"At the snapshot {format_bytes(private)} were free in private pools (CUDA graphs, torch.cuda.MemPool), which "
         "serve nobody else: let graphs share a pool"
     )
-
-
-def _row(trace: Trace, timeline: MemoryTimeline, reserve: UnneededReserve) -> dict[str, Cell]:
-    return {
-        "asked_by": said_line(line_of(timeline, reserve.block)) or "unknown",
-        "asked_bytes": reserve.asked_bytes,
-        "reserved_bytes": reserve.reserved_bytes,
-        "free_bytes": reserve.cached_bytes,
-    }
 
 
 def _pool_rows(fragmentation: Fragmentation) -> Iterable[dict[str, Cell]]:

@@ -229,7 +229,15 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
         basis="measured",
         cost_bytes=sum(grown_stack.grown_bytes for grown_stack in leaking),
         where=where_of(line),
-        evidence=tuple(_profile_row(grown_stack, growth.steps) for grown_stack in leaking[:MAX_ROWS]),
+        evidence=tuple(
+            {
+                "place": said_line(grown_stack.place) or "unknown",
+                "per_step_bytes": round(grown_stack.grown_bytes / growth.steps),
+                "held_bytes": grown_stack.bytes,
+                "blocks": grown_stack.count,
+            }
+            for grown_stack in leaking[:MAX_ROWS]
+        ),
         advice="Look for what that line's result is appended to, or assigned to. Keep numbers, not arrays: "
         "float(loss) every so many steps, or jax.device_get of a list that is then cleared; donate what a step "
         "replaces",
@@ -239,15 +247,6 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
 def _grows(grown_stack: GrownStack, growth: JaxGrowth) -> bool:
     per_step = grown_stack.grown_bytes / growth.steps
     return per_step >= LEAST_BYTES and per_step * HORIZON_STEPS >= HORIZON_SHARE * growth.bytes_after
-
-
-def _profile_row(grown_stack: GrownStack, steps: int) -> dict[str, Cell]:
-    return {
-        "place": said_line(grown_stack.place) or "unknown",
-        "per_step_bytes": round(grown_stack.grown_bytes / steps),
-        "held_bytes": grown_stack.bytes,
-        "blocks": grown_stack.count,
-    }
 
 
 def _why_blind(trace: Trace, timeline: MemoryTimeline) -> str:

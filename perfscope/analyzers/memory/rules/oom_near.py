@@ -70,8 +70,10 @@ def check(trace: Trace) -> Iterable[Finding]:
         if timeline.out_of_memory:
             findings.append(_ran_out(trace, timeline))
             continue
-        capacity = _capacity(trace, timeline)
-        retries = _retries(trace)
+        counters = trace.allocator_counters
+        limit = None if counters is None else counters.limit_bytes
+        capacity = limit if limit is not None else timeline.capacity_bytes
+        retries = 0 if trace.allocator_counters is None else trace.allocator_counters.retries
         if capacity is None and not retries:
             unknown.append(f"the memory size of {timeline.label} was not recorded")
             continue
@@ -143,12 +145,6 @@ def _devices(trace: Trace) -> tuple[MemoryTimeline, ...]:
     return devices
 
 
-def _capacity(trace: Trace, timeline: MemoryTimeline) -> int | None:
-    counters = trace.allocator_counters
-    limit = None if counters is None else counters.limit_bytes
-    return limit if limit is not None else timeline.capacity_bytes
-
-
 def _held(trace: Trace, timeline: MemoryTimeline) -> int:
     """Most that was held: of XLA, which reserves its share at once, what was in use."""
     counters = trace.allocator_counters
@@ -156,10 +152,6 @@ def _held(trace: Trace, timeline: MemoryTimeline) -> int:
         return max(counters.peak_bytes or 0, timeline.peak()[1])
     earlier = 0 if counters is None else counters.peak_reserved_bytes or 0
     return max(earlier, peak_held(timeline))
-
-
-def _retries(trace: Trace) -> int:
-    return 0 if trace.allocator_counters is None else trace.allocator_counters.retries
 
 
 def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:

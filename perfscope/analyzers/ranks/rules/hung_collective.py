@@ -95,7 +95,19 @@ def _findings(hang: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding]
     if hang.ring:
         yield _ring(hang.ring)
     for group, call in hang.unending[:1]:
-        yield _unending(group, call, len(hang.unending))
+        yield _hang(
+            subject="a collective that all have begun does not end",
+            title=f"all {len(group[1]):,} ranks of a group are in {call.operation} and none has ended it",
+            detail=f"They are in {call.label()} (number {call.sequence}) of {_group(group, call)}; "
+            f"{len(hang.unending):,} groups have collectives that had not ended.",
+            call=call,
+            ranks=sorted(group[1]),
+            evidence=(
+                {"group": group[0], "operation": call.operation, "number": call.sequence, "ranks": len(group[1])},
+            ),
+            advice="Look at the links: NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s. Nobody is missing: kernels "
+            "queued before it may hang, or the dump was asked for while the job ran well.",
+        )
     yield from map(_mismatch, hang.mismatches)
 
 
@@ -128,13 +140,28 @@ def _stuck(hang: Hang) -> Finding:
     ranks = [stuck.rank for stuck in hang.stuck]
     return _hang(
         subject="ranks are stuck in a collective that others have ended",
-        title=f"{named_ranks(ranks)} {_are(ranks)} stuck in {first.call.operation}: {hang.pending:,} ranks hang",
+        title=f"{named_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'} stuck in {first.call.operation}: "
+        f"{hang.pending:,} ranks hang",
         detail=f"Rank {first.rank} has not ended {first.call.label()} (number {first.call.sequence} of "
         f"{_group(first.group, first.call)}), which {named_ranks(first.ended_by)} "
         f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since.",
         call=first.call,
         ranks=ranks,
-        evidence=(_stuck_row(stuck) for stuck in hang.stuck),
+        evidence=(
+            {
+                "rank": stuck.rank,
+                "stuck_in": stuck.call.label(),
+                "number": stuck.call.sequence,
+                "group": stuck.group[0],
+                "group_ranks": len(stuck.group[1]),
+                "state": stuck.call.state,
+                "ended_by": ", ".join(map(str, stuck.ended_by[:MOST_NAMED])),
+                "ended_since": stuck.behind - 1,
+                "timeout_ns": stuck.call.timeout_ns,
+                "code": _code(stuck.call),
+            }
+            for stuck in hang.stuck
+        ),
         advice=f"Look at the device and the process of {named_ranks(ranks)}: dmesg (Xid errors), nvidia-smi -q -d ECC, "
         "py-spy dump --pid. All ranks had come to that collective, so the others are victims; take the machine out of "
         "the job if it happens there again.",
@@ -187,23 +214,19 @@ def _ring(ring: Sequence[Waiting]) -> Finding:
         f"{first.for_rank}, and so on in a ring.",
         call=first.call,
         ranks=ranks,
-        evidence=(_ring_row(waiting) for waiting in ring),
+        evidence=(
+            {
+                "rank": waiting.rank,
+                "waits_for": waiting.for_rank,
+                "in": waiting.call.label(),
+                "number": waiting.call.sequence,
+                "group": waiting.group[0],
+                "code": _code(waiting.call),
+            }
+            for waiting in ring
+        ),
         advice="Enqueue the collectives of all groups in the same order on each rank; use batch_isend_irecv for "
         "exchanges. Two groups used from two threads, or sends before receives on both ends, close the ring.",
-    )
-
-
-def _unending(group: GroupKey, call: RecordedCall, count: int) -> Finding:
-    return _hang(
-        subject="a collective that all have begun does not end",
-        title=f"all {len(group[1]):,} ranks of a group are in {call.operation} and none has ended it",
-        detail=f"They are in {call.label()} (number {call.sequence}) of {_group(group, call)}; {count:,} groups have "
-        "collectives that had not ended.",
-        call=call,
-        ranks=sorted(group[1]),
-        evidence=({"group": group[0], "operation": call.operation, "number": call.sequence, "ranks": len(group[1])},),
-        advice="Look at the links: NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s. Nobody is missing: kernels queued "
-        "before it may hang, or the dump was asked for while the job ran well.",
     )
 
 
@@ -269,31 +292,12 @@ def _same_call(waiting: Waiting, other: Waiting) -> bool:
     )
 
 
-def _are(ranks: Sequence[int]) -> str:
-    return "are" if len(ranks) > 1 else "is"
-
-
 def _group(group: GroupKey, call: RecordedCall) -> str:
     return f"{call.description or 'group'} {group[0]}, {len(group[1]):,} ranks"
 
 
 def _code(call: RecordedCall) -> str | None:
     return None if call.file is None else f"{call.file}:{call.line}"
-
-
-def _stuck_row(stuck: Stuck) -> dict[str, Cell]:
-    return {
-        "rank": stuck.rank,
-        "stuck_in": stuck.call.label(),
-        "number": stuck.call.sequence,
-        "group": stuck.group[0],
-        "group_ranks": len(stuck.group[1]),
-        "state": stuck.call.state,
-        "ended_by": ", ".join(map(str, stuck.ended_by[:MOST_NAMED])),
-        "ended_since": stuck.behind - 1,
-        "timeout_ns": stuck.call.timeout_ns,
-        "code": _code(stuck.call),
-    }
 
 
 def _absent_row(rank: int, waits: Sequence[Waiting], records: dict[int, FlightRecord]) -> dict[str, Cell]:
@@ -310,17 +314,6 @@ def _absent_row(rank: int, waits: Sequence[Waiting], records: dict[int, FlightRe
         "own_calls_pending": None if record is None else sum(call.pending for call in record.calls),
         "timeout_ns": missed.call.timeout_ns,
         "code": _code(missed.call),
-    }
-
-
-def _ring_row(waiting: Waiting) -> dict[str, Cell]:
-    return {
-        "rank": waiting.rank,
-        "waits_for": waiting.for_rank,
-        "in": waiting.call.label(),
-        "number": waiting.call.sequence,
-        "group": waiting.group[0],
-        "code": _code(waiting.call),
     }
 
 

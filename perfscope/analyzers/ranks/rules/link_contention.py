@@ -29,13 +29,14 @@ Fix:
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.ranks.job import Member, only_compared
+from perfscope.analyzers.ranks.job import Local, Member, locals_of, only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import compute_intervals
@@ -223,7 +224,7 @@ def compared_kinds(ranks: RankSet) -> tuple[Compared, ...]:
         elif share >= BESIDE:
             exposed = int(member.trace.fact(exposed_communication)[side.kernel])
             shared[kind].append(
-                Shared(collective=collective, share=share, other=_beside_what(collective, member), exposed_ns=exposed)
+                Shared(collective=collective, share=share, other=_beside_what(side, member), exposed_ns=exposed)
             )
     return tuple(Compared(shared=tuple(shared[kind]), alone_ns=tuple(alone[kind])) for kind in {**shared, **alone})
 
@@ -249,6 +250,10 @@ def rank_sum(longer: Sequence[float], than: Sequence[float]) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
+def _longest_ns(trace: Trace) -> int:
+    return max((local.duration_ns for local in trace.fact(locals_of)), default=0)
+
+
 def _other_lanes(member: Member, lane: int) -> Intervals:
     """When the rank's other streams communicated."""
     results = [
@@ -257,12 +262,11 @@ def _other_lanes(member: Member, lane: int) -> Intervals:
     return union([local.start_ns for local in results], [local.end_ns for local in results])
 
 
-def _beside_what(collective: Matched, member: Member) -> str:
-    side = collective.sides[collective.last]
-    overlaps = [
-        (min(other.end_ns, side.end_ns) - max(other.start_ns, side.start_ns), other)
-        for other in member.collectives
-        if other.kernel != MISSING and other.lane != side.lane
-    ]
-    other = max(overlaps, key=lambda pair: pair[0])[1]
+def _beside_what(side: Local, member: Member) -> str:
+    """The one on another stream that overlaps most: of those by start none begins earlier than the longest takes."""
+    longest = member.trace.fact(_longest_ns)
+    first = bisect_left(member.collectives, side.start_ns - longest, key=lambda other: other.start_ns)
+    last = bisect_left(member.collectives, side.end_ns, key=lambda other: other.start_ns)
+    others = [one for one in member.collectives[first:last] if one.kernel != MISSING and one.lane != side.lane]
+    other = max(others, key=lambda one: min(one.end_ns, side.end_ns) - max(one.start_ns, side.start_ns))
     return other.operation if other.size is None else f"{other.operation} of {other.size} ranks"

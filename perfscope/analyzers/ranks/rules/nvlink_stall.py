@@ -46,7 +46,7 @@ from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, of_job, stalled
 from perfscope.analyzers.ranks.sets import comparable
 from perfscope.analyzers.time import cost_text, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import AbstainError, Finding, Scope, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
@@ -128,21 +128,20 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op=worst.operation, kernel=name),
         ranks=tuple(sorted(worst.group)),
-        evidence=tuple(_row(stall) for stall in stalls[:ROWS]),
+        evidence=tuple(
+            {
+                "number": stall.number,
+                "message_bytes": stall.message_bytes,
+                "core_ns": stall.took_ns,
+                "ideal_ns": round(stall.ideal_ns),
+                "sent_bytes_per_s": round(stall.ideal.sent_bytes / max(1, stall.took_ns) * 1e9),
+                "longest_wait_ns": stall.waited_ns,
+                "exposed_ns": stall.exposed_ns,
+                "saves_ns": stall.cost_ns,
+                "algorithm": " ".join(filter(None, (stall.algorithm, stall.protocol))) or None,
+            }
+            for stall in stalls[:ROWS]
+        ),
         spans=spans_of_ranks((stall.rank, stall.side.start_ns, stall.side.end_ns) for stall in stalls),
         advice=NETWORK_ADVICE if ideal.network else NVLINK_ADVICE,
     )
-
-
-def _row(call: Call) -> dict[str, Cell]:
-    return {
-        "number": call.number,
-        "message_bytes": call.message_bytes,
-        "core_ns": call.took_ns,
-        "ideal_ns": round(call.ideal_ns),
-        "sent_bytes_per_s": round(call.ideal.sent_bytes / max(1, call.took_ns) * 1e9),
-        "longest_wait_ns": call.waited_ns,
-        "exposed_ns": call.exposed_ns,
-        "saves_ns": call.cost_ns,
-        "algorithm": " ".join(filter(None, (call.algorithm, call.protocol))) or None,
-    }

@@ -298,7 +298,21 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
         severity="medium" if one_is_late else "low",
         basis="measured",
         where=_where_straggler(trace, judged[0]),
-        evidence=tuple(_row_straggler(skew) for skew in judged[:ROWS]),
+        evidence=tuple(
+            {
+                "collective": skew.instruction,
+                "operation": skew.operation,
+                "program": skew.module,
+                "executions": skew.executions,
+                "wait_ns": skew.wait_ns,
+                "skew_ns": skew.skew_ns,
+                "largest_skew_ns": skew.largest_skew_ns,
+                "work_ns": skew.work_ns,
+                "straggler": skew.straggler,
+                "straggler_last": f"{skew.straggler_share:.0%}",
+            }
+            for skew in judged[:ROWS]
+        ),
         spans=worst_spans(
             [min(meeting.arrivals_ns) for meeting in met],
             [max(meeting.arrivals_ns) for meeting in met],
@@ -312,21 +326,6 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
             "devices that outnumber the cores take turns."
         ),
     )
-
-
-def _row_straggler(skew: CollectiveSkew) -> dict[str, Cell]:
-    return {
-        "collective": skew.instruction,
-        "operation": skew.operation,
-        "program": skew.module,
-        "executions": skew.executions,
-        "wait_ns": skew.wait_ns,
-        "skew_ns": skew.skew_ns,
-        "largest_skew_ns": skew.largest_skew_ns,
-        "work_ns": skew.work_ns,
-        "straggler": skew.straggler,
-        "straggler_last": f"{skew.straggler_share:.0%}",
-    }
 
 
 def _where_straggler(trace: Trace, skew: CollectiveSkew) -> Where:

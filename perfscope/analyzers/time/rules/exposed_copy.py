@@ -97,7 +97,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     if exposed[rows].sum() < LEAST_SHARE * windows.whole_ns:
         return
     lines: dict[tuple[CopyKind, Where], list[int]] = defaultdict(list)
-    places = {row: _place(trace, row) for row in np.unique(copies["op"][rows]).tolist()}
+    places = {row: call_site(trace, row).where(op=op_of(trace, row)) for row in np.unique(copies["op"][rows]).tolist()}
     for row in rows.tolist():
         lines[CopyKind(int(copies["kind"][row])), places[int(copies["op"][row])]].append(row)
     ordered = sorted(lines.items(), key=lambda item: -int(exposed[item[1]].sum()))
@@ -105,10 +105,6 @@ def check(trace: Trace) -> Iterable[Finding]:
     for number, ((kind, where), members) in enumerate(ordered[:MOST_LINES]):
         if number == 0 or exposed[members].sum() >= least:
             yield _finding(trace, kind, where, np.array(members, np.int64), exposed, windows.whole_ns)
-
-
-def _place(trace: Trace, op: int) -> Where:
-    return call_site(trace, op).where(op=op_of(trace, op))
 
 
 def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: Int64, whole: int) -> Finding:

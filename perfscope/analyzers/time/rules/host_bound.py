@@ -49,7 +49,7 @@ from perfscope.analyzers.time.samples import (
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, AbstainError, Cell, Finding, fit_title
+from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, AbstainError, Finding, fit_title
 from perfscope.model.intervals import EMPTY, Int64, Intervals, intersection, merge, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -154,7 +154,17 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
         advice=f"{advice}{_SOURCES[source]}",
         where=best.where(),
         covers_ns={cause: cost},
-        evidence=tuple(_row(line, cost) for line in lines[:ROWS]),
+        evidence=tuple(
+            {
+                "host_was_in": line.name,
+                "site": line.site.where().label(),
+                "line_is": line.site.line_is(),
+                "idle_ns": round(line.share * cost),
+                "pieces": line.pieces,
+                "start_ns": line.start_ns,
+            }
+            for line in lines[:ROWS]
+        ),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
     )
 
@@ -255,17 +265,6 @@ def _most(lines: Sequence[_Line]) -> tuple[str | None, CallSite]:
     if functions[most] <= HALF or (best.name == NOT_RECORDED and best.site.file is None):
         return None, best.site
     return best.name if most[1] in (None, "<module>") else most[1], best.site
-
-
-def _row(line: _Line, cost: int) -> dict[str, Cell]:
-    return {
-        "host_was_in": line.name,
-        "site": line.site.where().label(),
-        "line_is": line.site.line_is(),
-        "idle_ns": round(line.share * cost),
-        "pieces": line.pieces,
-        "start_ns": line.start_ns,
-    }
 
 
 def _in_other_steps(trace: Trace, account: StepAccount, cause: Cause) -> Iterable[Finding]:

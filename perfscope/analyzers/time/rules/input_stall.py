@@ -41,7 +41,7 @@ from perfscope.analyzers.time.samples import (
     waiting_samples,
 )
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, worst_spans
+from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, union_of, worst_spans
 from perfscope.analyzers.time.steps import cost_text, step_windows, timed_cost, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
@@ -83,7 +83,26 @@ def check(trace: Trace) -> Iterable[Finding]:
             f'`with perfscope.region("{INPUT_REGION}"):` to have it judged'
         )
     stalled = _device_idle_in(trace, rows) if on_device else _own_time(trace, rows)
-    return _findings(trace, rows, stalled, whole, on_device=on_device)
+    if stalled.sum() < STALL_SHARE * whole or not stalled.any():
+        return []
+    slices = trace.rows["slices"]
+    loops: dict[tuple[str, Where], list[int]] = defaultdict(list)
+    sites: dict[tuple[str, Where], CallSite] = {}
+    sampled = loop_site(trace, rows)
+    for index in np.flatnonzero(stalled).tolist():
+        site = call_site(trace, int(rows[index]))
+        site = sampled if site.file is None else site
+        key = (
+            trace.text(int(slices["name"][rows[index]])),
+            site.where(op=trace.text(int(slices["name"][rows[index]]))),
+        )
+        loops[key].append(index)
+        sites[key] = site
+    work = input_work(trace, rows)
+    return [
+        _finding(trace, key[0], sites[key], rows[members], stalled[members], whole, work, on_device=on_device)
+        for key, members in loops.items()
+    ]
 
 
 def _outermost(trace: Trace) -> Int64:
@@ -140,29 +159,6 @@ def _program_thread(trace: Trace) -> int:
     time = np.zeros(len(trace.rows["threads"]), np.int64)
     np.add.at(time, slices["thread"][top], (slices["end_ns"] - slices["start_ns"])[top])
     return int(time.argmax())
-
-
-def _findings(trace: Trace, rows: Int64, stalled: Int64, whole: int, *, on_device: bool) -> list[Finding]:
-    if stalled.sum() < STALL_SHARE * whole or not stalled.any():
-        return []
-    slices = trace.rows["slices"]
-    loops: dict[tuple[str, Where], list[int]] = defaultdict(list)
-    sites: dict[tuple[str, Where], CallSite] = {}
-    sampled = loop_site(trace, rows)
-    for index in np.flatnonzero(stalled).tolist():
-        site = call_site(trace, int(rows[index]))
-        site = sampled if site.file is None else site
-        key = (
-            trace.text(int(slices["name"][rows[index]])),
-            site.where(op=trace.text(int(slices["name"][rows[index]]))),
-        )
-        loops[key].append(index)
-        sites[key] = site
-    work = input_work(trace, rows)
-    return [
-        _finding(trace, key[0], sites[key], rows[members], stalled[members], whole, work, on_device=on_device)
-        for key, members in loops.items()
-    ]
 
 
 def _finding(
@@ -227,17 +223,16 @@ def _workers_needed(work: InputWork, cost: int, whole: int) -> str:
     if share >= 1:
         return ""
     # What is made in a step must be made within the rest of the step.
-    step_ns = work.per_step_ns / share if not work.workers else _step_ns(work)
+    step_ns = (
+        work.per_step_ns / share
+        if not work.workers
+        else (work.per_step_ns / max(sum(load.busy_share for load in work.workers), 1e-9))
+    )
     needed = max(1, math.ceil(round(work.per_step_ns / max(step_ns * (1 - share), 1), 3)))
     made = f"batches of a step take {format_ns(work.per_step_ns)} to make, the rest of the step takes "
     rest = format_ns(round(step_ns * (1 - share)))
     have = f" instead of {len(work.workers)}" if work.workers else ""
     return f"About {needed} workers{have} would hide it, given as many free cores: {made}{rest}."
-
-
-def _step_ns(work: InputWork) -> float:
-    """The step in which the workers were watched."""
-    return work.per_step_ns / max(sum(load.busy_share for load in work.workers), 1e-9)
 
 
 def _input_rows(work: InputWork) -> Iterable[Mapping[str, Cell]]:
@@ -362,7 +357,7 @@ def _lines(trace: Trace, rows: Int64) -> tuple[SampledLine, ...]:
 def _own(trace: Trace, fetches: Int64) -> Int64:
     """Samples of the program's own thread while it makes a batch: in the traced fetches, and in free steps."""
     samples, slices, thread = trace.rows["samples"], trace.rows["slices"], trace.fact(main_thread)
-    spans = union(slices["start_ns"][fetches], slices["end_ns"][fetches])
+    spans = union_of(slices, fetches)
     mine = (samples["thread"] == thread) & ~samples["worker"]
     at = np.searchsorted(spans.starts, samples["time_ns"], side="right") - 1
     traced = mine & (at >= 0) & (samples["time_ns"] < spans.ends[np.maximum(at, 0)])

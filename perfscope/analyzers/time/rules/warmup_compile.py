@@ -77,7 +77,8 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     yield Finding(
         subject="compilation in measured steps",
         title=f"code is compiled or loaded within the steps: {format_ns(cost)} "
-        f"({format_share(cost, account.whole_ns)})" + _cold_count(account.cold),
+        f"({format_share(cost, account.whole_ns)})"
+        + (f", {len(account.cold):,} cold step{'s' if len(account.cold) > 1 else ''}" if account.cold else ""),
         detail=_detail(account.cold, explained),
         **timed,
         covers_ns={"compilation": whole},  # beside what others explain, as the largest of several rules counts
@@ -86,10 +87,6 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
     )
-
-
-def _cold_count(cold: Sequence[int]) -> str:
-    return f", {len(cold):,} cold step{'s' if len(cold) > 1 else ''}" if cold else ""
 
 
 def _detail(cold: Sequence[int], explained: int) -> str:

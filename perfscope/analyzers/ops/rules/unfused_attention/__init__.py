@@ -72,12 +72,11 @@ from perfscope.analyzers.ops.graph_time import short_name, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
 from perfscope.analyzers.ops.traffic_bound import longest_ns
-from perfscope.analyzers.plans import PlanWork, bytes_ns, plan_works
+from perfscope.analyzers.plans import bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
 from perfscope.analyzers.time import WorkTime, call_site, cost_text, op_records, per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
-from perfscope.model.torch_plan import PlannedKernel
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -274,7 +273,12 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
         if work.held.plan.compiled_by != "program" or eager is None or target is None:
             continue
         attentions = [attention for attention in find_attentions(eager) if not attention.by_sdpa]
-        kernels = _score_kernels(work)
+        kernels = [
+            (kernel.name, graph.graph.direction, graph.graph.calls * kernel.bytes)
+            for graph in work.graphs
+            for kernel in graph.graph.kernels
+            if (kernel.kind in ("reduction", "pointwise") and bool(SOFTMAX_OPS & set(kernel.ops)))
+        ]
         kernel_bytes = sum(size for _, _, size in kernels)
         whole = work.as_run.device.low
         score_bytes = sum(attention.bytes for attention in attentions)
@@ -306,20 +310,6 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
                 ),
                 advice=ADVICE,
             )
-
-
-def _score_kernels(work: PlanWork) -> list[tuple[str, str, int]]:
-    """(kernel, direction, bytes a step) of kernels that hold a softmax or its backward, not of the products."""
-    return [
-        (kernel.name, graph.graph.direction, graph.graph.calls * kernel.bytes)
-        for graph in work.graphs
-        for kernel in graph.graph.kernels
-        if _holds_softmax(kernel)
-    ]
-
-
-def _holds_softmax(kernel: PlannedKernel) -> bool:
-    return kernel.kind in ("reduction", "pointwise") and bool(SOFTMAX_OPS & set(kernel.ops))
 
 
 def _subject(by_sdpa: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from perfscope.analyzers.hlo.program import costs, where_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import WrittenAttention, written_attention
-from perfscope.analyzers.programs.saving import Part, Price, bytes_ns, price, priced
+from perfscope.analyzers.programs.saving import Part, bytes_ns, price, priced
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
@@ -99,7 +99,7 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
     on_cpu = all(member.cost.module.platform == "cpu" for member in members)
     inside = sum(member.chip_bytes for member in members)
     on_chip = not moved and inside > 0
-    saving = None if on_cpu or on_chip else _price(trace, members)
+    saving = None if on_cpu or on_chip else price(trace, _parts(trace, members))
     title = f"attention is written out {_times(members)} per run: "
     scores = f"{_shape(worst)} scores ({format_bytes(worst.shape.bytes)})"
     if on_cpu:
@@ -135,10 +135,6 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
         advice=TPU_ADVICE if worst.cost.module.platform == "tpu" else GPU_ADVICE,
     )
     return priced(finding, saving)
-
-
-def _price(trace: Trace, members: list[WrittenAttention]) -> Price | None:
-    return price(trace, _parts(trace, members))
 
 
 def _parts(trace: Trace, members: Iterable[WrittenAttention]) -> list[Part]:

@@ -147,7 +147,19 @@ def graph_findings(trace: Trace, *, least: float) -> Iterator[Finding]:
 
 
 def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
-    priced = [(pattern, _saving(trace, pattern)) for pattern in site.patterns]
+    priced = [
+        (
+            pattern,
+            saving(
+                trace,
+                pattern.ops,
+                saved_bytes=pattern.saved_bytes,
+                saved_part=pattern.groups[0].saved_share,
+                fewer=pattern.kernels_saved,
+            ),
+        )
+        for pattern in site.patterns
+    ]
     timed = all(saved.ns is not None for _, saved in priced)
     total_bytes = sum(saved.bytes for _, saved in priced)
     total_ns = sum(saved.ns or 0 for _, saved in priced)
@@ -176,16 +188,6 @@ def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
         evidence=tuple(_row(trace, pattern, saved) for pattern, saved in sorted(priced, key=_by_gain)[:MAX_ROWS]),
         spans=spans_of_ops(trace, (op for pattern in site.patterns for group in pattern.groups for op in group.ops)),
         advice=_advice(site),
-    )
-
-
-def _saving(trace: Trace, pattern: Pattern) -> Saving:
-    return saving(
-        trace,
-        pattern.ops,
-        saved_bytes=pattern.saved_bytes,
-        saved_part=pattern.groups[0].saved_share,
-        fewer=pattern.kernels_saved,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
@@ -87,7 +87,9 @@ def _priced(trace: Trace, pair: RefusedPair) -> _Priced:
         spent = int((slices["end_ns"] - slices["start_ns"])[spans].sum()) if held else None
         return _Priced(pair=pair, runs=count, kernels_ns=spent, saved_ns=None)
     work = work_time(trace, spans) if held else None
-    slowest = _slowest(trace)
+    names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
+    known = [device for name in names if (device := find_device(name)) is not None]
+    slowest = min(known, key=lambda device: device.memory_bandwidth) if known and len(known) == len(names) else None
     if slowest is None:
         return _Priced(pair=pair, runs=count, kernels_ns=work.sum_ns if work else None, saved_ns=None)
     memory = bytes_ns(slowest, pair.saved_bytes * count)
@@ -114,13 +116,6 @@ def _rows_of(trace: Trace) -> dict[CompiledKernel | None, list[int]]:
         if log is not None:
             rows[log.kernels[index]].append(row)
     return dict(rows)
-
-
-def _slowest(trace: Trace) -> Device | None:
-    """The device of the trace with the slowest memory; ``None`` if one of them is not known."""
-    names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
-    known = [device for name in names if (device := find_device(name)) is not None]
-    return min(known, key=lambda device: device.memory_bandwidth) if known and len(known) == len(names) else None
 
 
 def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> Finding | None:

@@ -21,7 +21,7 @@ from perfscope.analyzers.programs.fusion import (
     trip_time,
 )
 from perfscope.analyzers.programs.saving import Price, price
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import AbstainError, Finding, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
@@ -51,7 +51,9 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         raise AbstainError(_why_not(platforms))
     whole = sum(touched_bytes(module) for module in trace.hlo if module.platform == "gpu")
     places: dict[tuple[Where, str], list[_Timed]] = {}
-    scores = _score_kernels(trace)
+    scores = frozenset(
+        (id(found.cost.module), use.instruction.name) for found in trace.fact(written_attention) for use in found.uses
+    )
     for trip in trace.fact(round_trips):
         if all((id(trip.module), one.name) in scores for one in (trip.producer, *trip.consumers)):
             continue  # `unfused_attention` counts these bytes
@@ -67,13 +69,6 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
             continue  # many bytes, but under 1% of the time: the program is held back by something else
         if sum(trip.saved_bytes for trip, _ in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
             yield _finding(trace, where, what, trips, saved, whole)
-
-
-def _score_kernels(trace: Trace) -> frozenset[tuple[int, str]]:
-    """Kernels that write or read the scores of attention, by program and name."""
-    return frozenset(
-        (id(found.cost.module), use.instruction.name) for found in trace.fact(written_attention) for use in found.uses
-    )
 
 
 def _why_not(platforms: set[Platform | None]) -> str:
@@ -127,7 +122,27 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
         cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
         cost_bytes=moved,
         where=where,
-        evidence=tuple(_row(trip, time) for trip, time in timed[:MAX_ROWS]),
+        evidence=tuple(
+            {
+                "writes": trip.producer.name,
+                "reads": ", ".join(one.name for one in trip.consumers[:4]),
+                "program": trip.module.name,
+                "from": trip.producer.op_name[-100:] or None,
+                "value_bytes": trip.bytes,
+                "times": trip.runs.times,
+                "saved_bytes": trip.saved_bytes,
+                "memory_ns": time.memory_ns,
+                "computed_again_ns": time.again_ns,
+                "saved_ns": time.saved_ns,
+                "launches_ns_at_2_us": time.launches_ns,
+                "measured_ns": time.measured_ns,
+                "also_needed_elsewhere": "yes" if trip.needed_elsewhere else "no",
+                "in_l2_cache": "likely" if trip.in_cache else "no",
+                "makes": "matrix product" if trip.of_product else _main_opcode(trip),
+                "xla_says": refusal_of(trip.module, trip.producer),
+            }
+            for trip, time in timed[:MAX_ROWS]
+        ),
         spans=spans_of_parts(trace, [part_of(trip, time) for trip, time in timed]),
         advice=_advice(what),
     )
@@ -142,36 +157,11 @@ def _severity(what: str, saved: Price | None, reached: int, whole: int) -> Sever
     return "medium" if reached >= MEDIUM_SHARE * whole else "low"
 
 
-def _row(trip: RoundTrip, time: TripTime) -> dict[str, Cell]:
-    return {
-        "writes": trip.producer.name,
-        "reads": ", ".join(one.name for one in trip.consumers[:4]),
-        "program": trip.module.name,
-        "from": trip.producer.op_name[-100:] or None,
-        "value_bytes": trip.bytes,
-        "times": trip.runs.times,
-        "saved_bytes": trip.saved_bytes,
-        "memory_ns": time.memory_ns,
-        "computed_again_ns": time.again_ns,
-        "saved_ns": time.saved_ns,
-        "launches_ns_at_2_us": time.launches_ns,
-        "measured_ns": time.measured_ns,
-        "also_needed_elsewhere": "yes" if trip.needed_elsewhere else "no",
-        "in_l2_cache": "likely" if trip.in_cache else "no",
-        "makes": "matrix product" if trip.of_product else _main_opcode(trip),
-        "xla_says": _reason(trip),
-    }
-
-
 def _main_opcode(trip: RoundTrip) -> str:
     ops = [one.opcode for one in fused(trip.module, trip.producer) if one.opcode not in MOVES_NOTHING]
     return next(
         (op for op in ops if op in (*PRODUCTS, "reduce", "sort", "scatter", "transpose")), ops[-1] if ops else "copy"
     )
-
-
-def _reason(trip: RoundTrip) -> str | None:
-    return refusal_of(trip.module, trip.producer)
 
 
 def _advice(what: str) -> str:

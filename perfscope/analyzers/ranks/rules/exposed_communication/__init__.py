@@ -267,7 +267,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             where=Where(
                 file=line.file,
                 line=line.line,
-                kernel=_algorithm(trace.text(int(kernels["name"][worst]))) if line.file is None else None,
+                kernel=trace.text(int(kernels["name"][worst])).split("(")[0] if line.file is None else None,
             ),
             evidence=_evidence(trace, members, exposed, named),
             spans=worst_spans(kernels["start_ns"][members], kernels["end_ns"][members], exposed[members]),
@@ -348,11 +348,6 @@ def operation_of_kernel(name: str) -> str:
 def _advice(kind: str) -> str:
     spelled = kind.replace("_", "").lower()
     return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
-
-
-def _algorithm(name: str) -> str:
-    """The kernel's name without its arguments."""
-    return name.split("(")[0]
 
 
 def _known(value: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from perfscope.analyzers.plans import ExchangeRow, exchange_rows, plan_works
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Where, severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -57,21 +57,20 @@ def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: 
         cost_ns_per_step=cost,
         cost_bytes=moved,
         where=Where(file=worst.file, line=worst.line, op=kind),
-        evidence=tuple(_row(row) for row in rows[:ROWS]),
+        evidence=tuple(
+            {
+                "at": Where(file=row.file, line=row.line).label(),
+                "asked_for_by": row.by,
+                "phase": row.phase,
+                "times": row.times,
+                "ranks": row.group_size,
+                "moved_bytes": row.bytes,
+                "takes_ns": row.busy_ns.low,
+                "exposed_ns": row.exposed_ns.low,
+                "beside_ns": row.beside_ns.low,
+                "over": row.algorithm,
+            }
+            for row in rows[:ROWS]
+        ),
         advice=advice,
     )
-
-
-def _row(row: ExchangeRow) -> dict[str, Cell]:
-    return {
-        "at": Where(file=row.file, line=row.line).label(),
-        "asked_for_by": row.by,
-        "phase": row.phase,
-        "times": row.times,
-        "ranks": row.group_size,
-        "moved_bytes": row.bytes,
-        "takes_ns": row.busy_ns.low,
-        "exposed_ns": row.exposed_ns.low,
-        "beside_ns": row.beside_ns.low,
-        "over": row.algorithm,
-    }
