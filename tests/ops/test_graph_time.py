@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.ops.graph_time import align, graph_time, ops_time
-from perfscope.analyzers.ops.kernels import TensorSpec, broadcast, parse_inputs, promoted
+from perfscope.analyzers.ops.kernels import Operand, broadcast, parse_inputs, promoted
 from tests.build import TraceBuilder
 from tests.graphs import GraphBuilder
 
@@ -92,9 +92,9 @@ def test_a_gradient_added_in_place_is_the_one_the_graph_adds_out_of_place():
 def test_scalars_are_left_out_and_lists_flattened():
     found = parse_inputs("[[4, 8], [], [[2], [3]], []]", '["float", "Scalar", "c10::BFloat16", ""]')
     assert found == (
-        TensorSpec(shape=(4, 8), dtype="float32"),
-        TensorSpec(shape=(2,), dtype="bfloat16"),
-        TensorSpec(shape=(3,), dtype="bfloat16"),
+        Operand(shape=(4, 8), dtype="float32"),
+        Operand(shape=(2,), dtype="bfloat16"),
+        Operand(shape=(3,), dtype="bfloat16"),
     )
     assert [tensor.bytes for tensor in found] == [128, 4, 6]
 
@@ -108,9 +108,9 @@ def test_shapes_broadcast_and_dtypes_promote_as_torch_does():
     assert broadcast(((4, 1), (8,), ())) == (4, 8)
     assert broadcast(((0, 1), (4,))) == (0, 4)
     half, brain, zero_dim = (
-        TensorSpec(shape=(2,), dtype="float16"),
-        TensorSpec(shape=(2,), dtype="bfloat16"),
-        TensorSpec(shape=(), dtype="float64"),
+        Operand(shape=(2,), dtype="float16"),
+        Operand(shape=(2,), dtype="bfloat16"),
+        Operand(shape=(), dtype="float64"),
     )
     assert promoted((half, zero_dim)) == "float16"
     assert promoted((half, brain)) == "float32"

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
-from perfscope.analyzers.ops.kernels import TensorSpec, input_tensors
+from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
 from perfscope.analyzers.time import lineage, named_slices, nearest_ancestor, slice_name
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -194,7 +194,7 @@ class TraceAttention:
     softmax: int
     ops: tuple[int, ...]
     """Score ops, and the autograd nodes that run their backward."""
-    score: TensorSpec
+    score: Operand
     by_sdpa: bool
 
 
@@ -238,7 +238,7 @@ def _trace_attention(
     return TraceAttention(softmax=row, ops=(*forward, *behind), score=score, by_sdpa=by_sdpa)
 
 
-def _until_matmul(trace: Trace, rows: np.ndarray, score: TensorSpec, *, makes: bool) -> list[int] | None:
+def _until_matmul(trace: Trace, rows: np.ndarray, score: Operand, *, makes: bool) -> list[int] | None:
     """Score ops on the way to the matmul that makes (or reads) the scores; None if another softmax comes first."""
     passed: list[int] = []
     for row in rows.tolist():
@@ -262,7 +262,7 @@ def _until_matmul(trace: Trace, rows: np.ndarray, score: TensorSpec, *, makes: b
     return None
 
 
-def _made(name: str, tensors: tuple[TensorSpec, ...]) -> int:
+def _made(name: str, tensors: tuple[Operand, ...]) -> int:
     """Elements of a matrix product: (..., M, K) x (..., K, N) -> (..., M, N)."""
     factors = tensors[1:3] if name == "aten::baddbmm" else tensors[:2]
     if len(factors) < 2 or any(len(factor.shape) < 2 for factor in factors):

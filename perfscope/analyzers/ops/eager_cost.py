@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from perfscope.analyzers.ops.kernels import ITEM_SIZES, Shape, broadcast, canonical_dtype, promoted_dtype
+from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, canonical_dtype, promoted
 from perfscope.model.op_flops import attention_flops, flops_of, product_flops
 
 CostKind = Literal["product", "convolution", "attention", "memory"]
@@ -38,23 +38,6 @@ class OpCost:
     """Through device memory."""
     dtype: str = ""
     """Of the operands of its products."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
-    """A tensor argument. Lists of tensors have no dtype in the recording: ``''`` where none is known."""
-
-    shape: Shape
-    dtype: str
-    strides: Shape | None = None
-    """None: not recorded."""
-
-    @property
-    def bytes(self) -> int:
-        """Of its elements; those that share an address (stride 0) once."""
-        strides = self.strides or (1,) * len(self.shape)
-        distinct = [size for size, stride in zip(self.shape, strides, strict=False) if stride or not size]
-        return math.prod(distinct) * ITEM_SIZES[self.dtype]
 
 
 Argument = Operand | tuple[Operand, ...] | bool | int | float | str | list[int] | None
@@ -93,10 +76,6 @@ class OpCall:
 
 
 Formula = Callable[[OpCall], OpCost | None]
-
-
-def _split(names: str) -> list[str]:
-    return names.split()
 
 
 MOST_AMOUNT = 1 << 100
@@ -317,14 +296,14 @@ def _is_list_of_lengths(argument: Argument) -> bool:
 # Work bounded by memory.
 
 
-def _moves(*, tensors: int | None = None, results: int = 0) -> Formula:
-    """Reads its first ``tensors`` (None: all); writes as many ``results`` as large as the first one."""
+def _moves(*, tensors: int | None = None, results: int = 0, copies: int = 0) -> Formula:
+    """Reads its first ``tensors`` (None: all); writes ``results`` as large as the first one, ``copies`` of all."""
 
     def cost(call: OpCall) -> OpCost | None:
         read = call.tensors[:tensors]
         if not read:
             return None
-        return OpCost(kind="memory", bytes=sum(t.bytes for t in read) + results * _dense(read[0]))
+        return OpCost(kind="memory", bytes=(1 + copies) * sum(t.bytes for t in read) + results * _dense(read[0]))
 
     return cost
 
@@ -333,14 +312,13 @@ def _dense(tensor: Operand) -> int:
     return _result_bytes(tensor.shape, tensor.dtype)
 
 
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan"})
-_UNARY = frozenset(
-    _split(
-        "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid neg abs reciprocal relu silu erf "
-        "floor ceil round sign bitwise_not logical_not isnan"
-    )
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan"])
+_UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid neg abs reciprocal relu silu erf "
+    "floor ceil round sign bitwise_not logical_not isnan"
 )
-_BINARY = frozenset(_split("add sub mul div maximum minimum remainder floor_divide atan2 eq ne lt le gt ge"))
+_BINARY = "add sub mul div maximum minimum remainder floor_divide atan2 eq ne lt le gt ge"
+_OPERANDS = {**dict.fromkeys(_UNARY.split(), 1), **dict.fromkeys(_BINARY.split(), 2)}
 _WRITE_ONLY = frozenset({"fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential"})
 
 
@@ -350,14 +328,16 @@ def _elementwise_bytes(call: OpCall) -> int:
         made = tensors[0].bytes
         read = () if call.name in _WRITE_ONLY else tensors[1:] if call.name == "copy" else tensors
         return made + sum(tensor.bytes for tensor in read)
-    operands = 1 if call.name in _UNARY else 2 if call.name in _BINARY else len(tensors)
-    if len(tensors) > operands:  # out=: the result is the last one
+    if len(tensors) > _OPERANDS.get(call.name, len(tensors)):  # out=: the result is the last one
         return sum(tensor.bytes for tensor in tensors)
-    shape = broadcast(tuple(tensor.shape for tensor in tensors))
-    kept = tensors[1:] if call.name == "where" and len(tensors) > 1 else tensors
-    sized = [tensor.dtype for tensor in kept if tensor.shape] or [tensor.dtype for tensor in kept]
-    dtype = "bool" if call.name in COMPARISONS else promoted_dtype(sized)
-    return sum(tensor.bytes for tensor in tensors) + _result_bytes(shape, dtype)
+    return sum(tensor.bytes for tensor in (*tensors, elementwise_result(call.name, tensors)))
+
+
+def elementwise_result(name: str, tensors: Sequence[Operand]) -> Operand:
+    """What an elementwise op makes of its tensors, at least one: by broadcasting and type promotion."""
+    kept = tensors[1:] if name == "where" and len(tensors) > 1 else tensors
+    dtype = "bool" if name in _COMPARISONS else promoted(kept)
+    return Operand(shape=broadcast(tuple(tensor.shape for tensor in tensors)), dtype=dtype)
 
 
 def _elementwise(call: OpCall) -> OpCost | None:
@@ -397,10 +377,6 @@ def _gather(call: OpCall) -> OpCost:
     return OpCost(kind="memory", bytes=index.bytes + 2 * math.prod(index.shape) * ITEM_SIZES[source.dtype])
 
 
-def _joined(call: OpCall) -> OpCost | None:
-    return OpCost(kind="memory", bytes=2 * sum(t.bytes for t in call.tensors)) if call.tensors else None
-
-
 def _lists(call: OpCall) -> OpCost | None:
     """``_foreach_`` ops: read all lists, write the first or one like it."""
     lists = [argument for argument in call.arguments if isinstance(argument, tuple)]
@@ -411,11 +387,6 @@ def _lists(call: OpCall) -> OpCost | None:
     read = lists[1:] if plain == "copy" else [] if plain == "zero" else lists
     made = 0 if plain == "norm" else written
     return OpCost(kind="memory", bytes=made + sum(tensor.bytes for tensors in read for tensor in tensors))
-
-
-def _twice(call: OpCall) -> OpCost:
-    """The first two tensors are read and as much is written."""
-    return OpCost(kind="memory", bytes=2 * sum(tensor.bytes for tensor in call.tensors[:2]))
 
 
 def _fused_optimizer(written: tuple[int, ...]) -> Formula:
@@ -445,135 +416,111 @@ def _inductor_kernel(call: OpCall) -> OpCost | None:
     return OpCost(kind="memory", bytes=moved)
 
 
-_CUDNN = "input weight padding stride dilation groups"
 _MIOPEN = "input weight bias padding stride dilation groups"
 _DEPTHWISE = "input weight kernel_size bias stride padding dilation"
 _FULL = "input weight bias stride padding dilation transposed output_padding groups"
 _SDPA = "query key value dropout_p is_causal"
+_BIASED = "query key value attn_bias compute_log_sumexp dropout_p is_causal"
 _EFFICIENT = "query key value attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p custom_mask_type"
 _EFFICIENT_BACKWARD = (
     "grad query key value bias out cum_seq_q cum_seq_k max_q max_k logsumexp dropout_p seed offset custom_mask_type"
 )
 _FLASH = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
 _FLASH_BACKWARD = "grad query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+_CUDNN_BACKWARD = (
+    "grad query key value out logsumexp seed offset attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+)
+_SDPA_BACKWARD = "grad query key value attn_bias out logsumexp seed offset dropout_p mask is_causal"
 _PACKAGE = "query key value dropout_p softmax_scale is_causal"
 _PACKAGE_BACKWARD = "grad query key value out softmax_lse dq dk dv dropout_p softmax_scale is_causal"
 
-_FORMULAS: dict[str, Formula] = {
-    "mm": _product("self mat2", 0, 1),
-    "_int_mm": _product("self mat2", 0, 1),
-    "addmm": _product("self mat1 mat2 beta alpha", 1, 2),
-    "_addmm_activation": _product("self mat1 mat2 beta alpha", 1, 2),
-    "bmm": _product("self mat2", 0, 1),
-    "baddbmm": _product("self batch1 batch2 beta alpha", 1, 2),
-    "mv": _product("self vec", 0, 1),
-    "addmv": _product("self mat vec beta alpha", 1, 2),
-    "dot": _product("self tensor", 0, 1),
-    "vdot": _product("self tensor", 0, 1),
-    "_scaled_mm": _product("self mat2 scale_a scale_b bias scale_result out_dtype", 0, 1),
-    "_grouped_mm": _product("self mat2 offs bias out_dtype", 0, 1),
-    "_scaled_grouped_mm": _product("self mat2 scale_a scale_b offs bias scale_result out_dtype", 0, 1),
-    "_C::cutlass_scaled_mm": _scaled_mm_out,
-    "convolution": _convolution(_FULL),
-    "_convolution": _convolution(_FULL),
-    "cudnn_convolution": _convolution(_CUDNN),
-    "cudnn_convolution_transpose": _convolution(
-        "input weight padding output_padding stride dilation groups", transposed=True
+_TABLE: tuple[tuple[Formula, str, str], ...] = (
+    (_product("self mat2", 0, 1), "", "mm _int_mm bmm"),
+    (_product("self mat1 mat2 beta alpha", 1, 2), "", "addmm _addmm_activation"),
+    (_product("self batch1 batch2 beta alpha", 1, 2), "", "baddbmm"),
+    (_product("self vec", 0, 1), "", "mv"),
+    (_product("self mat vec beta alpha", 1, 2), "", "addmv"),
+    (_product("self tensor", 0, 1), "", "dot vdot"),
+    (_product("self mat2 scale_a scale_b bias scale_result out_dtype", 0, 1), "", "_scaled_mm"),
+    (_product("self mat2 offs bias out_dtype", 0, 1), "", "_grouped_mm"),
+    (_product("self mat2 scale_a scale_b offs bias scale_result out_dtype", 0, 1), "", "_scaled_grouped_mm"),
+    (_scaled_mm_out, "_C::", "cutlass_scaled_mm"),
+    (_convolution(_FULL), "", "convolution _convolution"),
+    (_convolution("input weight padding stride dilation groups"), "", "cudnn_convolution"),
+    (
+        _convolution("input weight padding output_padding stride dilation groups", transposed=True),
+        "",
+        "cudnn_convolution_transpose",
     ),
-    "cudnn_convolution_relu": _convolution("input weight bias stride padding dilation groups"),
-    "miopen_convolution": _convolution(_MIOPEN),
-    "miopen_depthwise_convolution": _convolution(_MIOPEN),
-    "mkldnn_convolution": _convolution(_MIOPEN),
-    "_slow_conv2d_forward": _convolution(_DEPTHWISE),
-    "_conv_depthwise2d": _convolution(_DEPTHWISE),
-    "conv_depthwise3d": _convolution(_DEPTHWISE),
-    "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention": _attention(_SDPA),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(_SDPA),
-    "_scaled_dot_product_efficient_attention": _attention(
-        "query key value attn_bias compute_log_sumexp dropout_p is_causal"
+    (_convolution("input weight bias stride padding dilation groups"), "", "cudnn_convolution_relu"),
+    (_convolution(_MIOPEN), "", "miopen_convolution miopen_depthwise_convolution mkldnn_convolution"),
+    (_convolution(_DEPTHWISE), "", "_slow_conv2d_forward _conv_depthwise2d conv_depthwise3d"),
+    (_convolution_backward, "", "convolution_backward"),
+    (_attention(_SDPA), "_scaled_dot_product_", "flash_attention flash_attention_for_cpu"),
+    (_attention(_BIASED), "_scaled_dot_product_", "efficient_attention cudnn_attention"),
+    (_attention(_FLASH, heads=2), "", "_flash_attention_forward"),
+    (_attention(_EFFICIENT, heads=2, causal="custom_mask_type"), "", "_efficient_attention_forward"),
+    (_attention(_PACKAGE, heads=2, lower_right=True), "", "flash_attn::_flash_attn_forward FlashAttnFunc"),
+    (_attention(_FLASH_BACKWARD, backward=True), "_scaled_dot_product_", "flash_attention_backward"),
+    (
+        _attention("grad query key value out logsumexp dropout_p is_causal", backward=True),
+        "_scaled_dot_product_",
+        "flash_attention_for_cpu_backward",
     ),
-    "_scaled_dot_product_cudnn_attention": _attention(
-        "query key value attn_bias compute_log_sumexp dropout_p is_causal"
+    (_attention(_SDPA_BACKWARD, backward=True), "_scaled_dot_product_", "efficient_attention_backward"),
+    (_attention(_CUDNN_BACKWARD, backward=True), "_scaled_dot_product_", "cudnn_attention_backward"),
+    (_attention(_FLASH_BACKWARD, heads=2, backward=True), "", "_flash_attention_backward"),
+    (
+        _attention(_EFFICIENT_BACKWARD, heads=2, causal="custom_mask_type", backward=True),
+        "",
+        "_efficient_attention_backward",
     ),
-    "_flash_attention_forward": _attention(_FLASH, heads=2),
-    "_efficient_attention_forward": _attention(_EFFICIENT, heads=2, causal="custom_mask_type"),
-    "flash_attn::_flash_attn_forward": _attention(_PACKAGE, heads=2, lower_right=True),
-    "FlashAttnFunc": _attention(_PACKAGE, heads=2, lower_right=True),
-    "_scaled_dot_product_flash_attention_backward": _attention(_FLASH_BACKWARD, backward=True),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(
-        "grad query key value out logsumexp dropout_p is_causal", backward=True
-    ),
-    "_scaled_dot_product_efficient_attention_backward": _attention(
-        "grad query key value attn_bias out logsumexp seed offset dropout_p mask is_causal", backward=True
-    ),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(
-        "grad query key value out logsumexp seed offset attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal",
-        backward=True,
-    ),
-    "_flash_attention_backward": _attention(_FLASH_BACKWARD, heads=2, backward=True),
-    "_efficient_attention_backward": _attention(_EFFICIENT_BACKWARD, heads=2, causal="custom_mask_type", backward=True),
-    "flash_attn::_flash_attn_backward": _attention(_PACKAGE_BACKWARD, heads=2, lower_right=True, backward=True),
-    "copy": _elementwise,
-    "fill": _elementwise,
-    "zero": _elementwise,
-    "native_dropout": _dropout,
-    "_softmax": _softmax,
-    "_log_softmax": _softmax,
-    "index_select": _rows,
-    "embedding": _rows,
-    "embedding_dense_backward": _embedding_backward,
-    "gather": _gather,
-    "cat": _joined,
-    "stack": _joined,
-    "_C::fused_add_rms_norm": _twice,
-    "_C_cache_ops::reshape_and_cache_flash": _twice,
-    "_fused_adam": _fused_optimizer((0, 2, 3, 4)),
-    "_fused_adamw": _fused_optimizer((0, 2, 3, 4)),
-    "_fused_sgd": _fused_optimizer((0, 2)),
-    "_fused_adagrad": _fused_optimizer((0, 2)),
-    **dict.fromkeys(_UNARY | _BINARY, _elementwise),
-    **dict.fromkeys(_split("lerp addcmul addcdiv where masked_fill clamp threshold gelu softplus pow"), _elementwise),
-    **dict.fromkeys(
-        _split(
-            "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update "
-            "cudnn_batch_norm miopen_batch_norm native_layer_norm_backward native_group_norm_backward "
-            "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward batch_norm_backward "
-            "_fused_rms_norm _fused_rms_norm_backward _softmax_backward_data _log_softmax_backward_data cumsum "
-            "native_dropout_backward tril triu flip roll"
-        ),
+    (_attention(_PACKAGE_BACKWARD, heads=2, lower_right=True, backward=True), "flash_attn::", "_flash_attn_backward"),
+    (_elementwise, "", f"copy fill zero {_UNARY} {_BINARY}"),
+    (_elementwise, "", "lerp addcmul addcdiv where masked_fill clamp threshold gelu softplus pow"),
+    (_dropout, "", "native_dropout"),
+    (_softmax, "", "_softmax _log_softmax"),
+    (_rows, "", "index_select embedding"),
+    (_embedding_backward, "", "embedding_dense_backward"),
+    (_gather, "", "gather"),
+    (_moves(copies=1), "", "cat stack"),
+    (_moves(tensors=2, copies=1), "", "_C::fused_add_rms_norm _C_cache_ops::reshape_and_cache_flash"),
+    (_fused_optimizer((0, 2, 3, 4)), "", "_fused_adam _fused_adamw"),
+    (_fused_optimizer((0, 2)), "", "_fused_sgd _fused_adagrad"),
+    (
         _moves(results=1),
+        "",
+        "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update "
+        "cudnn_batch_norm miopen_batch_norm native_layer_norm_backward native_group_norm_backward "
+        "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward batch_norm_backward "
+        "_fused_rms_norm _fused_rms_norm_backward _softmax_backward_data _log_softmax_backward_data cumsum "
+        "native_dropout_backward tril triu flip roll",
     ),
-    **dict.fromkeys(
-        _split("FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledUpperTriangMaskedSoftmax ScaledSoftmax"),
+    (
         _moves(tensors=1, results=1),
+        "",
+        "FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledUpperTriangMaskedSoftmax ScaledSoftmax",
     ),
-    **dict.fromkeys(
-        (
-            f"_C::{name}"
-            for name in _split(
-                "rms_norm silu_and_mul gelu_and_mul static_scaled_fp8_quant dynamic_scaled_fp8_quant "
-                "dynamic_per_token_scaled_fp8_quant"
-            )
-        ),
+    (
         _moves(),
+        "_C::",
+        "rms_norm silu_and_mul gelu_and_mul static_scaled_fp8_quant dynamic_scaled_fp8_quant "
+        "dynamic_per_token_scaled_fp8_quant",
     ),
-    **dict.fromkeys(
-        _split(
-            "sum mean max min amax amin argmax argmin any all norm linalg_vector_norm std var var_mean std_mean prod "
-            "logsumexp nansum count_nonzero"
-        ),
+    (
         _moves(tensors=1),
+        "",
+        "sum mean max min amax amin argmax argmin any all norm linalg_vector_norm std var var_mean std_mean prod "
+        "logsumexp nansum count_nonzero",
     ),
-    **dict.fromkeys(
-        (
-            f"_foreach_{name}"
-            for name in _split(
-                "add sub mul div addcmul addcdiv lerp sqrt rsqrt pow neg abs exp log maximum minimum "
-                "reciprocal sign clamp_min clamp_max norm copy zero"
-            )
-        ),
+    (
         _lists,
+        "_foreach_",
+        "add sub mul div addcmul addcdiv lerp sqrt rsqrt pow neg abs exp log maximum minimum reciprocal sign clamp_min "
+        "clamp_max norm copy zero",
     ),
-}
+)
+"""Formula, and the ops that it is of: what their names begin with, and the rest of each."""
+
+_FORMULAS = {prefix + name: formula for formula, prefix, names in _TABLE for name in names.split()}
 """By name. Elementwise ops need none: their kernels say what they are."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.ops.eager_cost import COMPARISONS
+from perfscope.analyzers.ops.eager_cost import elementwise_result
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
-from perfscope.analyzers.ops.kernels import TensorSpec, broadcast, input_tensors, promoted
+from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE
 from perfscope.analyzers.time import GRAPH_CALL, named_slices, nearest_ancestor, slice_name
 from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
@@ -368,7 +368,7 @@ def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
     elementwise = frozenset(int(code) for code in codes if is_elementwise_kernel(trace.text(int(code))))
     finished: list[list[int]] = []
     chain: list[int] = []
-    made: TensorSpec | None = None
+    made: Operand | None = None
     place: tuple[int, int] | None = None
     for kernel in np.lexsort((kernels["start_ns"], kernels["stream"], kernels["device"])).tolist():
         op = int(kernels["op"][kernel])
@@ -410,7 +410,7 @@ def _chain(trace: Trace, chain: list[int]) -> KernelChain:
     )
 
 
-def _signature(trace: Trace, op: int) -> tuple[tuple[TensorSpec, ...], TensorSpec | None]:
+def _signature(trace: Trace, op: int) -> tuple[tuple[Operand, ...], Operand | None]:
     """(tensors read, tensor made) by an elementwise op; nothing made if its shapes are unknown."""
     tensors = input_tensors(trace, op)
     name = slice_name(trace, op).rpartition("::")[2]
@@ -420,8 +420,7 @@ def _signature(trace: Trace, op: int) -> tuple[tuple[TensorSpec, ...], TensorSpe
         return tensors[1:], tensors[0]
     if name.endswith("_"):
         return tensors, tensors[0]
-    dtype = "bool" if name in COMPARISONS else promoted(tensors)
-    return tensors, TensorSpec(shape=broadcast(tuple(tensor.shape for tensor in tensors)), dtype=dtype)
+    return tensors, elementwise_result(name, tensors)
 
 
 # Why inductor's scheduler did not fuse two neighbours, in plain words.

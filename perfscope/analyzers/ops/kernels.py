@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -84,11 +84,13 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorSpec:
-    """Shape and dtype (canonical: ``float32``, ``bfloat16`` ...) of a tensor argument."""
+class Operand:
+    """A tensor argument. ``dtype`` is canonical (``float32``, ``bfloat16`` ...); ``''``: not recorded."""
 
     shape: Shape
     dtype: str
+    strides: Shape | None = None
+    """None: not recorded."""
 
     @property
     def elements(self) -> int:
@@ -97,11 +99,13 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a contiguous tensor of that shape and dtype."""
-        return self.elements * ITEM_SIZES.get(self.dtype, 0)
+        """Of its elements; those that share an address (stride 0) once. ``KeyError`` without a known dtype."""
+        strides = self.strides or (1,) * len(self.shape)
+        distinct = [size for size, stride in zip(self.shape, strides, strict=False) if stride or not size]
+        return math.prod(distinct) * ITEM_SIZES[self.dtype]
 
 
-def input_tensors(trace: Trace, row: int) -> tuple[TensorSpec, ...]:
+def input_tensors(trace: Trace, row: int) -> tuple[Operand, ...]:
     """Tensor arguments of a row of ``slices``, in order; empty if none was recorded.
 
     Scalars and absent arguments are left out; lists of tensors are flattened.
@@ -111,7 +115,7 @@ def input_tensors(trace: Trace, row: int) -> tuple[TensorSpec, ...]:
 
 
 @lru_cache(maxsize=65536)
-def parse_inputs(shapes: str, dtypes: str) -> tuple[TensorSpec, ...]:
+def parse_inputs(shapes: str, dtypes: str) -> tuple[Operand, ...]:
     """``'[[4,8],[]]'`` with ``'["float","Scalar"]'`` -> one tensor. Text that is no such JSON gives none."""
     try:
         dims, kinds = json.loads(shapes or "[]"), json.loads(dtypes or "[]")
@@ -135,20 +139,15 @@ def broadcast(shapes: tuple[Shape, ...]) -> Shape:
     return tuple(max(extents) if 0 not in extents else 0 for extents in zip(*padded, strict=True))
 
 
-def promoted(tensors: tuple[TensorSpec, ...]) -> str:
-    """dtype of an elementwise result; 0-dim tensors count only if there are no others."""
-    return promoted_dtype([tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors])
-
-
-def promoted_dtype(dtypes: Iterable[str]) -> str:
-    """The dtype that values of all these fit into; ``''`` of none."""
-    known = tuple(dtypes)
-    if {"float16", "bfloat16"} <= set(known):
+def promoted(tensors: Sequence[Operand]) -> str:
+    """dtype of an elementwise result; 0-dim tensors count only if there are no others; ``''`` of none."""
+    sized = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
+    if {"float16", "bfloat16"} <= set(sized):
         return "float32"
-    return max(known, key=lambda name: _RANKS.index(name) if name in _RANKS else -1, default="")
+    return max(sized, key=lambda name: _RANKS.index(name) if name in _RANKS else -1, default="")
 
 
-def _specs(dim: object, kind: object) -> Iterator[TensorSpec]:
+def _specs(dim: object, kind: object) -> Iterator[Operand]:
     if not isinstance(dim, list):
         return
     if dim and all(isinstance(inner, list) for inner in dim):  # a list of tensors
@@ -157,4 +156,4 @@ def _specs(dim: object, kind: object) -> Iterator[TensorSpec]:
         return
     name = canonical_dtype(kind) if isinstance(kind, str) else ""
     if name in ITEM_SIZES and all(isinstance(extent, int) for extent in dim):
-        yield TensorSpec(shape=tuple(dim), dtype=name)
+        yield Operand(shape=tuple(dim), dtype=name)

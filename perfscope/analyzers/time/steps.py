@@ -63,16 +63,12 @@ def step_windows(trace: Trace) -> StepWindows:
             how="model",
             what="calls of the model",
         )
-    repeated = repetition(trace)
-    if repeated is None:
-        nothing = np.empty(0, np.int64)
-        return StepWindows(starts=nothing, ends=nothing, numbers=nothing, how="none")
-    return StepWindows(
-        starts=repeated.starts,
-        ends=repeated.ends,
-        numbers=np.arange(len(repeated.starts)),
-        how="repeated",
-        what=repeated.what,
+    nothing = np.empty(0, np.int64)
+    return (
+        _engine_steps(trace)
+        or _repeated_range(trace)
+        or _executions(trace)
+        or StepWindows(starts=nothing, ends=nothing, numbers=nothing, how="none")
     )
 
 
@@ -108,6 +104,12 @@ def timed_cost(trace: Trace, cost_ns: int, whole_ns: int, basis: Basis = "measur
         cost_ns=cost_ns,
         cost_ns_per_step=per_step(trace, cost_ns),
     )
+
+
+def planned_cost(cost_ns: int, step_ns: int) -> TimedCost:
+    """The modelled cost of a finding on a planned step, in ns."""
+    severity = severity_of(cost_ns, step_ns)
+    return TimedCost(severity=severity, basis="modelled", cost_ns=cost_ns, cost_ns_per_step=cost_ns)
 
 
 def cost_text(trace: Trace, cost_ns: int, whole_ns: int) -> str:
@@ -294,29 +296,14 @@ _ENGINE_STEP = re.compile(r"execute_.*context.*generation.*|step\[.*\]")
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repetition:
-    """What repeats, as windows in ns, in order."""
-
-    starts: Int64
-    ends: Int64
-    what: str
-    """``'ranges named ...'`` or ``'executions of jit_train_step'``."""
-
-
-def repetition(trace: Trace) -> Repetition | None:
-    """Engine steps, else a range that repeats over half of the capture, else executions of a program; or ``None``."""
-    return _engine_steps(trace) or _repeated_range(trace) or _executions(trace)
-
-
-def _engine_steps(trace: Trace) -> Repetition | None:
+def _engine_steps(trace: Trace) -> StepWindows | None:
     slices = trace.rows["slices"]
     chosen = named_slices(trace, _ENGINE_STEP.fullmatch) & (slices["kind"] == SliceKind.ANNOTATION)
     rows = _outermost(trace, np.flatnonzero(chosen))
     return _windows(trace, slices["start_ns"][rows], slices["end_ns"][rows], "ranges of engine steps")
 
 
-def _repeated_range(trace: Trace) -> Repetition | None:
+def _repeated_range(trace: Trace) -> StepWindows | None:
     slices = trace.rows["slices"]
     by_name: dict[str, list[int]] = defaultdict(list)
     for row in np.flatnonzero(slices["kind"] == SliceKind.ANNOTATION).tolist():
@@ -337,7 +324,7 @@ def _repeated_range(trace: Trace) -> Repetition | None:
     return _windows(trace, slices["start_ns"][rows], slices["end_ns"][rows], f"ranges named {name}")
 
 
-def _executions(trace: Trace) -> Repetition | None:
+def _executions(trace: Trace) -> StepWindows | None:
     ops = trace.rows["hlo_ops"]
     rows = np.flatnonzero((ops["run_id"] != MISSING) & (ops["module"] != MISSING) & ~ops["encloses"])
     if not len(rows):
@@ -368,7 +355,7 @@ def _outermost(trace: Trace, rows: Int64) -> Int64:
     return rows[np.concatenate(([True], slices["start_ns"][rows][1:] >= reach[:-1]))]
 
 
-def _windows(trace: Trace, starts: Int64, ends: Int64, what: str, *, alone: bool = False) -> Repetition | None:
+def _windows(trace: Trace, starts: Int64, ends: Int64, what: str, *, alone: bool = False) -> StepWindows | None:
     """From each start to the next. ``alone``: the last one ends with itself, and not with the device work after it."""
     if not len(starts):
         return None
@@ -380,6 +367,10 @@ def _windows(trace: Trace, starts: Int64, ends: Int64, what: str, *, alone: bool
     median = np.median(until - starts)
     until = np.where(until - starts > PAUSE * median, np.minimum(ends, until), until)
     warm = int(np.argmax(until - starts <= PAUSE * median))
-    return Repetition(
-        starts=starts[warm:], ends=until[warm:], what=what + (f" after {warm:,} of warm-up" if warm else "")
+    return StepWindows(
+        starts=starts[warm:],
+        ends=until[warm:],
+        numbers=np.arange(len(starts) - warm),
+        how="repeated",
+        what=what + (f" after {warm:,} of warm-up" if warm else ""),
     )

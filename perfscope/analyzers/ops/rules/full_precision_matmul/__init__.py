@@ -63,8 +63,8 @@ from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 from perfscope.analyzers.predict.assumptions import vendor_factors
-from perfscope.analyzers.time import call_site, cost_text, op_records, per_step, time_of, whole_ns, worst_spans
-from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.analyzers.time import call_site, cost_text, op_records, time_of, timed_cost, whole_ns, worst_spans
+from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
@@ -119,10 +119,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         title=f"{kernels:,} float32 matrix products: {fast} saves up to {cost_text(trace, cost, whole)}",
         detail=f"They take {format_ns(sum(group.kernel_ns for group in groups))} on {device.name}; its peak in {fast} "
         f"is {ratio:.1f} times that in float32.",
-        severity=severity_of(cost, whole),
-        basis="modelled",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op=_op_name(trace, groups[0].op), module=site.module, file=site.file, line=site.line),
         evidence=tuple(
             {

@@ -10,7 +10,8 @@ from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import kernel_roof, peak_ratio
 from perfscope.analyzers.ops.graph_time import flow_of, short_name
 from perfscope.analyzers.plans import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time import planned_cost
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedGraph
 from perfscope.model.trace import Trace
@@ -97,10 +98,7 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
             f"{format_ns(cost)} per step ({format_share(cost, whole)})",
             detail=f"They have {format_count(flops)}FLOPs{among}; on {device.name} {fast} has {ratio:.1f} times the "
             f"peak of {slow}.",
-            severity=severity_of(cost, whole),
-            basis="modelled",
-            cost_ns=cost,
-            cost_ns_per_step=cost,
+            **planned_cost(cost, whole),
             where=Where(op=found[order[0]].op, file=file, line=line),
             evidence=tuple(_row(found[index], saved[index], device) for index in order[:MAX_ROWS]),
             advice=advice(device, mixed),

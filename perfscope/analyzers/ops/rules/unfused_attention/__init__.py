@@ -74,8 +74,8 @@ from perfscope.analyzers.ops.rules.unfused_attention.program import program_find
 from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.plans import bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
-from perfscope.analyzers.time import WorkTime, call_site, cost_text, op_records, per_step, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, severity_of
+from perfscope.analyzers.time import WorkTime, call_site, cost_text, op_records, planned_cost, timed_cost, whole_ns
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -241,10 +241,7 @@ def _trace_finding(
         subject=_subject(by_sdpa),
         title=f"{_what(by_sdpa)} {_times(len(members))}: {cost_text(trace, cost, whole)}",
         detail=f"Modelled: the time between its matmuls, on {_shape(worst[0][0].score.shape)} scores.",
-        severity=severity_of(cost, whole),
-        basis="modelled",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
+        **timed_cost(trace, cost, whole, "modelled"),
         where=where,
         evidence=tuple(
             {
@@ -298,10 +295,7 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
                 "compiled",
                 detail=f"Compiled, {format_bytes(moved)} of {_shape(members[0].score_shape)} scores still go through "
                 "memory.",
-                severity=severity_of(saved, whole),
-                basis="modelled",
-                cost_ns=saved,
-                cost_ns_per_step=saved,
+                **planned_cost(saved, whole),
                 cost_bytes=moved,
                 where=Where(file=file, line=line),
                 evidence=tuple(

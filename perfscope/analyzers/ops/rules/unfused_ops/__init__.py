@@ -79,9 +79,9 @@ from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, chain_text
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
 from perfscope.analyzers.ops.traffic_bound import longest_ns
-from perfscope.analyzers.time import call_site, cost_text, op_records, per_step, time_of, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, cost_text, op_records, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, fit_title, severity_of
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
 
 NEEDS = ()
@@ -145,10 +145,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
             title=fit_title(f"{text} is not fused: {cost_text(trace, cost, whole)}, {len(chains):,} times", text),
             detail=f"It looks like one expression: {len(chains):,} chains of {kernels:,} kernels, guessed from shapes "
             f"and order; {100 * FORWARD_PRECISION:.0f}% of such links were real.",
-            severity=severity_of(cost, whole),
-            basis="modelled",
-            cost_ns=cost,
-            cost_ns_per_step=per_step(trace, cost),
+            **timed_cost(trace, cost, whole, "modelled"),
             cost_bytes=moved,
             where=where,
             evidence=tuple(_rows(priced))[:MAX_ROWS],

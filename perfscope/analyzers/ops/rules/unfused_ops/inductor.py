@@ -13,7 +13,7 @@ from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
 from perfscope.analyzers.plans import PlanWork, plan_works
-from perfscope.analyzers.time import compiled_rows, cost_text, per_step, whole_ns, work_time
+from perfscope.analyzers.time import compiled_rows, cost_text, per_step, planned_cost, whole_ns, work_time
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel
@@ -273,10 +273,7 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
                 title=f"inductor would keep {_pairs(len(pairs))} of kernels apart: {format_ns(saved)} per step "
                 f"({format_share(saved, whole)})",
                 detail=f"The reason: {means.meaning}. {format_bytes(moved)} per step go through memory between them.",
-                severity=severity_of(saved, whole),
-                basis="modelled",
-                cost_ns=saved,
-                cost_ns_per_step=saved,
+                **planned_cost(saved, whole),
                 cost_bytes=moved,
                 where=Where() if plan_line is None else Where(file=plan_line.file, line=plan_line.line),
                 evidence=tuple(

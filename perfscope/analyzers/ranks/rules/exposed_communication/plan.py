@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from perfscope.analyzers.plans import ExchangeRow, exchange_rows, plan_works
-from perfscope.model.finding import AbstainError, Finding, Where, severity_of
+from perfscope.analyzers.time import planned_cost
+from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
@@ -51,10 +52,7 @@ def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: 
         subject=f"exposed {kind} (planned)",
         title=f"planned: the step waits for {several}: {format_ns(cost)} or more ({format_share(cost, whole)})",
         detail=f"{beside[0].upper()}{beside[1:]}{least}.",
-        severity=severity_of(cost, whole),
-        basis="modelled",
-        cost_ns=cost,
-        cost_ns_per_step=cost,
+        **planned_cost(cost, whole),
         cost_bytes=moved,
         where=Where(file=worst.file, line=worst.line, op=kind),
         evidence=tuple(
