@@ -19,7 +19,7 @@ from perfscope.analyzers.memory.holders import line_of
 from perfscope.analyzers.memory.phases import AskingOps, asking_op, asking_ops, following
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops.attention import trace_attentions
-from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, step_windows
+from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, steps_at
 from perfscope.model.finding import Cell
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryPhase, MemoryTimeline
@@ -337,27 +337,25 @@ def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | Non
     start, end = blocks["start"][gradients], blocks["end"][gradients]
     begins = np.concatenate((phases.starts[forwards], [NEVER]))
     finished = np.concatenate((phases.ends[backwards], [NEVER]))
-    rows, until, since = [], [], []
     # between each use by the optimizer and the end of the next backward pass they would not be there
-    for done in (timeline.first, *phases.ends[optimizers].tolist()):
-        forward = int(begins[np.searchsorted(begins[:-1], done, side="left")])
-        again = int(finished[np.searchsorted(finished[:-1], forward, side="left")])
-        there = blocks["before"][gradients] if done == timeline.first else start < done
-        lasting = gradients[there & (end > forward)] if forward != NEVER else gradients[:0]
-        rows.append(lasting)
-        until.append(np.full(len(lasting), done, np.int64))
-        since.append(np.full(len(lasting), again, np.int64))
-    if not any(len(part) for part in rows):
+    done = np.unique(np.concatenate(([timeline.first], phases.ends[optimizers])))
+    forward = begins[np.searchsorted(begins[:-1], done, side="left")]
+    again = finished[np.searchsorted(finished[:-1], forward, side="left")]
+    used = np.where(blocks["before"][gradients], 0, np.searchsorted(done, start, side="right"))
+    reached = np.searchsorted(forward[forward != NEVER], end, side="left")
+    times = np.maximum(reached - used, 0)
+    if not times.any():
         return None
+    gap = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times - used, times)
     return Avoidable(
         kind="gradients of the step before",
         title="gradients kept after the optimizer's step",
         said="gradients that outlive the optimizer's step",
         advice="Call optimizer.zero_grad(set_to_none=True), its default, right after optimizer.step(). Gradients are "
         "then made when the backward pass gets there, while it lets activations go",
-        rows=np.concatenate(rows),
-        until=np.concatenate(until),
-        since=np.concatenate(since),
+        rows=np.repeat(gradients, times),
+        until=done[gap],
+        since=again[gap],
     )
 
 
@@ -385,7 +383,8 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     if trace.op_graph is None or trace.op_graph.storages is None or timeline.axis != "ns":
         return None
     joined = with_graph(trace, timeline.of(trace))
-    ends = _ends(joined)
+    steps = steps_at(joined, joined.rows["slices"]["start_ns"])
+    ends = _ends(joined, steps)
     blocks = timeline.blocks
     last_use = _last_uses(trace.op_graph)
     rows, until = [], []
@@ -402,8 +401,8 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
             if trace.op_graph.storages[storage].born == op.index
             and abs(trace.op_graph.storages[storage].bytes - int(blocks["bytes"][row])) < ALLOCATION_ROUNDING
         ]
-        step = _step_of(joined, int(blocks["op"][row]))
-        if not made or step is None:
+        step = int(steps[blocks["op"][row]])
+        if not made or step == MISSING:
             continue
         last = max(last_use[storage] for storage in made)
         end = ends.get((step, last))
@@ -483,23 +482,13 @@ def _last_uses(graph: OpGraph) -> dict[int, int]:
     return last_uses
 
 
-def _ends(trace: Trace) -> dict[tuple[int, int], int]:
-    """(step, index of the graph's op) -> when that op ended in the recording."""
+def _ends(trace: Trace, steps: Int64) -> dict[tuple[int, int], int]:
+    """(step, index of the graph's op) -> when that op ended in the recording. ``steps``: by row of ``slices``."""
     slices = trace.rows["slices"]
     ends: dict[tuple[int, int], int] = {}
-    for row in np.flatnonzero(slices["kind"] == SliceKind.OP).tolist():
-        op, step = graph_op(trace, row), _step_of(trace, row)
-        if op is not None and step is not None:
-            key = step, op.index
+    for row in np.flatnonzero((slices["kind"] == SliceKind.OP) & (steps != MISSING)).tolist():
+        op = graph_op(trace, row)
+        if op is not None:
+            key = int(steps[row]), op.index
             ends[key] = max(ends.get(key, 0), int(slices["end_ns"][row]))
     return ends
-
-
-def _step_of(trace: Trace, row: int) -> int | None:
-    """Place of the step that a span starts in; 0 in a recording without steps."""
-    windows = trace.fact(step_windows)
-    if not windows.count:
-        return 0
-    start = int(trace.rows["slices"]["start_ns"][row])
-    inside = np.flatnonzero((windows.starts <= start) & (start < windows.ends))
-    return int(inside[0]) if len(inside) else None

@@ -12,7 +12,6 @@ The surest source first; a block that none of them knows stays unknown:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,10 @@ import numpy.typing as npt
 
 from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of, memory_rows
 from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, following, op_categories, span_phases
-from perfscope.analyzers.memory.sites import block_sites, stack_categories, stack_phases
+from perfscope.analyzers.memory.sites import Numbered, block_sites, stack_categories, stack_phases
 from perfscope.analyzers.ops.recompute import recompute_regions
 from perfscope.analyzers.programs.blocks import program_timelines
-from perfscope.analyzers.time import nearest_ancestor, step_windows
+from perfscope.analyzers.time import nearest_ancestor, step_windows, steps_at
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import (
     ALLOCATION_ROUNDING,
@@ -82,13 +81,12 @@ def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     _set(blocks, _from_stacks(recorded, blocks, phases), KnownBy.STACK)
     _set(blocks, _from_phases(blocks, phases, again_until), KnownBy.PHASE)
 
-    sites = block_sites(recorded, blocks["op"], blocks["frame"], graph=with_graph(trace, recorded))
-    texts = _Texts(timeline.texts)
-    codes = np.array([texts.code(name) for name in sites.names] or [MISSING], np.int64)
+    texts = Numbered(timeline.texts)
+    sites = block_sites(recorded, blocks["op"], blocks["frame"], texts, graph=with_graph(trace, recorded))
     known = (blocks["module"] == MISSING) & (sites.modules != MISSING)
-    blocks["module"][known] = codes[sites.modules[known]]
+    blocks["module"][known] = sites.modules[known]
     blocks["line"] = sites.lines
-    return replace(timeline, blocks=Rows(BLOCKS, blocks), texts=texts.all(), lines=sites.places)
+    return replace(timeline, blocks=Rows(BLOCKS, blocks), texts=texts.values, lines=sites.places)
 
 
 def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
@@ -195,11 +193,9 @@ def _steps(trace: Trace, phases: Phases, timeline: MemoryTimeline, blocks: Colum
     start, made = blocks["start"], ~blocks["before"]
     windows = trace.fact(step_windows)
     if timeline.axis == "ns" and windows.count:
-        order = np.argsort(windows.starts, kind="stable")
-        index = np.searchsorted(windows.starts[order], start, side="right") - 1
-        window = order[np.maximum(index, 0)]
-        inside = made & (index >= 0) & (start < windows.ends[window])
-        return np.where(inside, windows.numbers[window], MISSING)
+        index = steps_at(trace, start)
+        numbers = windows.numbers[np.argsort(windows.starts, kind="stable")]
+        return np.where(made & (index != MISSING), numbers[index], MISSING)
     done = phases.ends[phases.phase == MemoryPhase.OPTIMIZER]
     if not len(done):
         return np.full(len(start), MISSING, np.int64)
@@ -216,9 +212,9 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     rows = _once(tensors, rows)
     addresses = tensors["address"][rows]
     blocks = {name: timeline.blocks[name].copy() for name in timeline.blocks}
-    pool = _Texts(timeline.texts)
+    pool = Numbered(timeline.texts)
     texts = {
-        name: np.array([pool.code(source.text(int(code))) for code in tensors[name][rows]], np.int32)
+        name: np.array([pool.number(source.text(int(code))) for code in tensors[name][rows]], np.int32)
         for name in ("name", "module")
     }
     category = tensors["category"][rows]
@@ -261,7 +257,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     return replace(
         timeline,
         blocks=Rows(BLOCKS, {name: np.concatenate((filled[name], blocks[name])) for name in blocks}),
-        texts=pool.all(),
+        texts=pool.values,
         unseen_bytes=max(0, timeline.unseen_bytes - tensor_bytes),
         notes=tuple(notes),
     )
@@ -290,25 +286,3 @@ def with_graph(trace: Trace, recorded: Trace) -> Trace:
 def _detail_with_graph(trace: Trace) -> Trace:
     assert trace.detail is not None
     return replace(trace.detail, op_graph=trace.op_graph)
-
-
-class _Texts:
-    """Codes of texts in a pool that may grow; the pool it began with stays as it is."""
-
-    def __init__(self, known: Sequence[str]) -> None:
-        self._known = known
-        self._codes = {text: code for code, text in enumerate(known)}
-        self._added: list[str] = []
-
-    def code(self, text: str) -> int:
-        """The code of ``text``, a new one if need be; ``MISSING`` for none."""
-        if not text:
-            return MISSING
-        code = self._codes.setdefault(text, len(self._known) + len(self._added))
-        if code == len(self._known) + len(self._added):
-            self._added.append(text)
-        return code
-
-    def all(self) -> Sequence[str]:
-        """The pool with the texts that were added."""
-        return (*self._known, *self._added) if self._added else self._known

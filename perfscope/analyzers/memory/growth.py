@@ -13,6 +13,7 @@ replaced by larger ones.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -162,18 +163,8 @@ def left_behind(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[Gr
     """Places that hold, at the last of ``ends``, what was made before it within the recording; most bytes first."""
     groups, rows = _grouped(timeline.of(trace), timeline)
     held_bytes = _held(timeline, rows, groups, ends[-1:])
-    places = [
-        _place(
-            timeline.of(trace),
-            timeline,
-            rows[groups == number],
-            held_bytes[number],
-            int(held_bytes[number][-1]),
-            ends[-1],
-        )
-        for number in np.flatnonzero(held_bytes[:, -1] > 0).tolist()
-    ]
-    return tuple(sorted(places, key=lambda growing: -growing.bytes_per_step))
+    growing = {number: int(held_bytes[number][-1]) for number in np.flatnonzero(held_bytes[:, -1] > 0).tolist()}
+    return _of_groups(timeline.of(trace), timeline, (groups, rows), held_bytes, growing, ends[-1])
 
 
 def _settled(trace: Trace, how: How) -> bool:
@@ -197,14 +188,28 @@ def _places(trace: Trace, timeline: MemoryTimeline, ends: Int64, *, by_trend: bo
     groups, rows = _grouped(trace, timeline)
     held_bytes = _held(timeline, rows, groups, ends)
     grows = _grows_by_trend if by_trend else _each_step
-    growing = []
-    for number in np.flatnonzero(
-        held_bytes[:, -1] > held_bytes[:, 0] if held_bytes.size else np.empty(0, bool)
-    ).tolist():
-        if grows(held_bytes[number]):
-            slope, _ = trend(held_bytes[number])
-            growing.append(_place(trace, timeline, rows[groups == number], held_bytes[number], round(slope), ends[-1]))
-    return tuple(sorted(growing, key=lambda growing_place: -growing_place.bytes_per_step))
+    more = np.flatnonzero(held_bytes[:, -1] > held_bytes[:, 0]).tolist() if held_bytes.size else []
+    growing = {number: round(trend(held_bytes[number])[0]) for number in more if grows(held_bytes[number])}
+    return _of_groups(trace, timeline, (groups, rows), held_bytes, growing, ends[-1])
+
+
+def _of_groups(
+    trace: Trace,
+    timeline: MemoryTimeline,
+    grouped: tuple[Int64, Int64],
+    held_bytes: Int64,
+    growing: Mapping[int, int],
+    end: int,
+) -> tuple[GrowingPlace, ...]:
+    """Those of ``growing`` (number of the place -> bytes a step) as places, most bytes first."""
+    groups, rows = grouped
+    order = np.argsort(groups, kind="stable")
+    bounds = np.searchsorted(groups[order], np.arange(len(held_bytes) + 1))
+    places = [
+        _place(trace, timeline, rows[order[bounds[number] : bounds[number + 1]]], held_bytes[number], per_step, end)
+        for number, per_step in growing.items()
+    ]
+    return tuple(sorted(places, key=lambda growing: -growing.bytes_per_step))
 
 
 def _place(

@@ -9,9 +9,10 @@ recorded stack has the line, and no module.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -194,60 +195,69 @@ def _kinds(file: str, name: str) -> frozenset[str]:
     return frozenset(kinds | {kind for kind, holds in tests.items() if holds})
 
 
+Value = TypeVar("Value", bound=Hashable)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sites:
     """Where blocks come from. Shapes (blocks,); ``MISSING`` where it is not known."""
 
     modules: npt.NDArray[np.int64]
-    """Index into ``names``."""
+    """Number of its name."""
     lines: npt.NDArray[np.int64]
     """Index into ``places``."""
-    names: tuple[str, ...]
     places: tuple[SourceLine, ...]
 
 
-class _Known:
-    """Distinct values, numbered as they come."""
+class Numbered(Generic[Value]):
+    """Distinct values by number, as they come: first those of ``known``, which stays as it is."""
 
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self.places: dict[SourceLine, int] = {}
+    def __init__(self, known: Sequence[Value] = ()) -> None:
+        self.values = list(known)
+        self._numbers = {value: number for number, value in enumerate(known)}
 
-    def module(self, name: str | None) -> int:
-        return self.names.setdefault(name, len(self.names)) if name else MISSING
+    def number(self, value: Value | None) -> int:
+        """The number of ``value``, a new one if need be; ``MISSING`` for none and for an empty text."""
+        if not value:
+            return MISSING
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
 
-    def line(self, source_line: SourceLine | None) -> int:
-        return MISSING if source_line is None else self.places.setdefault(source_line, len(self.places))
 
-
-def block_sites(trace: Trace, ops: Int64, frames: Int64, *, graph: Trace | None = None) -> Sites:
+def block_sites(trace: Trace, ops: Int64, frames: Int64, names: Numbered[str], *, graph: Trace | None = None) -> Sites:
     """Sites of blocks by their rows of ``slices`` and of ``frames``, each ``MISSING`` where there is none.
 
-    ``graph``: a trace with the same rows that also holds an op graph (`memory/categories.py`).
+    ``names``: gets the modules. ``graph``: a trace with the same rows that also holds an op graph
+    (`memory/categories.py`).
     """
-    known = _Known()
+    known: Numbered[SourceLine] = Numbered()
     distinct, inverse = np.unique(ops, return_inverse=True)
-    module, line = _of_ops(trace, distinct, known)
+    module, line = _of_ops(trace, distinct, names, known)
     if graph is not None and graph.op_graph is not None:
-        _of_graph(graph, distinct, module, line, known)
+        _of_graph(graph, distinct, module, line, names, known)
     modules, lines = module[inverse], line[inverse]
     stacked = (lines == MISSING) & (frames != MISSING)
     if stacked.any():
-        lines[stacked] = _each(trace.fact(user_frames)[frames[stacked]], lambda row: known.line(frame_line(trace, row)))
-    return Sites(modules=modules, lines=lines, names=tuple(known.names), places=tuple(known.places))
+        user = trace.fact(user_frames)[frames[stacked]]
+        lines[stacked] = _each(user, lambda row: known.number(frame_line(trace, row)))
+    return Sites(modules=modules, lines=lines, places=tuple(known.values))
 
 
-def _of_ops(trace: Trace, ops: Int64, known: _Known) -> tuple[Int64, Int64]:
+def _of_ops(trace: Trace, ops: Int64, names: Numbered[str], known: Numbered[SourceLine]) -> tuple[Int64, Int64]:
     python, masks = trace.rows["slices"]["kind"] == SliceKind.PYTHON, trace.fact(_python_masks)
     start = _forward_side(trace, ops) if python.any() else np.full(len(ops), MISSING, np.int64)
     user = nearest_ancestor(trace, start, masks["user"])
     user = np.where(user == MISSING, nearest_ancestor(trace, start, masks["library"]), user)
     inside = nearest_ancestor(trace, start, masks["module"])
-    module = _each(inside, lambda row: known.module(_module_path(trace, row)))
-    return module, _each(user, lambda row: known.line(_span_line(trace, row)))
+    module = _each(inside, lambda row: names.number(_module_path(trace, row)))
+    return module, _each(user, lambda row: known.number(_span_line(trace, row)))
 
 
-def _of_graph(trace: Trace, ops: Int64, module: Int64, line: Int64, known: _Known) -> None:
+def _of_graph(
+    trace: Trace, ops: Int64, module: Int64, line: Int64, names: Numbered[str], known: Numbered[SourceLine]
+) -> None:
     qualified: dict[int, set[int]] = {}
     certain = np.zeros(len(ops), bool)
     for index, row in enumerate(ops.tolist()):
@@ -255,15 +265,15 @@ def _of_graph(trace: Trace, ops: Int64, module: Int64, line: Int64, known: _Know
         if found is None:
             continue
         if found.module:
-            name = known.module(found.module)
+            name = names.number(found.module)
             qualified.setdefault(int(module[index]), set()).add(name)
             module[index], certain[index] = name, True
         if found.file is not None:
-            line[index] = known.line(SourceLine(file=found.file, line=found.line, function=found.function))
+            line[index] = known.number(SourceLine(file=found.file, line=found.line, function=found.function))
     # ops that the graph has not, in a call that all of the graph's ops put into one module, are in that module too
-    for span, names in qualified.items():
-        if span != MISSING and len(names) == 1:
-            module[~certain & (module == span)] = names.pop()
+    for span, inside in qualified.items():
+        if span != MISSING and len(inside) == 1:
+            module[~certain & (module == span)] = inside.pop()
 
 
 def _each(rows: Int64, value_of: Callable[[int], int]) -> Int64:

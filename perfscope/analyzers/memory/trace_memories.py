@@ -278,22 +278,14 @@ def _reserved(peak: PeakHolders, fragmentation: Fragmentation | None) -> Reserve
     if timeline.reserved is None:
         return None
     most = int(timeline.reserved.bytes.max())
-    if fragmentation is None:
-        return Reserved(
-            peak_bytes=most, allocated_bytes=None, as_requested=False, requested_bytes=None,
-            excess_bytes=_excess(most, peak.bytes), split_bytes=None, largest_free_bytes=None,
-        )  # fmt: skip
+    excess = most - peak.bytes if fragmentation is None else fragmentation.excess_bytes
+    pools = fragmentation if fragmentation is not None and fragmentation.pools else None
     return Reserved(
         peak_bytes=most,
-        allocated_bytes=fragmentation.peak.allocated_bytes,
-        as_requested=fragmentation.as_requested,
-        requested_bytes=fragmentation.peak.requested_bytes,
-        excess_bytes=_excess(fragmentation.peak_reserved_bytes, fragmentation.peak_allocated_bytes),
-        split_bytes=fragmentation.inactive_split_bytes if fragmentation.pools else None,
-        largest_free_bytes=fragmentation.largest_free_bytes if fragmentation.pools else None,
+        allocated_bytes=None if fragmentation is None else fragmentation.peak.allocated_bytes,
+        as_requested=fragmentation is not None and fragmentation.as_requested,
+        requested_bytes=None if fragmentation is None else fragmentation.peak.requested_bytes,
+        excess_bytes=excess if excess >= 0 else None,
+        split_bytes=None if pools is None else pools.inactive_split_bytes,
+        largest_free_bytes=None if pools is None else pools.largest_free_bytes,
     )
-
-
-def _excess(reserved: int, in_use: int) -> int | None:
-    """``None``: less was reserved than was in use, so one of the two is not complete."""
-    return reserved - in_use if reserved >= in_use else None

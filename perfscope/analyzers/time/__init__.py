@@ -30,7 +30,7 @@ from perfscope.analyzers.time.host_account import HOST_PARTS, HostAccount, HostP
 from perfscope.analyzers.time.host_activity import HostActivity, divide, innermost_spans, main_thread
 from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
-from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op
+from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op, steps_at
 from perfscope.analyzers.time.spans import (
     NO_WORK,
     WorkTime,
@@ -125,6 +125,7 @@ __all__ = [
     "spans_of_ranks",
     "step_accounts",
     "step_windows",
+    "steps_at",
     "steps_work",
     "subtree_ends",
     "time_of",

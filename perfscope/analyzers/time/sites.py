@@ -57,7 +57,7 @@ class _Calls:
 def _calls(trace: Trace, rows: Int64, keys: Sequence[Hashable]) -> _Calls:
     """``rows`` of ``slices`` that lie in a step, ``keys``: of each."""
     starts = trace.rows["slices"]["start_ns"][rows]
-    steps = _steps_at(trace, starts)
+    steps = steps_at(trace, starts)
     place_of: dict[int, tuple[int, Hashable, int]] = {}
     rows_of: dict[int, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index in np.argsort(starts, kind="stable").tolist():
@@ -144,7 +144,7 @@ def _spans_of_steps(trace: Trace) -> _Calls:
     return _calls(trace, rows, [(trace.strings[name], trace.text(code)) for name, code in names])
 
 
-def _steps_at(trace: Trace, times_ns: Int64) -> Int64:
+def steps_at(trace: Trace, times_ns: Int64) -> Int64:
     """Number of the step window that each moment is in; ``MISSING`` outside. Without steps the trace is one step."""
     windows = trace.fact(step_windows)
     if not windows.count:

@@ -41,7 +41,7 @@ from perfscope.analyzers.memory.holders import (
     where_of,
     worst_of_devices,
 )
-from perfscope.analyzers.memory.sites import block_sites
+from perfscope.analyzers.memory.sites import Numbered, block_sites
 from perfscope.analyzers.ops import spans_at
 from perfscope.analyzers.time import plan_records
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Where
@@ -295,6 +295,6 @@ def _asked_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:
     failed = rows[events["action"][rows] == MemoryAction.OUT_OF_MEMORY]
     if not len(failed):
         return None
-    sites = block_sites(recorded, events["op"][failed[-1:]].astype(np.int64), events["frame"][failed[-1:]])
+    sites = block_sites(recorded, events["op"][failed[-1:]].astype(np.int64), events["frame"][failed[-1:]], Numbered())
     index = int(sites.lines[0])
     return None if index == MISSING else sites.places[index]
