@@ -15,7 +15,7 @@ from perfscope.analyzers.ranks.job import MIXED, Job, has_ranks, jobs_of, over
 from perfscope.analyzers.ranks.matching import NO_PAIRS, Clocks, Group, Matched, Matching, Pairing, align, match, pair
 from perfscope.analyzers.time import exposed_communication
 from perfscope.model.collectives import POINT_TO_POINT, bus_factor
-from perfscope.model.finding import AbstainError
+from perfscope.model.finding import AbstainError, Scope
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
@@ -126,6 +126,8 @@ def _axis(
     return None, "neighbours that reduce: tensor or data parallel, shapes are not recorded"
 
 
+MATCHED = "collectives that several ranks show"
+
 TOLD_NS = 10**6
 """A millisecond: hosts that a time service keeps agree to about that, and smaller offsets are not mentioned."""
 
@@ -160,6 +162,16 @@ def _rank_sets(traces: tuple[Trace, ...]) -> tuple[RankSet, ...]:
         groups, pairing = groups_of(job, matching.matched), pair(job, clocks)
         result.append(RankSet(job=job, matching=matching, clocks=clocks, groups=groups, pairing=pairing))
     return tuple(result)
+
+
+def nothing_alone(trace: Trace) -> Scope:
+    """``examined`` of a rule that holds the matched collectives of ranks against each other: of one rank nothing."""
+    return Scope(0, MATCHED)
+
+
+def matched_records(traces: Sequence[Trace]) -> Scope:
+    """``compared`` of such a rule: collectives that were matched."""
+    return Scope(sum(len(ranks.matching.matched) for ranks in comparable(traces)), MATCHED)
 
 
 def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:

@@ -22,7 +22,7 @@ compute. The rest of the main thread's time is divided alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, cast, get_args
 
@@ -34,6 +34,7 @@ from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
 from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
     EMPTY,
     Int64,
@@ -46,6 +47,7 @@ from perfscope.model.intervals import (
     union,
 )
 from perfscope.model.trace import MISSING, CallKind, Trace
+from perfscope.model.units import format_share
 
 Cause = Literal[
     "compute",
@@ -239,6 +241,21 @@ def time_within(trace: Trace, cause: Cause, spans: Intervals) -> int:
     windows = trace.fact(account_windows)
     part = intersection(trace.fact(cause_intervals)[device].get(cause, EMPTY), spans)
     return int(covered(part, windows.starts, windows.ends).sum())
+
+
+UNRECORDED_SHARE = 0.5
+"""Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
+
+
+def abstain_if_unrecorded(accounts: Sequence[StepAccount], least_ns: float) -> None:
+    """``AbstainError`` where most idle time of the devices, ``least_ns`` at least, has no recorded cause."""
+    unknown = sum(account.total_ns["unexplained"] for account in accounts)
+    idle = sum(account.whole_ns - account.busy_ns for account in accounts)
+    if unknown > UNRECORDED_SHARE * idle and unknown >= least_ns:
+        raise AbstainError(
+            f"{format_share(unknown, idle)} of the idle time follows work whose launch was not recorded; record "
+            "runtime calls with correlation ids from before the window"
+        )
 
 
 def check_step_accounts(trace: Trace) -> None:

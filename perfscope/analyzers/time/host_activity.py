@@ -311,7 +311,6 @@ class HostWork:
     """When the longest piece begins."""
     frame: int = MISSING
     """Row of ``frames``: the innermost frame of a sampled stack, where nothing is recorded but samples."""
-    """Row of ``samples`` of that stack."""
 
 
 def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:

@@ -317,19 +317,6 @@ def _absent_row(rank: int, waits: Sequence[Waiting], records: dict[int, FlightRe
     }
 
 
-# Who keeps a hung job hanging, from the flight recorders of its ranks. Every collective that had not ended is held
-# against the other members of its group:
-#
-# - A member that never enqueued it keeps the others waiting. If it is itself waiting, somewhere else, for another rank,
-#   it is held up; if it waits for nobody, it is a cause.
-# - A member that has not ended a collective which another member has ended is stuck in it: all had arrived, or it could
-#   not have ended anywhere. Its device or its host stopped. It is a cause, whatever it waits for later.
-# - Sends and receives wait for their other end, if that has not enqueued it.
-#
-# What is left is a ring of ranks that wait for each other, or a collective that all have begun and none has ended.
-# Members without a dump may have died or their files may not have been collected.
-
-
 ENDS_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Operations that no member can end before all have begun. A root, or who only sends to it, may be done sooner."""
 

@@ -38,10 +38,10 @@ import numpy as np
 
 from perfscope.analyzers.ranks.job import Local, Member, locals_of, only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
-from perfscope.analyzers.ranks.sets import RankSet, comparable
+from perfscope.analyzers.ranks.sets import RankSet, comparable, matched_records, nothing_alone
 from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time import cost_text, exposed_communication, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -72,18 +72,8 @@ LITTLE, MOSTLY = 0.2, 0.8
 Kind = tuple[str, Group, int, str | None, str | None, bool]
 
 
-def examined(trace: Trace) -> Scope:
-    """Nothing: one rank alone says nothing."""
-    return Scope(0, "collectives that several ranks show")
-
-
-def compared(traces: Sequence[Trace]) -> Scope:
-    """Collectives that were matched."""
-    return Scope(
-        sum(len(ranks.matching.matched) for ranks in comparable(traces)), "collectives that several ranks show"
-    )
-
-
+examined = nothing_alone
+compared = matched_records
 check = only_compared
 
 

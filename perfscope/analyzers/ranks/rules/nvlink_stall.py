@@ -44,9 +44,9 @@ import numpy as np
 
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, of_job, stalled
-from perfscope.analyzers.ranks.sets import comparable
+from perfscope.analyzers.ranks.sets import comparable, matched_records, nothing_alone
 from perfscope.analyzers.time import cost_text, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Finding, Scope, Where
+from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
@@ -74,18 +74,8 @@ NETWORK_ADVICE = (
 )
 
 
-def examined(trace: Trace) -> Scope:
-    """Nothing: one rank alone says nothing."""
-    return Scope(0, "collectives that several ranks show")
-
-
-def compared(traces: Sequence[Trace]) -> Scope:
-    """Collectives that were matched."""
-    return Scope(
-        sum(len(ranks.matching.matched) for ranks in comparable(traces)), "collectives that several ranks show"
-    )
-
-
+examined = nothing_alone
+compared = matched_records
 check = only_compared
 
 

@@ -49,7 +49,7 @@ from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.programs import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
 from perfscope.analyzers.ranks.job import has_ranks, named_ranks, shown_group
-from perfscope.analyzers.ranks.sets import RankSet, comparable
+from perfscope.analyzers.ranks.sets import MATCHED, RankSet, comparable
 from perfscope.analyzers.ranks.waits import (
     COMPUTE,
     EARLIER,
@@ -217,13 +217,13 @@ PART_SHARE = 0.01
 
 def examined(trace: Trace) -> Scope:
     """Meetings of the devices of one recording."""
-    return Scope(len(trace.fact(collective_skew).meetings), "collectives that several ranks show")
+    return Scope(len(trace.fact(collective_skew).meetings), MATCHED)
 
 
 def compared(traces: Sequence[Trace]) -> Scope:
     """Collectives of ranks that were matched."""
     sets = (*comparable(traces), *comparable_processes(traces))
-    return Scope(sum(len(ranks.matching.matched) for ranks in sets), "collectives that several ranks show")
+    return Scope(sum(len(ranks.matching.matched) for ranks in sets), MATCHED)
 
 
 def check(trace: Trace) -> Iterable[Finding]:

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.analyzers.ops import spans_of_ops, spans_within
-from perfscope.analyzers.time.account import idle_pieces, step_accounts, worst_device
+from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces, step_accounts, worst_device
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls, framework
 from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
@@ -54,7 +54,7 @@ from perfscope.model.intervals import union
 from perfscope.model.jax_log import HostRead
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_ns
 
 # Reads of arrays by the host in a JAX run, as findings: what would drain an accelerator's queue, by line.
 
@@ -132,10 +132,6 @@ IDLE_SHARE = MEDIUM_SHARE
 
 LINE_SHARE = 0.001
 """Of the step: a line with less gets no finding of its own."""
-
-UNKNOWN_SHARE = 0.5
-"""Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
-
 
 READS = {
     "item": "`.item()`, `float()` or a print",
@@ -292,7 +288,7 @@ def _measured(trace: Trace) -> list[Finding]:
     lines = _lines(trace)
     costly = sorted((line for line in lines if line.idle_ns), key=lambda line: -line.idle_ns)
     if sum(line.idle_ns for line in costly) < IDLE_SHARE * whole or not costly:
-        _abstain_if_blind(trace, whole)
+        abstain_if_unrecorded(trace.fact(step_accounts), IDLE_SHARE * whole)
         return []
     harmless = sorted((line for line in lines if not line.idle_ns), key=lambda line: -line.wait_ns)
     shown = [line for line in costly if line.idle_ns >= LINE_SHARE * whole][:ROWS] or costly[:1]
@@ -344,14 +340,6 @@ def _lines(trace: Trace) -> list[_Line]:
         for piece in of_wait.get(call, ()):
             line.idle_ns += int(pieces.cost_ns[piece])
     return list(lines.values())
-
-
-def _abstain_if_blind(trace: Trace, whole: int) -> None:
-    accounts = trace.fact(step_accounts)
-    unknown = sum(account.total_ns["unexplained"] for account in accounts)
-    idle = sum(account.whole_ns - account.busy_ns for account in accounts)
-    if unknown > UNKNOWN_SHARE * idle and unknown >= IDLE_SHARE * whole:
-        raise AbstainError(f"{format_share(unknown, idle)} of the idle time follows work whose launch was not recorded")
 
 
 def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:

@@ -25,14 +25,20 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from perfscope.analyzers.time.account import IdlePieces, StepAccount, idle_pieces, of_device, step_accounts
+from perfscope.analyzers.time.account import (
+    IdlePieces,
+    StepAccount,
+    abstain_if_unrecorded,
+    idle_pieces,
+    of_device,
+    step_accounts,
+)
 from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_share
 
 NEEDS = ("device_work", "launch_links", "runtime_calls")
 
@@ -41,9 +47,6 @@ LATE_SHARE = 0.10
 
 PART_SHARE = 0.01
 """Of the step: a part smaller than this gets no finding of its own."""
-
-UNKNOWN_SHARE = 0.5
-"""Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
 
 ROWS = 20
 
@@ -87,12 +90,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         yield from _findings(trace, max(late, key=_late_ns))
         return
     for account in accounts:
-        unknown, idle = account.total_ns["unexplained"], account.whole_ns - account.busy_ns
-        if unknown > UNKNOWN_SHARE * idle and unknown >= LATE_SHARE * account.whole_ns:
-            raise AbstainError(
-                f"{format_share(unknown, idle)} of the idle time follows work whose launch was not recorded; record "
-                "runtime calls with correlation ids from before the window"
-            )
+        abstain_if_unrecorded([account], LATE_SHARE * account.whole_ns)
 
 
 def _late_ns(account: StepAccount) -> int:
