@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
+MOST_ROWS = 20
+"""Rows of evidence that a rule gives, the worst."""
+
 MOST_SPANS = 20
 """Of a finding and a trace, the costliest."""
 

@@ -20,14 +20,12 @@ from perfscope.analyzers.memory.phases import AskingOps, asking_op, asking_ops, 
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops.attention import trace_attentions
 from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, steps_at
-from perfscope.model.finding import Cell
+from perfscope.model.finding import MOST_ROWS, Cell
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryPhase, MemoryTimeline
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
-
-MAX_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +103,7 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
         sums = groups.setdefault(key, [0, 0])
         sums[0] += int(timeline.blocks["bytes"][row])
         sums[1] += int(timeline.blocks["count"][row])
-    ordered = sorted(groups.items(), key=lambda group: -group[1][0])[:MAX_ROWS]
+    ordered = sorted(groups.items(), key=lambda group: -group[1][0])[:MOST_ROWS]
     return tuple(
         {"held_bytes": size, "blocks": count, "file": file, "line": line, "op": op, "name": name}
         for (file, line, op, name), (size, count) in ordered

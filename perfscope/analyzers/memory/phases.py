@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.memory.sites import stack_phases
 from perfscope.analyzers.ops.recompute import EVALUATE, OPTIMIZER_STEP, autograd_nodes
-from perfscope.analyzers.time import input_slices, lineage, named_slices, nearest_ancestor
+from perfscope.analyzers.time import input_slices, lineage, named_slices, nearest_ancestor, outermost_ancestor
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
@@ -276,24 +276,11 @@ def _uploaded(trace: Trace, ops: Int64) -> npt.NDArray[np.bool_]:
     """Blocks made by a copy to the device that no module called: the batch on its way there."""
     slices, copies = trace.rows["slices"], trace.rows["copies"]
     moves = (slices["kind"] == SliceKind.OP) & named_slices(trace, _MOVES.__contains__)
-    outer = _outermost(trace, ops, moves)
+    outer = outermost_ancestor(trace, ops, moves)
     up = copies["op"][(copies["kind"] == CopyKind.HOST_TO_DEVICE) & (copies["op"] != MISSING)]
-    top = _outermost(trace, up.astype(np.int64), moves)
+    top = outermost_ancestor(trace, up.astype(np.int64), moves)
     uploads = np.zeros(len(slices), bool)
     uploads[top[top != MISSING]] = True
     modules = trace.fact(module_calls)
     inside = nearest_ancestor(trace, outer, modules) != MISSING
     return np.asarray((outer != MISSING) & uploads[outer] & ~inside & bool(modules.any()))
-
-
-def _outermost(trace: Trace, rows: Int64, wanted: npt.NDArray[np.bool_]) -> Int64:
-    """For each row of ``slices``: its outermost enclosing span with ``wanted``, or itself; else ``MISSING``."""
-    parents = trace.rows["slices"]["parent"].astype(np.int64)
-    outer = nearest_ancestor(trace, rows, wanted)
-    while True:
-        known = outer != MISSING
-        above = np.where(known, parents[outer], MISSING)
-        further = nearest_ancestor(trace, above, wanted)
-        if not (further != MISSING).any():
-            return outer
-        outer = np.where(further != MISSING, further, outer)

@@ -17,7 +17,7 @@ from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
-from perfscope.analyzers.time import lineage, named_slices, nearest_ancestor, slice_name
+from perfscope.analyzers.time import lineage, named_slices, nearest_ancestor, outermost, slice_name
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -205,8 +205,7 @@ def trace_attentions(trace: Trace) -> tuple[TraceAttention, ...]:
     in_backward = nearest_ancestor(trace, slices["parent"].astype(np.int64), nodes) != MISSING
     used = named_slices(trace, (SOFTMAX_KERNELS | MATMUL_KERNELS | SCORE_OPS).__contains__)
     chosen = (slices["kind"] == SliceKind.OP) & used & ~in_backward
-    rows = np.flatnonzero(chosen)
-    rows = rows[nearest_ancestor(trace, slices["parent"][rows].astype(np.int64), chosen) == MISSING]
+    rows = outermost(trace, chosen)
     backward = _backward_nodes(trace)
     result = []
     for position, row in enumerate(rows.tolist()):

@@ -454,56 +454,42 @@ _ORDER = (
     "the first of them, not between."
 )
 
-_REASONS: tuple[tuple[re.Pattern[str], FusionReason], ...] = (
+_REASONS: tuple[tuple[str, str, str], ...] = (
     (
-        re.compile(r"no shared data"),
-        FusionReason(
-            meaning="they touch the same values in another order: one of them transposes, or reduces over another axis",
-            fix=_ORDER,
-        ),
+        r"no shared data",
+        "they touch the same values in another order: one of them transposes, or reduces over another axis",
+        _ORDER,
     ),
     (
-        re.compile(r"memory deps did not match"),
-        FusionReason(
-            meaning="the second reads the values at other places than the first writes them (shifted, strided, "
-            "transposed)",
-            fix=_ORDER,
-        ),
+        r"memory deps did not match",
+        "the second reads the values at other places than the first writes them (shifted, strided, transposed)",
+        _ORDER,
+    ),
+    (r"numel/rnumel mismatch|numel(/rnumel)? incompatibility", "they go over different numbers of elements", _SIZES),
+    (r"tiling|loop order", "their loops are tiled differently, for strides that do not agree", _ORDER),
+    (r"different buf layouts", "their results are laid out differently in memory", _ORDER),
+    (
+        r"device mismatch",
+        "they run on different devices",
+        "Make both tensors on the same device: torch.arange(..., device=x.device), torch.zeros and their like.",
     ),
     (
-        re.compile(r"numel/rnumel mismatch|numel incompatibility|numel/rnumel incompatibility"),
-        FusionReason(meaning="they go over different numbers of elements", fix=_SIZES),
+        r"[Ss]plit scan",
+        "a scan (cumsum, cumprod) over a long dimension runs in parts, which cannot hold a reduction",
+        "Reduce after the scan from its last element, or in a function of its own.",
     ),
     (
-        re.compile(r"tiling|loop order"),
-        FusionReason(meaning="their loops are tiled differently, for strides that do not agree", fix=_ORDER),
-    ),
-    (
-        re.compile(r"different buf layouts"),
-        FusionReason(meaning="their results are laid out differently in memory", fix=_ORDER),
-    ),
-    (
-        re.compile(r"device mismatch"),
-        FusionReason(
-            meaning="they run on different devices",
-            fix="Make both tensors on the same device: torch.arange(..., device=x.device), torch.zeros and their like.",
-        ),
-    ),
-    (
-        re.compile(r"[Ss]plit scan"),
-        FusionReason(
-            meaning="a scan (cumsum, cumprod) over a long dimension runs in parts, which cannot hold a reduction",
-            fix="Reduce after the scan from its last element, or in a function of its own.",
-        ),
-    ),
-    (
-        re.compile(r"explicit(ly)? disabled"),
-        FusionReason(meaning="fusion was turned off for this value", fix="See torch._inductor.config for what did it."),
+        r"explicit(ly)? disabled",
+        "fusion was turned off for this value",
+        "See torch._inductor.config for what did it.",
     ),
 )
+"""Part of a reason, what it means, and what makes them fuse."""
 
 
 def fusion_reason(reason: str) -> FusionReason:
     """What ``reason`` means; one that is not known stands for itself."""
-    found = next((known for pattern, known in _REASONS if pattern.search(reason)), None)
-    return found or FusionReason(meaning=f'inductor says "{reason}"')
+    for part, meaning, fix in _REASONS:
+        if re.search(part, reason):
+            return FusionReason(meaning=meaning, fix=fix)
+    return FusionReason(meaning=f'inductor says "{reason}"')

@@ -14,15 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time import (
-    NO_WORK,
-    WorkTime,
-    named_slices,
-    nearest_ancestor,
-    step_windows,
-    union_of,
-    work_time,
-)
+from perfscope.analyzers.time import NO_WORK, WorkTime, named_slices, outermost, step_windows, union_of, work_time
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -266,8 +258,7 @@ def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
     """Rows of the ops named so that no other such op encloses, by start: what was dispatched, not what it calls."""
     slices = trace.rows["slices"]
     wanted = (slices["kind"] == SliceKind.OP) & named_slices(trace, lambda name: _plain(name) in names)
-    rows = np.flatnonzero(wanted)
-    rows = rows[nearest_ancestor(trace, slices["parent"][rows], wanted) == MISSING]
+    rows = outermost(trace, wanted)
     return np.asarray(rows[np.argsort(slices["start_ns"][rows], kind="stable")], np.int64)
 
 

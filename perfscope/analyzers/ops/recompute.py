@@ -83,11 +83,12 @@ def recompute_regions(trace: Trace) -> tuple[RecomputeRegion, ...]:
     """Recomputation by the autograd node that asked for it, in order of the table."""
     rows = trace.fact(recomputed_ops)
     owners = nearest_ancestor(trace, rows, trace.fact(autograd_nodes))
-    regions = []
-    for node in np.unique(owners).tolist():
-        ops = rows[owners == node]
-        regions.append(RecomputeRegion(node=node, ops=tuple(ops.tolist()), time=spans_time(trace, ops)))
-    return tuple(regions)
+    rows = rows[np.argsort(owners, kind="stable")]
+    nodes, firsts = np.unique(np.sort(owners), return_index=True)
+    return tuple(
+        RecomputeRegion(node=node, ops=tuple(ops.tolist()), time=spans_time(trace, ops))
+        for node, ops in zip(nodes.tolist(), np.split(rows, firsts[1:]), strict=False)
+    )
 
 
 def autograd_nodes(trace: Trace) -> npt.NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from perfscope.analyzers.time.spans import (
     allocator_spans,
     input_spans,
     named_slices,
-    nearest_ancestor,
+    outermost_ancestor,
     spans_by_thread,
 )
 from perfscope.model.documents.stacks import COLLECTING
@@ -276,15 +276,9 @@ def _ops_that_launch(trace: Trace, launching: Int64) -> Int64:
     """The outermost ops around launching calls that take less than ``STALL_NS``: rows of ``slices``."""
     slices, calls = trace.rows["slices"], trace.rows["calls"]
     is_op = slices["kind"] == SliceKind.OP
-    ops = np.unique(nearest_ancestor(trace, calls["parent"][launching], is_op))
+    ops = np.unique(outermost_ancestor(trace, calls["parent"][launching], is_op))
     ops = ops[ops != MISSING]
-    while True:
-        outer = nearest_ancestor(trace, slices["parent"][ops], is_op) if len(ops) else ops
-        above = np.unique(np.where(outer == MISSING, ops, outer))
-        if len(above) == len(ops) and (above == ops).all():
-            short = slices["end_ns"][above] - slices["start_ns"][above] < STALL_NS
-            return np.asarray(above[short], np.int64)
-        ops = above
+    return np.asarray(ops[slices["end_ns"][ops] - slices["start_ns"][ops] < STALL_NS], np.int64)
 
 
 def _together(first: ByThread, second: ByThread) -> ByThread:

@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, subtree_ends
+from perfscope.analyzers.time.spans import named_slices, outermost, subtree_ends
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -79,9 +79,7 @@ def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
     modules = named_slices(trace, parse_module)
     if not modules.any() or named_slices(trace, lambda name: name.startswith(_BACKWARD)).any():
         return ()
-    rows = np.flatnonzero(modules)
-    parents = slices["parent"][rows]
-    outer = rows[nearest_ancestor(trace, parents, modules) == MISSING]
+    outer = outermost(trace, modules)
     by_module: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in outer.tolist():
         by_module[int(slices["thread"][row]), int(slices["name"][row])].append(row)

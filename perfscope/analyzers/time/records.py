@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from perfscope.model.finding import Scope
-from perfscope.model.trace import SliceKind, Trace
+from perfscope.model.trace import MISSING, SliceKind, Trace
 
 
 def device_records(trace: Trace) -> Scope:
     """Kernels and copies."""
     return Scope(len(trace.rows["kernels"]) + len(trace.rows["copies"]), "kernels and copies in the recording")
+
+
+def launched_records(trace: Trace) -> Scope:
+    """Kernels whose launch is known."""
+    return Scope(int(np.count_nonzero(trace.rows["kernels"]["call"] != MISSING)), "kernels with a recorded launch")
 
 
 def host_records(trace: Trace) -> Scope:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.time.compiled_regions import compiled_kernel, user_line
-from perfscope.analyzers.time.spans import lineage, nearest_ancestor
+from perfscope.analyzers.time.spans import lineage, nearest_ancestor, outermost
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import Where
 from perfscope.model.frames import Frame, Owner, parse_frame, parse_module
@@ -129,8 +129,7 @@ def _dispatched_ops(trace: Trace) -> _Calls:
     slices = trace.rows["slices"]
     in_graph = [code for code, text in enumerate(trace.strings) if text in trace.fact(_graph_ops_by_name)]
     wanted = (slices["kind"] == SliceKind.OP) & np.isin(slices["name"], in_graph)
-    rows = np.flatnonzero(wanted)
-    rows = rows[nearest_ancestor(trace, slices["parent"][rows], wanted) == MISSING]
+    rows = outermost(trace, wanted)
     return _calls(trace, rows, [trace.strings[code] for code in slices["name"][rows].tolist()])
 
 

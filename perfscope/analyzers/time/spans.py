@@ -106,6 +106,25 @@ def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.b
     return _climb_until(trace, np.array(rows, np.int64), lambda hit, _: wanted[hit])
 
 
+def outermost_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Int64:
+    """As ``nearest_ancestor``, the outermost one."""
+    outer = nearest_ancestor(trace, rows, wanted)
+    parents = trace.rows["slices"]["parent"]
+    while True:
+        above = np.full(len(outer), MISSING, np.int64)
+        above[outer != MISSING] = parents[outer[outer != MISSING]]
+        further = nearest_ancestor(trace, above, wanted)
+        if not (further != MISSING).any():
+            return outer
+        outer = np.where(further != MISSING, further, outer)
+
+
+def outermost(trace: Trace, wanted: npt.NDArray[np.bool_]) -> Int64:
+    """Rows of ``slices`` with ``wanted`` that no other such row encloses, in order of the table."""
+    rows = np.flatnonzero(wanted)
+    return np.asarray(rows[nearest_ancestor(trace, trace.rows["slices"]["parent"][rows], wanted) == MISSING], np.int64)
+
+
 def lineage(trace: Trace, row: int) -> Iterator[int]:
     """The row itself, its parent, and so on outwards."""
     parents = trace.rows["slices"]["parent"]

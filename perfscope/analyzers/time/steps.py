@@ -222,8 +222,10 @@ def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
     calls = _calls(trace)
     # A range is written when it ends, so the call in which the recording was stopped is not in it: the last of all.
     last_seen, cut_off = max(int(times[-1]) for times in [*calls.values(), starts]), False
-    for code in np.unique(ops["module"][mine]).tolist():
-        of_module = mine & (ops["module"] == code)
+    rows = np.flatnonzero(mine)
+    rows = rows[np.argsort(ops["module"][rows], kind="stable")]
+    codes, firsts = np.unique(ops["module"][rows], return_index=True)
+    for code, of_module in zip(codes.tolist(), np.split(rows, firsts[1:]), strict=True):
         if (dispatched[of_module] != MISSING).all():
             continue
         runs, run_of = np.unique(ops["run_id"][of_module], return_inverse=True)

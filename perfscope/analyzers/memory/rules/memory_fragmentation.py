@@ -43,7 +43,7 @@ from perfscope.analyzers.memory.holders import (
 )
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.ops import spans_at
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
@@ -64,7 +64,6 @@ pieces is not to be had. Sound snapshots have none."""
 MANY_SIZES = 4
 """Different sizes asked for at one line, from which its shapes are said to change."""
 
-MAX_ROWS = 20
 
 EXPANDABLE = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments then grow in place"
 
@@ -192,10 +191,10 @@ def _finding(
                 "reserved_bytes": reserve.reserved_bytes,
                 "free_bytes": reserve.cached_bytes,
             }
-            for reserve in unneeded[:MAX_ROWS]
+            for reserve in unneeded[:MOST_ROWS]
         )
         or tuple(_pool_rows(fragmentation)),
-        spans=tuple(span for reserve in unneeded[:MAX_ROWS] for span in spans_at(timeline, reserve.position)),
+        spans=tuple(span for reserve in unneeded[:MOST_ROWS] for span in spans_at(timeline, reserve.position)),
         advice=". ".join([EXPANDABLE, *_causes(timeline, unneeded), _by_pools(fragmentation)]).rstrip(". ") + ".",
     )
 
@@ -227,7 +226,7 @@ def _by_pools(fragmentation: Fragmentation) -> str:
 
 def _pool_rows(fragmentation: Fragmentation) -> Iterable[dict[str, Cell]]:
     """The pools at the snapshot, most reserved first."""
-    for pool in fragmentation.pools[:MAX_ROWS]:
+    for pool in fragmentation.pools[:MOST_ROWS]:
         yield {
             "pool": pool.pool or "default",
             "stream": pool.stream,

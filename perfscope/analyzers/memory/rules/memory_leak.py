@@ -49,7 +49,7 @@ from perfscope.analyzers.memory.holders import (
 )
 from perfscope.analyzers.ops import spans_of_blocks
 from perfscope.analyzers.time import step_windows
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
@@ -76,7 +76,6 @@ place that left more is replaced in the next one."""
 ROW_SHARE = 0.01
 """Of the growth a step, below which a place is no row of the evidence."""
 
-MAX_ROWS = 20
 
 KEPT = {
     MemoryCategory.ACTIVATION: "Look for what that line's result is appended or assigned to. If it needs a gradient, "
@@ -147,7 +146,7 @@ def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
         where=_where(growing_place),
         evidence=tuple(
             _row(growing_place)
-            for growing_place in growth.places[:MAX_ROWS]
+            for growing_place in growth.places[:MOST_ROWS]
             if growing_place.bytes_per_step >= ROW_SHARE * per_step
         ),
         spans=spans_of_blocks(timeline, _left(timeline, growth.places)),
@@ -200,7 +199,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
             basis="measured",
             cost_bytes=counters.grown_bytes,
             where=_where(growing_place),
-            evidence=tuple(_row(growing_place) for growing_place in growing_places[:MAX_ROWS]),
+            evidence=tuple(_row(growing_place) for growing_place in growing_places[:MOST_ROWS]),
             spans=spans_of_blocks(timeline, _left(timeline, growing_places)),
             advice=_advice(growing_place) + ". `perfscope run --level deep` records three steps and names the lines",
         )
@@ -236,7 +235,7 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
                 "held_bytes": grown_stack.bytes,
                 "blocks": grown_stack.count,
             }
-            for grown_stack in leaking[:MAX_ROWS]
+            for grown_stack in leaking[:MOST_ROWS]
         ),
         advice="Look for what that line's result is appended to, or assigned to. Keep numbers, not arrays: "
         "float(loss) every so many steps, or jax.device_get of a list that is then cleared; donate what a step "

@@ -44,7 +44,7 @@ from perfscope.analyzers.memory.holders import (
 from perfscope.analyzers.memory.sites import Numbered, block_sites
 from perfscope.analyzers.ops import spans_at
 from perfscope.analyzers.time import plan_records
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Severity, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
 from perfscope.model.torch_plan import StepMemory, by_category, category_label, memory_as_run
 from perfscope.model.trace import MISSING, Trace
@@ -53,7 +53,6 @@ from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ()
 
-MAX_ROWS = 20
 
 ADVICE = "perfscope advise memory RUN --budget BYTES lists what to checkpoint, offload or shard, and what it costs"
 
@@ -121,7 +120,7 @@ def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
             "held_bytes": row.bytes,
             "blocks": row.blocks,
         }
-        for row in rows[:MAX_ROWS]
+        for row in rows[:MOST_ROWS]
     ]
     most = f" Most is held as {category_label(rows[0].category)} ({format_bytes(rows[0].bytes)})." if rows else ""
     return Finding(
@@ -248,7 +247,7 @@ def _finding(
         basis="measured",
         cost_bytes=cost,
         where=where_of(holders.line, op=holders.op),
-        evidence=tuple(_rows(holders))[:MAX_ROWS],
+        evidence=tuple(_rows(holders))[:MOST_ROWS],
         spans=spans_at(timeline, position),
         advice=advice,
     )
@@ -283,7 +282,7 @@ def _holders(trace: Trace, timeline: MemoryTimeline, position: int) -> PeakHolde
     rows = timeline.alive_at(position)
     total = int(timeline.blocks["bytes"][rows].sum()) + timeline.unseen_bytes
     peak_holders = holders_at(trace, timeline, position, total)
-    largest = (line_of(timeline, row) for row in rows[:MAX_ROWS].tolist())
+    largest = (line_of(timeline, row) for row in rows[:MOST_ROWS].tolist())
     return replace(peak_holders, line=peak_holders.line or next((line for line in largest if line is not None), None))
 
 

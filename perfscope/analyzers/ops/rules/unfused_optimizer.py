@@ -49,6 +49,7 @@ from perfscope.analyzers.time import (
     device_busy,
     named_slices,
     nearest_ancestor,
+    outermost,
     per_step,
     slice_name,
     subtree_ends,
@@ -56,7 +57,7 @@ from perfscope.analyzers.time import (
     work_inside,
     worst_spans,
 )
-from perfscope.model.finding import AbstainError, Finding, Scope, Where, fit_title, severity_of
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where, fit_title, severity_of
 from perfscope.model.intervals import covered
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -73,7 +74,6 @@ FEWEST_UPDATES = 8
 HAVE_FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
 """torch.optim classes with ``fused=True`` (torch 2.13)."""
 
-MAX_ROWS = 20
 
 MOST_OF_THE_STEP = 0.5
 """Share of the time of the step's ops that is in update ops. An optimizer that mostly multiplies matrices
@@ -162,7 +162,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
                 "bytes_kept_percent": round(100 * step.fused_share, 1),
                 "saved_ns": step.saved_ns,
             }
-            for step in sorted(members, key=lambda step: -step.saved_ns)[:MAX_ROWS]
+            for step in sorted(members, key=lambda step: -step.saved_ns)[:MOST_ROWS]
         ),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], [step.saved_ns for step in members]),
         advice=_advice(optimizer, loop),
@@ -243,9 +243,7 @@ def optimizer_steps(trace: Trace) -> tuple[OptimizerStep, ...]:
     """All outermost optimizer steps, in order of the table."""
     slices = trace.rows["slices"]
     marked = named_slices(trace, lambda name: name.startswith(OPTIMIZER_STEP)) & (slices["kind"] != SliceKind.PYTHON)
-    rows = np.flatnonzero(marked)
-    rows = rows[nearest_ancestor(trace, slices["parent"][rows].astype(np.int64), marked) == MISSING]
-    return tuple(_step(trace, int(row)) for row in rows)
+    return tuple(_step(trace, row) for row in outermost(trace, marked).tolist())
 
 
 def _step(trace: Trace, row: int) -> OptimizerStep:

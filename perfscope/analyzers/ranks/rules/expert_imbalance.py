@@ -31,7 +31,7 @@ from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.time import cost_text, exposed_communication, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
 
 NEEDS = ()
@@ -41,8 +41,6 @@ LOADED = 1.25
 
 COST_SHARE = 0.02
 """Of the steps. The saving is modelled: ask for more than the usual 1% spread between launches."""
-
-ROWS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +146,7 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
         **timed_cost(trace, cost, whole, "modelled"),
         where=Where(op="all_to_all"),
         ranks=(rank,) if steady else tuple(sorted(fullest)),
-        evidence=tuple(_row(item) for item in heavy[:ROWS]),
+        evidence=tuple(_row(item) for item in heavy[:MOST_ROWS]),
         spans=spans_of_ranks(
             (item.fullest, item.collective.sides[item.fullest].start_ns, item.collective.sides[item.fullest].end_ns)
             for item in heavy

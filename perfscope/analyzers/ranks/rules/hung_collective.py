@@ -38,13 +38,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from perfscope.analyzers.ranks.job import named_ranks
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.flight_recorder import FlightRecord, RecordedCall
 from perfscope.model.trace import Trace
 
 NEEDS = ("flight_record",)
 
-ROWS = 20
 MOST_NAMED = 8
 
 Causes = Sequence[tuple[int, "tuple[Waiting, ...]"]]
@@ -130,7 +129,7 @@ def _hang(
         basis="structural",
         where=Where(op=call.operation, file=call.file, line=call.line),
         ranks=tuple(ranks),
-        evidence=tuple(evidence)[:ROWS],
+        evidence=tuple(evidence)[:MOST_ROWS],
         advice=advice,
     )
 
@@ -442,7 +441,7 @@ def _stuck_ranks(records: Mapping[int, FlightRecord], calls: Calls) -> list[Stuc
             recorded_calls = [
                 call for call in mine if call.pending and call.peer is None and call.operation in ENDS_TOGETHER
             ]
-            passed = [call for call in recorded_calls if any(end >= call.sequence for end in ended.values())]
+            passed = [call for call in recorded_calls if max(ended.values()) >= call.sequence]
             if not passed:
                 continue
             first = min(passed, key=lambda call: call.sequence)
@@ -506,21 +505,23 @@ def _waiting_ring(waiting: Sequence[Waiting]) -> Iterator[Waiting]:
     after: dict[int, set[int]] = defaultdict(set)
     for wait in waiting:
         after[wait.rank].add(wait.for_rank)
+    reached: dict[int, set[int]] = {}
     seen = set()
     for wait in waiting:
-        if (wait.rank, wait.for_rank) not in seen and _leads(after, wait.for_rank, wait.rank):
+        if wait.for_rank not in reached:
+            reached[wait.for_rank] = _reached(after, wait.for_rank)
+        if (wait.rank, wait.for_rank) not in seen and wait.rank in reached[wait.for_rank]:
             seen.add((wait.rank, wait.for_rank))
             yield wait
 
 
-def _leads(after: Mapping[int, set[int]], start: int, goal: int) -> bool:
+def _reached(after: Mapping[int, set[int]], start: int) -> set[int]:
+    """Ranks that a rank waits for, itself or over others, and itself."""
     reached, front = {start}, [start]
     while front:
-        if goal in reached:
-            return True
-        front = [rank for reached_rank in front for rank in after.get(reached_rank, ()) if rank not in reached]
+        front = list({other for rank in front for other in after.get(rank, ())} - reached)
         reached.update(front)
-    return goal in reached
+    return reached
 
 
 def _without_end(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[tuple[GroupKey, RecordedCall]]:

@@ -41,7 +41,7 @@ from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable, matched_records, nothing_alone
 from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time import cost_text, exposed_communication, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -60,7 +60,6 @@ SLOWER = 1.2
 COST_SHARE = 0.02
 """Of the steps: more than the usual 1% spread between launches."""
 
-ROWS = 20
 
 BESIDE = 0.5
 """Of a collective, beside another one: from here on it counts as sharing the links, below it (and above nothing) it is
@@ -122,7 +121,7 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
         **timed_cost(trace, cost, whole),
         where=Where(op=worst.operation),
         ranks=worst.group,
-        evidence=tuple(_row(shared, kind) for shared in slowed[:ROWS]),
+        evidence=tuple(_row(shared, kind) for shared in slowed[:MOST_ROWS]),
         spans=spans_of_ranks(
             (collective.last, collective.sides[collective.last].start_ns, collective.sides[collective.last].end_ns)
             for collective in collectives

@@ -46,7 +46,7 @@ from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, of_job, stalled
 from perfscope.analyzers.ranks.sets import comparable, matched_records, nothing_alone
 from perfscope.analyzers.time import cost_text, spans_of_ranks, timed_cost
-from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
@@ -60,7 +60,6 @@ STALLED_LL = 4.0
 COST_SHARE = 0.02
 """Of the steps. The ideal is modelled: ask for more than the usual 1% spread between launches."""
 
-ROWS = 20
 
 NVLINK_ADVICE = (
     "Run nccl-tests of that size on the same machine. Slow there too: nvidia-smi nvlink -s, nvidia-smi "
@@ -130,7 +129,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
                 "saves_ns": stall.cost_ns,
                 "algorithm": " ".join(filter(None, (stall.algorithm, stall.protocol))) or None,
             }
-            for stall in stalls[:ROWS]
+            for stall in stalls[:MOST_ROWS]
         ),
         spans=spans_of_ranks((stall.rank, stall.side.start_ns, stall.side.end_ns) for stall in stalls),
         advice=NETWORK_ADVICE if ideal.network else NVLINK_ADVICE,

@@ -48,7 +48,7 @@ from perfscope.analyzers.time import (
     whole_ns,
 )
 from perfscope.model.collectives import POINT_TO_POINT
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -59,8 +59,6 @@ WAIT_SHARE = 0.05
 
 UNEVEN_SHARE = 0.5
 """Of the waiting: where uneven stages explain more than half of it, they are what to mend first."""
-
-ROWS = 20
 
 
 def examined(trace: Trace) -> Scope:
@@ -192,7 +190,7 @@ def _evidence(
         for index, stage in enumerate(pipeline.stages)
     ]
     rows.sort(key=lambda row: -int(row["wait_ns"] or 0))
-    return tuple(rows[:ROWS])
+    return tuple(rows[:MOST_ROWS])
 
 
 def _uneven_advice(slowest: Stage, pipeline: Pipeline) -> str:

@@ -33,7 +33,7 @@ from itertools import pairwise
 
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
 from perfscope.analyzers.time import call_site, cost_text, exposed_communication, timed_cost, whole_ns, worst_spans
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
 
@@ -53,8 +53,6 @@ SLOWEST = 1.0
 
 BUCKETED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """Operations that one buffer can hold for many tensors."""
-
-ROWS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +152,7 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
         **timed_cost(trace, cost, whole, "modelled"),
         covers_ns={"exposed_communication": cost},
         where=_where(trace, worst.members[0]),
-        evidence=tuple(_evidence(row) for row in rows[:ROWS]),
+        evidence=tuple(_evidence(row) for row in rows[:MOST_ROWS]),
         spans=worst_spans(
             [row.members[0].start_ns for row in rows],
             [row.members[-1].end_ns for row in rows],

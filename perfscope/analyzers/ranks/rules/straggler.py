@@ -62,14 +62,13 @@ from perfscope.analyzers.ranks.waits import (
     lateness_of,
 )
 from perfscope.analyzers.time import cost_text, per_step, spans_of_ranks, whole_ns, worst_spans
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where, severity_of
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share
 
 # The finding of a rank that keeps the others waiting, from the late arrivals of a job.
 
 
-ROWS = 20
 MOST_NAMED = 4
 
 _DID = {
@@ -127,7 +126,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         cost_ns_per_step=per_step(trace, cost),
         where=_where(first, ranks),
         ranks=tuple(sorted(each.rank for each in named)),
-        evidence=tuple(_row(arrival, ranks) for arrival in arrivals[:ROWS]),
+        evidence=tuple(_row(arrival, ranks) for arrival in arrivals[:MOST_ROWS]),
         spans=spans_of_ranks(piece for arrival in arrivals for piece in (_before(arrival), _waited(arrival))),
         advice=_ADVICE[reason],
     )
@@ -311,7 +310,7 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
                 "straggler": skew.straggler,
                 "straggler_last": f"{skew.straggler_share:.0%}",
             }
-            for skew in judged[:ROWS]
+            for skew in judged[:MOST_ROWS]
         ),
         spans=worst_spans(
             [min(meeting.arrivals_ns) for meeting in met],

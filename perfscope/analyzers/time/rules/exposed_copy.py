@@ -27,7 +27,7 @@ from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, Cell, Finding, Scope, Where
+from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes
@@ -43,7 +43,6 @@ LINE_SHARE = MEDIUM_SHARE
 MOST_LINES = 5
 """Findings of one trace."""
 
-ROWS = 20
 
 _DIRECTIONS = {
     CopyKind.HOST_TO_DEVICE: "host-to-device copies",
@@ -114,7 +113,7 @@ def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: I
     size = int(copies["bytes"][rows][known].sum())
     seconds = int(lengths[known].sum()) / 1e9
     amount = f"They moved {format_bytes(size)} at {size / 1e9 / seconds:,.1f} GB/s." if size and seconds else ""
-    order = np.argsort(-exposed[rows], kind="stable")[:ROWS]
+    order = np.argsort(-exposed[rows], kind="stable")[:MOST_ROWS]
     return Finding(
         subject=_DIRECTIONS[kind],
         title=f"{len(rows):,} {_DIRECTIONS[kind]} hidden by no kernel: {cost_text(trace, cost, whole)}",

@@ -49,7 +49,7 @@ from perfscope.analyzers.time.samples import (
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, AbstainError, Finding, fit_title
+from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.intervals import EMPTY, Int64, Intervals, intersection, merge, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -74,7 +74,6 @@ HALF = 0.5
 KNOWN_SHARE = 0.2
 """Of the time: with less, lines that ran say too little of the rest."""
 
-ROWS = 20
 
 _WORK: dict[Cause, tuple[str, str, str]] = {
     "other_host": (
@@ -163,7 +162,7 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
                 "pieces": line.pieces,
                 "start_ns": line.start_ns,
             }
-            for line in lines[:ROWS]
+            for line in lines[:MOST_ROWS]
         ),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
     )
@@ -293,7 +292,7 @@ def _in_other_steps(trace: Trace, account: StepAccount, cause: Cause) -> Iterabl
                 "share": round(share * line.share, 4),
                 "samples": line.samples,
             }
-            for line in lines[:ROWS]
+            for line in lines[:MOST_ROWS]
         ),
     )
 
@@ -324,7 +323,7 @@ def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:
                 "site": sampled_site(trace, int(samples["frame"][row])).where().label(),
                 "waited_ns": round(share * cost),
             }
-            for row, share in waited.lines[:ROWS]
+            for row, share in waited.lines[:MOST_ROWS]
         ),
     )
 

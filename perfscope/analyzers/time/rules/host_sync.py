@@ -49,7 +49,17 @@ from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
 from perfscope.model.documents.torch_plan import ALL_STEPS
-from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Scope, Severity, Where, fit_title
+from perfscope.model.finding import (
+    MEDIUM_SHARE,
+    MOST_ROWS,
+    AbstainError,
+    Cell,
+    Finding,
+    Scope,
+    Severity,
+    Where,
+    fit_title,
+)
 from perfscope.model.intervals import union
 from perfscope.model.jax_log import HostRead
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -62,7 +72,6 @@ from perfscope.model.units import format_ns
 EVERY = 0.5
 """Of the steps that read anything: a line that reads in fewer of them is an occasional log, not a habit."""
 
-ROWS = 20
 
 _ADVICE = (
     "Keep the value on the device: return it from the jitted step, sum it there, and read it every N steps, "
@@ -120,7 +129,7 @@ def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> F
         basis="structural",
         advice=_ADVICE,
         where=where,
-        evidence=tuple(rows[:ROWS]),
+        evidence=tuple(rows[:MOST_ROWS]),
         spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
     )
 
@@ -291,7 +300,7 @@ def _measured(trace: Trace) -> list[Finding]:
         abstain_if_unrecorded(trace.fact(step_accounts), IDLE_SHARE * whole)
         return []
     harmless = sorted((line for line in lines if not line.idle_ns), key=lambda line: -line.wait_ns)
-    shown = [line for line in costly if line.idle_ns >= LINE_SHARE * whole][:ROWS] or costly[:1]
+    shown = [line for line in costly if line.idle_ns >= LINE_SHARE * whole][:MOST_ROWS] or costly[:1]
     return [_finding_host_sync(trace, line, harmless if line is shown[0] else [], whole) for line in shown]
 
 
@@ -314,7 +323,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         covers_ns={"sync": line.idle_ns},
         advice=_fix(trace, line.kind()),
         where=line.site.where(op=line.op),
-        evidence=tuple(other.row() for other in (line, *harmless[: ROWS - 1])),
+        evidence=tuple(other.row() for other in (line, *harmless[: MOST_ROWS - 1])),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
     )
 
@@ -372,7 +381,7 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
         where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
         evidence=tuple(
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}
-            for (name, phase, module), count in _counts(ops)[:ROWS]
+            for (name, phase, module), count in _counts(ops)[:MOST_ROWS]
         ),
         spans=spans_of_ops(trace, (op.index for op in ops)),
     )

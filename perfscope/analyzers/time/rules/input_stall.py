@@ -41,9 +41,9 @@ from perfscope.analyzers.time.samples import (
     waiting_samples,
 )
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, nearest_ancestor, union_of, worst_spans
+from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, outermost, union_of, worst_spans
 from perfscope.analyzers.time.steps import cost_text, step_windows, timed_cost, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns
@@ -53,7 +53,6 @@ NEEDS = ("host_ops",)
 STALL_SHARE = 0.05
 """Of the step. Fetching a finished batch from a queue costs some tens of microseconds; a twentieth is waiting."""
 
-ROWS = 20
 
 BUSY_SHARE = 0.6
 """Of a worker's time: one that makes batches for less is not what the program waits for."""
@@ -73,7 +72,9 @@ def examined(trace: Trace) -> Scope:
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding a loader (name and line of the loop) that stalls the program."""
     whole = whole_ns(trace)
-    rows = _outermost(trace)
+    loads = np.zeros(len(trace.rows["slices"]), bool)
+    loads[trace.fact(input_slices)] = True
+    rows = outermost(trace, loads)
     on_device = "device_work" in trace.recorded
     if not len(rows):
         if on_device and _late_ns(trace) < STALL_SHARE * whole:
@@ -103,16 +104,6 @@ def check(trace: Trace) -> Iterable[Finding]:
         _finding(trace, key[0], sites[key], rows[members], stalled[members], whole, work, on_device=on_device)
         for key, members in loops.items()
     ]
-
-
-def _outermost(trace: Trace) -> Int64:
-    """Loader spans that no other loader span encloses."""
-    slices = trace.rows["slices"]
-    rows = trace.fact(input_slices)
-    inside = np.zeros(len(slices), bool)
-    inside[rows] = True
-    outermost = nearest_ancestor(trace, slices["parent"][rows], inside) == MISSING
-    return np.asarray(rows[outermost], np.int64)
 
 
 def _late_ns(trace: Trace) -> int:
@@ -183,7 +174,7 @@ def _finding(
             "start_ns": int(slices["start_ns"][rows[i]]),
             "line_is": site.line_is(),
         }
-        for i in np.argsort(-stalled, kind="stable")[:ROWS].tolist()
+        for i in np.argsort(-stalled, kind="stable")[:MOST_ROWS].tolist()
     ]
     return Finding(
         subject=name,
@@ -237,7 +228,7 @@ def _workers_needed(work: InputWork, cost: int, whole: int) -> str:
 
 def _input_rows(work: InputWork) -> Iterable[Mapping[str, Cell]]:
     """Lines of all processes together, then each worker's busy share and its own first line."""
-    for line in work.lines[:ROWS]:
+    for line in work.lines[:MOST_ROWS]:
         yield {
             "makes_batch": line.site.function or line.innermost,
             "site": line.site.where().label(),
@@ -246,7 +237,7 @@ def _input_rows(work: InputWork) -> Iterable[Mapping[str, Cell]]:
             "share": round(line.share, 4),
             "samples": line.samples,
         }
-    for load in work.workers[:ROWS]:
+    for load in work.workers[:MOST_ROWS]:
         yield {
             "worker": load.name,
             "busy_share": round(load.busy_share, 4),

@@ -34,10 +34,11 @@ from perfscope.analyzers.time.account import (
     step_accounts,
 )
 from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, launch_delays, ops_of_calls
+from perfscope.analyzers.time.records import launched_records
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost
-from perfscope.model.finding import Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 
 NEEDS = ("device_work", "launch_links", "runtime_calls")
@@ -48,7 +49,6 @@ LATE_SHARE = 0.10
 PART_SHARE = 0.01
 """Of the step: a part smaller than this gets no finding of its own."""
 
-ROWS = 20
 
 _ADVICE = (
     'Launch less often: `torch.compile(model, mode="reduce-overhead")`, or a `torch.cuda.CUDAGraph` around the step. '
@@ -77,9 +77,7 @@ _MEMORY: dict[Framework, str] = {
 }
 
 
-def examined(trace: Trace) -> Scope:
-    """Kernels whose launch is known."""
-    return Scope(int(np.count_nonzero(trace.rows["kernels"]["call"] != MISSING)), "kernels with a recorded launch")
+examined = launched_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -147,7 +145,7 @@ def _by_op(trace: Trace, idle: IdlePieces) -> tuple[Mapping[str, Cell], ...]:
     """Idle time by the op whose launch came late, worst first."""
     return tuple(
         {"op": op, "idle_ns": total, "gaps": count, "longest_ns": longest}
-        for op, total, count, longest in largest_by_op(trace, idle.launch, idle.cost_ns, ROWS)
+        for op, total, count, longest in largest_by_op(trace, idle.launch, idle.cost_ns, MOST_ROWS)
     )
 
 

@@ -30,7 +30,7 @@ from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
-from perfscope.model.finding import MEDIUM_SHARE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MEDIUM_SHARE, MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -43,7 +43,6 @@ COST_SHARE = MEDIUM_SHARE
 LINE_SHARE = 0.001
 """Of the step: a line with less gets no finding of its own."""
 
-ROWS = 20
 
 ONE_VALUE_READS = ("aten::_local_scalar_dense", "aten::is_nonzero")
 """Reading one number cannot be pinned: `host_sync` judges it."""
@@ -91,7 +90,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             )
         return []
     costly = sorted((line for line in lines if line.cost_ns), key=lambda line: -line.cost_ns)
-    shown = [line for line in costly if line.cost_ns >= LINE_SHARE * whole][:ROWS] or costly[:1]
+    shown = [line for line in costly if line.cost_ns >= LINE_SHARE * whole][:MOST_ROWS] or costly[:1]
     return [_finding(trace, line, exposed, whole) for line in shown]
 
 
@@ -144,7 +143,7 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
     rows = np.array(line.copies, np.int64)
     known = copies["bytes"][rows] != MISSING
     size = int(copies["bytes"][rows][known].sum())
-    worst = rows[np.argsort(-(exposed[rows]), kind="stable")][:ROWS]
+    worst = rows[np.argsort(-(exposed[rows]), kind="stable")][:MOST_ROWS]
     table: list[Mapping[str, Cell]] = [
         {
             "copy": trace.text(int(copies["name"][row])),

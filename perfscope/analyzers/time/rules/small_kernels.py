@@ -24,10 +24,11 @@ import numpy as np
 
 from perfscope.analyzers.time.calls import SHORT_NS, Framework, ShortPairs, framework, short_pairs
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
+from perfscope.analyzers.time.records import launched_records
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
-from perfscope.model.finding import Cell, Finding, Scope
+from perfscope.model.finding import MOST_ROWS, Cell, Finding
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
@@ -40,8 +41,6 @@ COUNT_SHARE = 0.5
 COST_SHARE = 0.05
 """Of a device's span. The saving is modelled and not all pairs can be merged: ask for a clear margin."""
 
-ROWS = 20
-
 
 _ADVICE = "Fuse them: `torch.compile` for the model, `fused=True` for the optimizer, `torch.bmm` for small matmuls."
 _JAX_ADVICE = "Put what follows each other in one `jax.jit`, and batch small products with `jax.vmap`."
@@ -49,9 +48,7 @@ _CUDA_ADVICE = "Merge kernels that follow each other, or capture them in a CUDA 
 _FIX: dict[Framework, str] = {"torch": _ADVICE, "jax": _JAX_ADVICE, "none": _CUDA_ADVICE}
 
 
-def examined(trace: Trace) -> Scope:
-    """Kernels whose launch is known."""
-    return Scope(int(np.count_nonzero(trace.rows["kernels"]["call"] != MISSING)), "kernels with a recorded launch")
+examined = launched_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
@@ -108,7 +105,7 @@ def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]
             "gap_ns": int(gap[i]),
             "duration_ns": int(total[i]),
         }
-        for i in np.argsort(-saved, kind="stable")[:ROWS].tolist()
+        for i in np.argsort(-saved, kind="stable")[:MOST_ROWS].tolist()
     )
 
 

@@ -34,7 +34,7 @@ from perfscope.analyzers.time.samples import free_samples, nearest_samples, samp
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding
+from perfscope.model.finding import HIGH_SHARE, MOST_ROWS, AbstainError, Finding
 from perfscope.model.intervals import Intervals, intersection, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -44,7 +44,6 @@ NEEDS = ()
 LEAST_SHARE = HIGH_SHARE
 """Of the steps together: below it their average is still that of a warm program to a twentieth."""
 
-ROWS = 20
 MOST_NAMED = 5
 
 
@@ -70,7 +69,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     windows = trace.fact(account_windows)
     spans = trace.fact(cause_intervals)[account.device]["compilation"]
     spans = intersection(spans, union(windows.starts, windows.ends))
-    work = host_work(trace, spans)[:ROWS]
+    work = host_work(trace, spans)[:MOST_ROWS]
     timed = timed_cost(trace, cost, account.whole_ns)
     if account.cold:  # other steps have none of it
         timed["cost_ns_per_step"] = None

@@ -64,7 +64,7 @@ from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_f
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 from perfscope.analyzers.predict.assumptions import vendor_factors
 from perfscope.analyzers.time import call_site, cost_text, op_records, time_of, timed_cost, whole_ns, worst_spans
-from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
@@ -72,8 +72,6 @@ NEEDS = ()
 
 MIN_SHARE = 0.01
 """Of the steps' time: what a step's usual spread would hide."""
-
-MAX_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +132,7 @@ def check(trace: Trace) -> Iterable[Finding]:
                 "fast_peak_tflops": group.device.peak_flops[group.device.matrix_dtypes[0]] / 1e12,
                 "peaks_from": group.device.source,
             }
-            for group in groups[:MAX_ROWS]
+            for group in groups[:MOST_ROWS]
         ),
         spans=worst_spans(starts, ends, ends - starts),
         advice=_advice(device),

@@ -11,13 +11,11 @@ from perfscope.analyzers.devices.roofline import kernel_roof, peak_ratio
 from perfscope.analyzers.ops.graph_time import flow_of, short_name
 from perfscope.analyzers.plans import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
 from perfscope.analyzers.time import planned_cost
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_count, format_ns, format_share
-
-MAX_ROWS = 20
 
 HALVES = ("bfloat16", "float16")
 
@@ -100,7 +98,7 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
             f"peak of {slow}.",
             **planned_cost(cost, whole),
             where=Where(op=found[order[0]].op, file=file, line=line),
-            evidence=tuple(_row(found[index], saved[index], device) for index in order[:MAX_ROWS]),
+            evidence=tuple(_row(found[index], saved[index], device) for index in order[:MOST_ROWS]),
             advice=advice(device, mixed),
         )
 

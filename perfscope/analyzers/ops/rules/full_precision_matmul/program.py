@@ -16,7 +16,7 @@ from perfscope.analyzers.hlo.roofline import roof_of
 from perfscope.analyzers.hlo.views import Fusions, fusions_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.saving import Part, Price, price, priced
-from perfscope.model.finding import AbstainError, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Severity, Where
 from perfscope.model.trace import Trace
 
 MIN_FLOPS_SHARE = 0.01
@@ -28,7 +28,6 @@ MEDIUM_FLOPS_SHARE = 0.1
 OWN_TYPE_SHARE = 0.5
 """Of the arithmetic of a CPU program's products: with more of it in float64, that is the program's own type."""
 
-MAX_ROWS = 20
 
 _FULL = frozenset({"highest", "dot_f32_f32_f32"})
 """What asks for full float32. ``high`` and the emulations by bfloat16 run on matrix cores."""
@@ -184,7 +183,7 @@ def _finding(
                 "gflops": product.row.total.flops / 1e9,
                 "flops_share": product.row.total.flops / total,
             }
-            for product in found[:MAX_ROWS]
+            for product in found[:MOST_ROWS]
         ),
         spans=spans_of_parts(trace, _parts(trace, found)),
         advice="Leave float64 to the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."

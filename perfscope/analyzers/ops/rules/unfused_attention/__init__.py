@@ -75,7 +75,7 @@ from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.plans import bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
 from perfscope.analyzers.time import WorkTime, call_site, cost_text, op_records, planned_cost, timed_cost, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -91,7 +91,6 @@ SOFTMAX_OPS = frozenset({"aten._softmax", "aten._softmax_backward_data", "aten._
 WIDEST_FLASH_HEAD = 256
 """Largest head dimension that torch's flash kernels take."""
 
-MAX_ROWS = 20
 
 ADVICE = (
     "Call torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=..., is_causal=...) instead. "
@@ -167,7 +166,7 @@ def _graph_finding(
             "traffic_bytes": attention.bytes,
             "time_known_by": how_joined(trace),
         }
-        for attention in sorted(members, key=lambda member: -member.bytes)[:MAX_ROWS]
+        for attention in sorted(members, key=lambda member: -member.bytes)[:MOST_ROWS]
     ]
     return Finding(
         subject=_subject(by_sdpa),
@@ -252,7 +251,7 @@ def _trace_finding(
                 "score_ops_ns": time.sum_ns,
                 "exposed_ns": time.exposed_ns,
             }
-            for attention, time in worst[:MAX_ROWS]
+            for attention, time in worst[:MOST_ROWS]
         ),
         spans=spans_of_slices(trace, (row for attention in members for row in attention.ops)),
         advice=SDPA_ADVICE if by_sdpa else ADVICE,
@@ -300,7 +299,7 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
                 where=Where(file=file, line=line),
                 evidence=tuple(
                     {"kernel": name, "direction": direction, "moved_bytes": size}
-                    for name, direction, size in kernels[:MAX_ROWS]
+                    for name, direction, size in kernels[:MOST_ROWS]
                 ),
                 advice=ADVICE,
             )

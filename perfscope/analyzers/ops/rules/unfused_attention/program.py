@@ -8,7 +8,7 @@ from perfscope.analyzers.hlo.program import costs, where_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import WrittenAttention, written_attention
 from perfscope.analyzers.programs.saving import Part, bytes_ns, price, priced
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
@@ -23,7 +23,6 @@ MIN_SHARE = 0.01
 MEDIUM_SHARE = 0.1
 """Of the program's bytes, where no time is known; nothing is called high then."""
 
-MAX_ROWS = 20
 
 SUBJECT = "attention written out"
 
@@ -130,7 +129,7 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
         basis="structural",
         cost_bytes=None if on_cpu or on_chip else moved,
         where=where,
-        evidence=tuple(_row(member) for member in members[:MAX_ROWS]),
+        evidence=tuple(_row(member) for member in members[:MOST_ROWS]),
         spans=spans_of_parts(trace, _parts(trace, members)),
         advice=TPU_ADVICE if worst.cost.module.platform == "tpu" else GPU_ADVICE,
     )

@@ -75,13 +75,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, forward_chains
-from perfscope.analyzers.ops.rules.unfused_ops.graph import MAX_ROWS, chain_text, graph_findings
+from perfscope.analyzers.ops.rules.unfused_ops.graph import chain_text, graph_findings
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
 from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.time import call_site, cost_text, op_records, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, fit_title
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
 
 NEEDS = ()
@@ -148,7 +148,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
             **timed_cost(trace, cost, whole, "modelled"),
             cost_bytes=moved,
             where=where,
-            evidence=tuple(_rows(priced))[:MAX_ROWS],
+            evidence=tuple(_rows(priced))[:MOST_ROWS],
             spans=worst_spans(
                 [work["start_ns"][chain.kernels[0]] for _, chain in priced],
                 [work["end_ns"][chain.kernels[-1]] for _, chain in priced],

@@ -12,12 +12,10 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.fusion import FusionGroup, fusion_groups
 from perfscope.analyzers.ops.graph_time import short_name
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
-from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.op_graph import OpGraph, Phase
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
-
-MAX_ROWS = 20
 
 LONGEST_CHAIN = 6
 """Names shown of a chain: what a line of a report holds."""
@@ -185,7 +183,7 @@ def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
         cost_ns_per_step=total_ns if timed else None,
         cost_bytes=total_bytes,
         where=Where(file=site.file, line=site.line, module=site.module or None),
-        evidence=tuple(_row(trace, pattern, saved) for pattern, saved in sorted(priced, key=_by_gain)[:MAX_ROWS]),
+        evidence=tuple(_row(trace, pattern, saved) for pattern, saved in sorted(priced, key=_by_gain)[:MOST_ROWS]),
         spans=spans_of_ops(trace, (op for pattern in site.patterns for group in pattern.groups for op in group.ops)),
         advice=_advice(site),
     )

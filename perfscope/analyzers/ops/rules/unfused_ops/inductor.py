@@ -17,7 +17,7 @@ from perfscope.analyzers.time import compiled_rows, cost_text, per_step, planned
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel
-from perfscope.model.finding import Cell, Finding, Severity, Span, Where, severity_of
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Severity, Span, Where, severity_of
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, PlannedRefusal
 from perfscope.model.trace import Trace
@@ -36,8 +36,6 @@ two kernels that follow each other: no byte of it reaches memory."""
 
 MEDIUM_SHARE = 0.1
 """Of the graph's bytes, where no time is known: nothing is called high then."""
-
-MAX_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +140,7 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
         cost_ns_per_step=None if saved is None else per_step(trace, saved),
         cost_bytes=moved,
         where=where,
-        evidence=tuple(_row(pair) for pair in pairs[:MAX_ROWS]),
+        evidence=tuple(_row(pair) for pair in pairs[:MOST_ROWS]),
         spans=_spans(trace, pairs),
         advice=_advice(means),
     )
@@ -286,7 +284,7 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
                         "saved_bytes": pair.saved_bytes,
                         "runs_a_step": pair.graph.calls,
                     }
-                    for pair in sorted(pairs, key=lambda one: -one.saved_bytes)[:MAX_ROWS]
+                    for pair in sorted(pairs, key=lambda one: -one.saved_bytes)[:MOST_ROWS]
                 ),
                 advice=_advice(means),
             )

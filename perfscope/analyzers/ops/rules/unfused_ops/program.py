@@ -21,7 +21,7 @@ from perfscope.analyzers.programs.fusion import (
     trip_time,
 )
 from perfscope.analyzers.programs.saving import Price, price
-from perfscope.model.finding import AbstainError, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Severity, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
@@ -35,7 +35,6 @@ MIN_BYTES = 1 << 20
 MEDIUM_SHARE = 0.1
 """Of the program's bytes that really reach memory, where no time is known: nothing is called high then."""
 
-MAX_ROWS = 20
 
 _Timed = tuple[RoundTrip, TripTime]
 
@@ -141,7 +140,7 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
                 "makes": "matrix product" if trip.of_product else _main_opcode(trip),
                 "xla_says": refusal_of(trip.module, trip.producer),
             }
-            for trip, time in timed[:MAX_ROWS]
+            for trip, time in timed[:MOST_ROWS]
         ),
         spans=spans_of_parts(trace, [part_of(trip, time) for trip, time in timed]),
         advice=_advice(what),

@@ -59,7 +59,7 @@ from perfscope.analyzers.time import (
     timed_cost,
     worst_spans,
 )
-from perfscope.model.finding import NOWHERE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -75,7 +75,6 @@ PART_SHARE = 0.01
 REPLACES = True
 """What the ranks say together takes the place of what each says alone."""
 
-ROWS = 20
 
 _KERNEL_OPERATION = re.compile(r"(?:nccl|rccl)\w*?Kernel_?([A-Z][A-Za-z]+)")
 _INSTRUCTION = re.compile(
@@ -318,7 +317,7 @@ def _evidence(
         for (name, group, size, elements, instruction), rows in groups.items()
     ]
     table.sort(key=lambda row: -int(row["exposed_ns"] or 0))
-    return tuple(table[:ROWS])
+    return tuple(table[:MOST_ROWS])
 
 
 def _collective_of(trace: Trace) -> dict[int, int]:

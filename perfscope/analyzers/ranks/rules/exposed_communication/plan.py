@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 
 from perfscope.analyzers.plans import ExchangeRow, exchange_rows, plan_works
 from perfscope.analyzers.time import planned_cost
-from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
-
-ROWS = 20
 
 
 def planned_exposure(trace: Trace, *, least: float, part: float, advice: Callable[[str], str]) -> Iterator[Finding]:
@@ -68,7 +66,7 @@ def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: 
                 "beside_ns": row.beside_ns.low,
                 "over": row.algorithm,
             }
-            for row in rows[:ROWS]
+            for row in rows[:MOST_ROWS]
         ),
         advice=advice,
     )

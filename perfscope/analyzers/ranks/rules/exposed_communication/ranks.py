@@ -10,10 +10,8 @@ from itertools import zip_longest
 from perfscope.analyzers.ranks.job import shown_group
 from perfscope.analyzers.ranks.waits import Share, summed
 from perfscope.analyzers.time import spans_of_ranks
-from perfscope.model.finding import Cell, Finding, severity_of
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, severity_of
 from perfscope.model.units import format_ns, format_share
-
-ROWS = 20
 
 MOST_NAMED = 3
 """Late members in a title: the evidence has all."""
@@ -84,7 +82,7 @@ def exposed_finding(
         cost_ns_per_step=round(cost / costly.steps) if costly.steps else None,
         ranks=tuple(sorted(side.total.member for side in sides)) if member == "rank" else worst.finding.ranks,
         evidence=tuple(_row(side, share, member, processes=processes) for side in sides for share in side.shares)[
-            :ROWS
+            :MOST_ROWS
         ],
         spans=spans_of_ranks(_pieces(sides)) if member == "rank" else worst.finding.spans,
         advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
