@@ -129,6 +129,14 @@ def where_of(instruction: Instruction) -> Where:
     )
 
 
+def line_of(instruction: Instruction) -> Where:
+    """The user's line alone, for grouping by it; without one its primitive and scope."""
+    where = where_of(instruction)
+    if where.file is None:
+        return Where(op=where.op, module=where.module)
+    return Where(file=where.file, line=where.line)
+
+
 def costs(trace: Trace) -> tuple[ModuleCost, ...]:
     """Cost of one run of every compiled program, in the order of ``trace.hlo``; those not scheduled are left out."""
     return tuple(cost for cost in trace.fact(hlo_costs) if cost.module.is_scheduled)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -47,8 +46,6 @@ STILL = 0.5
 MOST_STEPS = 2000
 """Steps that slopes are taken of, evenly chosen: pairs grow with the square."""
 
-How = Literal["recorded", "optimizer"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingPlace:
@@ -71,8 +68,6 @@ class MemoryGrowth:
     """What a memory holds at the end of every step, and who makes it grow."""
 
     timeline: MemoryTimeline
-    how: How
-    """How steps are known: recorded, or by optimizer steps."""
     steps: int
     """Known ones, those of the warm-up included."""
     by_trend: bool
@@ -109,25 +104,24 @@ def steps_until_full(timeline: MemoryTimeline, per_step: float) -> int | None:
     return int(max(0, timeline.capacity_bytes - peak_held(timeline)) / per_step)
 
 
-def step_ends(trace: Trace, timeline: MemoryTimeline) -> tuple[How, Int64] | None:
+def step_ends(trace: Trace, timeline: MemoryTimeline) -> Int64 | None:
     """Ends of the steps on a timeline's axis, sorted; None where fewer than two are known."""
     if timeline.space == "program" or timeline.first == timeline.last:
         return None
     windows = timeline.of(trace).fact(step_windows)
     if timeline.axis == "ns" and windows.count >= 2:
-        return ("recorded" if windows.how == "recorded" else "optimizer"), np.sort(windows.ends)
+        return np.sort(windows.ends)
     phases = memory_phases(trace, timeline)
     ends = phases.ends[phases.phase == MemoryPhase.OPTIMIZER]
-    return None if len(ends) < 2 else ("optimizer", ends)
+    return None if len(ends) < 2 else ends
 
 
 def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
-    known = step_ends(trace, timeline)
-    if known is None:
+    ends = step_ends(trace, timeline)
+    if ends is None:
         return None
-    how, ends = known
     by_trend = len(ends) - WARM_UP >= LEAST_STEPS
-    if not by_trend and (len(ends) < FEWEST_STEPS or not _settled(timeline.of(trace), how)):
+    if not by_trend and (len(ends) < FEWEST_STEPS or not _settled(timeline.of(trace), timeline)):
         return None
     judged = ends[WARM_UP:] if by_trend else ends
     live = timeline.live().at(judged, before=True)
@@ -137,7 +131,6 @@ def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
     growing = _grows_by_trend(live) if by_trend else bool(growing_places) and bool((np.diff(live) > 0).all())
     return MemoryGrowth(
         timeline=timeline,
-        how=how,
         steps=len(ends),
         by_trend=by_trend,
         live_bytes=live,
@@ -167,10 +160,11 @@ def left_behind(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[Gr
     return _of_groups(timeline.of(trace), timeline, (groups, rows), held_bytes, growing, ends[-1])
 
 
-def _settled(trace: Trace, how: How) -> bool:
+def _settled(trace: Trace, timeline: MemoryTimeline) -> bool:
     """Whether the recording says that the program had run some steps before."""
     windows = trace.fact(step_windows)
-    return how == "recorded" and bool(windows.count) and int(windows.numbers.min()) >= SETTLED_STEP
+    recorded = timeline.axis == "ns" and windows.count >= 2 and windows.how == "recorded"
+    return recorded and int(windows.numbers.min()) >= SETTLED_STEP
 
 
 def _grows_by_trend(held_bytes: Int64) -> bool:

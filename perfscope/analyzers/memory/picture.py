@@ -114,7 +114,7 @@ def _step_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
     known = step_ends(trace, timeline)
     if known is None:
         return ()
-    ends = known[1].tolist()
+    ends = known.tolist()
     starts = [timeline.first, *ends[:-1]]
     return _bands(
         timeline, [(str(number), start, end) for number, (start, end) in enumerate(zip(starts, ends, strict=True))]

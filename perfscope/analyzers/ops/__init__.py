@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.ops.achieved import Achieved, Utilization
+from perfscope.analyzers.ops.achieved import Achieved, Utilization, longest_ns
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_blocks,
@@ -17,7 +17,6 @@ from perfscope.analyzers.ops.finding_spans import (
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
-from perfscope.analyzers.ops.traffic_bound import longest_ns
 
 __all__ = [
     "NOT_KNOWN",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.devices import Device, find_device
+from perfscope.analyzers.devices import DEVICES, Device, find_device
 from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.roofline import roof_of, run_times
@@ -28,7 +28,8 @@ from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
 from perfscope.analyzers.ops.graph_time import graph_time, trace_flow
 from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.recompute import recomputed_ops
-from perfscope.analyzers.time import nearest_ancestor
+from perfscope.analyzers.predict.assumptions import vendor_factors
+from perfscope.analyzers.time import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
@@ -425,3 +426,45 @@ def _add_collectives(trace: Trace, costs: Costs, devices: tuple[Device | None, .
         if device is not None and node is not None and ranks <= node.devices:
             roof = Roof(compute_ns=0.0, memory_ns=0.0, link_ns=link_ns(device, sent))
             costs.roof_ns[kernel] = np.nan if roof.link_ns is None else roof.roof_ns
+
+
+# The longest that avoidable traffic and launches can have taken: no modelled saving is more than that.
+#
+# A saving that is taken as a share of measured time says nothing of why that time was long: the first call of a kernel,
+# a slow operand beside the one that is saved, another process on the same cores. What goes away with the bytes is no
+# more than the bytes at the lowest bandwidth that moving them reaches, and what goes with a launch no more than the
+# longest that an empty kernel and the gap behind it take.
+
+
+HOST_BANDWIDTH = 2 * 10**9
+"""Bytes/s that an op on the host moves at least: one core of a shared machine, strided. It streams 5 to 20 GB/s."""
+
+HOST_OP_NS = 10_000
+"""The longest an eager op on the host takes beside its elements: dispatch, allocation, a thread pool woken up."""
+
+
+def longest_ns(trace: Trace, *, moved: float, launches: int) -> int:
+    """Upper bound of the time that goes away with ``moved`` bytes and ``launches`` kernels (ops, on the host), ns.
+
+    Of several devices the slowest counts; of one whose peaks are not known the slowest of the catalogue.
+    """
+    if not len(trace.rows["kernels"]):
+        return round(moved * NS / HOST_BANDWIDTH) + launches * HOST_OP_NS
+    slowest = min(DEVICES, key=lambda device: device.memory_bandwidth)
+    bounds = []
+    for device in trace.fact(device_peaks):
+        known = device or slowest
+        factors = vendor_factors(known.vendor)
+        once = factors.kernel[1] + factors.gap[1]
+        bounds.append(round(bytes_ns(known, moved) / factors.strided) + launches * once)
+    return max(bounds)
+
+
+def moved_bytes(trace: Trace, ops: Iterable[int]) -> float | None:
+    """Bytes that the work in rows of ``slices`` moves; ``None`` where some of it is not known."""
+    rows = np.fromiter(ops, np.int64)
+    if len(trace.rows["kernels"]):
+        inside = trace.fact(kernel_costs).bytes[work_inside(trace, "kernels", rows)]
+        return float(inside.sum()) if len(inside) and not np.isnan(inside).any() else None
+    costs = host_costs(trace, rows.tolist())
+    return float(sum(cost.bytes for cost in costs.values())) if costs and len(costs) == len(rows) else None

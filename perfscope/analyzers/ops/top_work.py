@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,9 +82,8 @@ def top_work(trace: Trace) -> TopWork | None:
     steps = union(windows.starts, windows.ends)
     tables = {name: _inside(trace, name, steps) for name in ("kernels", "copies")}
     if not any(length.any() for length in tables.values()):
-        return _of_host(trace, len(windows.numbers))
+        return _of_host(trace)
     rows = [(name, row) for name, length in tables.items() for row in np.flatnonzero(length).tolist()]
-    total = sum(int(length.sum()) for length in tables.values())
     of_op: dict[int, _Sum] = defaultdict(_Sum)
     by_kernel: dict[str, _Sum] = defaultdict(_Sum)
     costs = {"kernels": trace.fact(kernel_costs), "copies": trace.fact(copy_costs)}
@@ -95,17 +94,22 @@ def top_work(trace: Trace) -> TopWork | None:
         by_kernel[short_kernel_name(trace.text(int(table["name"][row])))].add(length, 1, op, achieved)
         of_op[op].add(length, 1, op, achieved)
     used = utilization(trace, tables["kernels"], windows.whole_ns)
+    work = _of_ops(trace, of_op, by_kernel)
+    return replace(work, utilization=() if used is None else (used,))
+
+
+def _of_ops(trace: Trace, of_op: Mapping[int, _Sum], by_kernel: Mapping[str, _Sum]) -> TopWork:
+    """The work of ops by op, module and line; without kernels it is the host's."""
     places = _places(trace, of_op)
     return TopWork(
-        total_ns=total,
-        steps=len(windows.numbers),
-        on_host=False,
+        total_ns=sum(item.total for item in of_op.values()),
+        steps=len(trace.fact(warm_windows).numbers),
+        on_host=not by_kernel,
         kernels=_rows(trace, by_kernel.items(), places),
         ops=_rows(trace, _by(of_op, lambda op: _op_name(trace, op)), places),
         modules=_rows(trace, _by(of_op, lambda op: _module(places.get(op, UNKNOWN_SITE))), places),
         lines=_rows(trace, _by(of_op, lambda op: _line(places.get(op, UNKNOWN_SITE)) or NOT_KNOWN), places),
         achieved=sum((item.achieved for item in of_op.values()), NOTHING),
-        utilization=() if used is None else (used,),
     )
 
 
@@ -159,7 +163,7 @@ def _inside(trace: Trace, name: str, steps: Intervals) -> Int64:
     return covered(steps, rows["start_ns"], rows["end_ns"])
 
 
-def _of_host(trace: Trace, steps: int) -> TopWork | None:
+def _of_host(trace: Trace) -> TopWork | None:
     times, slices = trace.fact(op_times), trace.rows["slices"]
     windows = trace.fact(warm_windows)
     if not len(times.row):
@@ -172,16 +176,7 @@ def _of_host(trace: Trace, steps: int) -> TopWork | None:
         cost = costs.get(row)
         known = NOTHING if cost is None else Achieved(flops=cost.flops, bytes=cost.bytes, time_ns=length)
         of_op[row].add(length, 1, row, known)
-    places = _places(trace, of_op)
-    return TopWork(
-        total_ns=int(own.sum()),
-        steps=steps,
-        on_host=True,
-        ops=_rows(trace, _by(of_op, lambda op: _op_name(trace, op)), places),
-        modules=_rows(trace, _by(of_op, lambda op: _module(places.get(op, UNKNOWN_SITE))), places),
-        lines=_rows(trace, _by(of_op, lambda op: _line(places.get(op, UNKNOWN_SITE)) or NOT_KNOWN), places),
-        achieved=sum((item.achieved for item in of_op.values()), NOTHING),
-    )
+    return _of_ops(trace, of_op, {})
 
 
 def _places(trace: Trace, of_op: Mapping[int, _Sum]) -> dict[int, CallSite]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from perfscope.analyzers.time.account import (
     CAUSES,
+    HOST_PARTS,
     Cause,
+    HostAccount,
+    HostPart,
     StepAccount,
     Windows,
     account_windows,
+    host_account,
     step_accounts,
     time_within,
     warm_accounts,
@@ -26,7 +30,6 @@ from perfscope.analyzers.time.compiled_regions import (
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
-from perfscope.analyzers.time.host_account import HOST_PARTS, HostAccount, HostPart, host_account
 from perfscope.analyzers.time.host_activity import HostActivity, divide, innermost_spans, main_thread
 from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records

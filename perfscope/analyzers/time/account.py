@@ -29,10 +29,12 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from perfscope.analyzers.time.calls import blocking_calls
+from perfscope.analyzers.time.compiled_regions import is_compiled
 from perfscope.analyzers.time.device_time import device_busy, device_times, device_work
 from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
 from perfscope.analyzers.time.phases import Phase, phases_of
+from perfscope.analyzers.time.spans import named_slices, spans_by_thread
 from perfscope.analyzers.time.steps import step_windows, steps_work
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
@@ -46,7 +48,7 @@ from perfscope.model.intervals import (
     merge,
     union,
 )
-from perfscope.model.trace import MISSING, CallKind, Trace
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 from perfscope.model.units import format_share
 
 Cause = Literal[
@@ -457,3 +459,85 @@ def _on_host(trace: Trace, low: int, high: int) -> dict[Cause, Intervals]:
 
 def _chosen(spans: Intervals, chosen: np.ndarray) -> Intervals:
     return Intervals(spans.starts[chosen], spans.ends[chosen])
+
+
+# What the thread that drives the program did in the steps, beside the account of the devices.
+
+
+HostPart = Literal[
+    "ops",
+    "compiled_regions",
+    "launch",
+    "sync",
+    "input",
+    "compilation",
+    "memory",
+    "collective_setup",
+    "garbage_collection",
+    "saving",
+    "sleeping",
+    "other_threads",
+    "python",
+]
+HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
+"""``launch``: calls that launch device work, and short ops around them; ``other_threads``: nothing here, while another
+thread ran ops (autograd's); ``python``: nothing recorded on any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAccount:
+    """Where the steps went on the thread that drives the program."""
+
+    rank: int | None
+    thread: str
+    """Its name."""
+    numbers: tuple[int, ...]
+    """Numbers of the steps; empty where the account is of the whole capture."""
+    parts_ns: Mapping[HostPart, tuple[int, ...]]
+    """Per part one value a step (one for the whole capture), ns. Per step the parts sum to it."""
+
+    @property
+    def total_ns(self) -> dict[HostPart, int]:
+        """Per part the sum over the steps."""
+        return {part: sum(values) for part, values in self.parts_ns.items()}
+
+    @property
+    def whole_ns(self) -> int:
+        """Length of all steps together."""
+        return sum(self.total_ns.values())
+
+
+def host_account(trace: Trace) -> HostAccount | None:
+    """The account of the main thread; ``None`` where no op or call of the host was recorded in the steps."""
+    thread, windows = trace.fact(main_thread), trace.fact(warm_windows)
+    if thread == MISSING or not len(windows.starts) or windows.whole_ns <= 0:
+        return None
+    steps = union(windows.starts, windows.ends)
+    parts, rest = divide(trace, thread, steps)
+    if not parts:
+        return None
+    others = merge(
+        *(spans for number, spans in trace.fact(host_activities).get(HostActivity.OP, {}).items() if number != thread)
+    )
+    slices = trace.rows["slices"]
+    rows = np.flatnonzero(named_slices(trace, is_compiled) & (slices["kind"] != SliceKind.PYTHON))
+    compiled = spans_by_thread(trace, "slices", rows).get(thread, EMPTY)
+    result: dict[HostPart, Intervals] = {
+        "other_threads": intersection(rest, others),
+        "python": difference(rest, others),
+    }
+    inside = []
+    for activity, spans in parts.items():
+        if activity in (HostActivity.OP, HostActivity.LAUNCH):
+            inside.append(intersection(spans, compiled))
+            spans = difference(spans, compiled)
+        result["ops" if activity == HostActivity.OP else cast("HostPart", activity.name.lower())] = spans
+    result["compiled_regions"] = merge(*inside)
+    return HostAccount(
+        rank=trace.source.rank,
+        thread=trace.text(int(trace.rows["threads"]["thread"][thread])),
+        numbers=windows.numbers,
+        parts_ns={
+            part: tuple(covered(result.get(part, EMPTY), windows.starts, windows.ends).tolist()) for part in HOST_PARTS
+        },
+    )

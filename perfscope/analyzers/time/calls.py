@@ -180,10 +180,7 @@ SHORT_DELAY_NS = 10_000
 class LaunchDelay:
     """Launches of one device. Of a graph launch only the first kernel counts."""
 
-    device: int
     launches: int
-    median_ns: int
-    """From the start of the launch call to the start of its first kernel."""
     unqueued: int
     """Launches that started within ``SHORT_DELAY_NS``: the device had nothing else to do."""
     mean_queue: float
@@ -205,9 +202,7 @@ def launch_delays(trace: Trace) -> dict[int, LaunchDelay]:
         delay = np.maximum(start - calls["start_ns"][call], 0)
         span = int(kernels["end_ns"][on_device].max() - kernels["start_ns"][on_device].min())
         result[device] = LaunchDelay(
-            device=device,
             launches=len(call),
-            median_ns=int(np.median(delay)),
             unqueued=int((delay < SHORT_DELAY_NS).sum()),
             mean_queue=float(delay.sum() / span) if span else 0.0,
         )

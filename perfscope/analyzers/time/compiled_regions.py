@@ -24,12 +24,12 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 
 REGION = "Torch-Compiled Region"
 _GRAPH = "CompiledFunction"
-_INDUCTOR_GRAPH = "## Call CompiledFxGraph"
+GRAPH_CALL = "## Call CompiledFxGraph"
 
 
 def is_compiled(name: str) -> bool:
     """Whether a host span of this name is a run of a compiled frame or graph."""
-    return name == _GRAPH or name.startswith((REGION, _INDUCTOR_GRAPH))
+    return name == _GRAPH or name.startswith((REGION, GRAPH_CALL))
 
 
 Rows = npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ def regions(trace: Trace) -> tuple[Region, ...]:
     slices = trace.rows["slices"]
     by_prefix = {
         REGION: [code for code, text in enumerate(trace.strings) if text == REGION or text.startswith(REGION + ":")],
-        _GRAPH: [code for code, text in enumerate(trace.strings) if text == _GRAPH or text.startswith(_INDUCTOR_GRAPH)],
+        _GRAPH: [code for code, text in enumerate(trace.strings) if text == _GRAPH or text.startswith(GRAPH_CALL)],
     }
     real = slices["kind"] != SliceKind.PYTHON
     is_region = real & np.isin(slices["name"], by_prefix[REGION])
@@ -116,9 +116,6 @@ def _own(
 # no graph fits, or graphs of different lines do, a kernel is joined by its name alone if the log has one of that
 # name.
 
-
-GRAPH_CALL = "## Call CompiledFxGraph"
-COMPILED_KERNELS_REGION = "Torch-Compiled Region: "
 
 _CPU_KERNEL = re.compile(r"graph_\d+_(cpp_\w+)$")
 _LIBRARY = re.compile(r"(?:extern_kernels|torch\.ops\.aten|aten)\.(\w+)")
@@ -215,8 +212,8 @@ def _region_of(trace: Trace, row: int) -> str | None:
     slices = trace.rows["slices"]
     for ancestor in lineage(trace, row):
         text = trace.text(int(slices["name"][ancestor]))
-        if text.startswith(COMPILED_KERNELS_REGION):
-            return text.removeprefix(COMPILED_KERNELS_REGION)
+        if text.startswith(f"{REGION}: "):
+            return text.removeprefix(f"{REGION}: ")
     return None
 
 

@@ -254,7 +254,7 @@ def _why_blind(trace: Trace, timeline: MemoryTimeline) -> str:
     windows = timeline.of(trace).fact(step_windows)
     known = step_ends(trace, timeline)
     if known is not None:
-        steps = len(known[1])
+        steps = len(known)
     else:
         marked = memory_phases(trace, timeline).phase == MemoryPhase.OPTIMIZER  # one: a history of a single step
         steps = max(windows.count, int(marked.sum()))

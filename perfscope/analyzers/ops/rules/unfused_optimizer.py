@@ -37,10 +37,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.analyzers.ops.achieved import longest_ns, moved_bytes
 from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
 from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
-from perfscope.analyzers.ops.traffic_bound import longest_ns, moved_bytes
 from perfscope.analyzers.plans import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
 from perfscope.analyzers.time import (
     WorkTime,

@@ -60,6 +60,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfscope.analyzers.ops.achieved import longest_ns
 from perfscope.analyzers.ops.attention import (
     GraphAttention,
     TraceAttention,
@@ -71,7 +72,6 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
 from perfscope.analyzers.ops.graph_time import short_name, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
-from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.plans import bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
 from perfscope.analyzers.time import WorkTime, call_site, cost_text, op_records, planned_cost, timed_cost, whole_ns

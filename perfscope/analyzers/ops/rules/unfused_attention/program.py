@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from perfscope.analyzers.hlo.program import costs, where_of
+from perfscope.analyzers.hlo.program import costs, line_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import WrittenAttention, written_attention
 from perfscope.analyzers.programs.saving import Part, bytes_ns, price, priced
@@ -61,9 +61,11 @@ def _places(found: Iterable[WrittenAttention]) -> dict[Where, list[WrittenAttent
     places: dict[Where, list[WrittenAttention]] = {}
     again: list[WrittenAttention] = []
     for attention in found:
-        (again if attention.phase == "recompute" else places.setdefault(_where(attention), [])).append(attention)
+        (again if attention.phase == "recompute" else places.setdefault(line_of(attention.group.place), [])).append(
+            attention
+        )
     for attention in again:
-        where = _where(attention)
+        where = line_of(attention.group.place)
         if where not in places:
             alike = [
                 where for where, members in places.items() if any(_is_alike(attention, other) for other in members)
@@ -77,14 +79,6 @@ def _is_alike(attention: WrittenAttention, other: WrittenAttention) -> bool:
     """Scores of the same size, from heads of the same size, in the same program."""
     mine, theirs = attention.group.scores[0], other.group.scores[0]
     return attention.cost is other.cost and (mine.size, mine.summed) == (theirs.size, theirs.summed)
-
-
-def _where(attention: WrittenAttention) -> Where:
-    """The line of the scores."""
-    where = where_of(attention.group.place)
-    return (
-        Where(file=where.file, line=where.line) if where.file is not None else Where(op=where.op, module=where.module)
-    )
 
 
 def _is_long(attention: WrittenAttention) -> bool:

@@ -74,11 +74,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from perfscope.analyzers.ops.achieved import longest_ns
 from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, forward_chains
 from perfscope.analyzers.ops.rules.unfused_ops.graph import chain_text, graph_findings
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
-from perfscope.analyzers.ops.traffic_bound import longest_ns
 from perfscope.analyzers.time import call_site, cost_text, op_records, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where, fit_title

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.hlo.module import Platform
 from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
-from perfscope.analyzers.hlo.program import fused, where_of
+from perfscope.analyzers.hlo.program import fused, line_of
 from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import written_attention
@@ -79,12 +79,8 @@ def _why_not(platforms: set[Platform | None]) -> str:
 
 
 def _where(trip: RoundTrip) -> Where:
-    where = where_of(trip.producer)
-    if where.file is None and trip.consumers:
-        where = where_of(trip.consumers[0])
-    return (
-        Where(file=where.file, line=where.line) if where.file is not None else Where(op=where.op, module=where.module)
-    )
+    where = line_of(trip.producer)
+    return line_of(trip.consumers[0]) if where.file is None and trip.consumers else where
 
 
 def _what(trip: RoundTrip) -> str:
