@@ -22,6 +22,7 @@ from tests.build import EVERYTHING
 from tests.graphs import GraphBuilder
 from tests.memory.build import MemoryBuilder
 from tests.model.test_op_graph import with_storages
+from tests.rules import judged_by
 
 
 def _sums(peak: PeakHolders) -> None:
@@ -128,8 +129,7 @@ MIB = 1 << 20
 EVALUATE = "autograd::engine::evaluate_function: "
 
 
-def outcome_of(builder: MemoryBuilder) -> Outcome:
-    return judge(RULE, builder.build())
+outcome_of = judged_by("peak_owner")
 
 
 def kinds(outcome: Outcome) -> set[str]:

@@ -23,6 +23,7 @@ from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.hlo_build import GPU, QUICK, corpus_module, hlo_module, hlo_trace
 from tests.plans.build import graph, plan, product, trace_of
+from tests.rules import judged_by
 
 
 @pytest.mark.parametrize(
@@ -169,8 +170,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 SGEMM = "ampere_sgemm_128x64_tn"
 
 
-def outcome(trace: Trace) -> Outcome:
-    return judge(load_rule("full_precision_matmul"), trace)
+outcome = judged_by("full_precision_matmul")
 
 
 def matmul_trace(kernel: str = SGEMM, *, device: str = A100, us: float = 100, step_us: float = 1000,

@@ -33,12 +33,12 @@ from tests.ops.attention_programs import (
     VALUE_PRODUCT,
     attention_program,
 )
+from tests.rules import judged_by
 
 HEADS, LENGTH, WIDTH = 8, 512, 32
 
 
-def outcome(trace: Trace) -> Outcome:
-    return judge(load_rule("unfused_attention"), trace)
+outcome = judged_by("unfused_attention")
 
 
 def attention_graph(*, softmax: str = "_softmax", weights: bool = False, dtype: str = "float32", ballast: int = 0,

@@ -22,13 +22,13 @@ from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
 from tests.graphs import GraphBuilder
 from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace, recorded_trace
+from tests.rules import judged_by
 
 ELEMENTWISE = "vectorized_elementwise_kernel<4>"
 SIZE = 4 * 1024 * 128
 
 
-def outcome(trace: Trace) -> Outcome:
-    return judge(load_rule("unfused_ops"), trace)
+outcome = judged_by("unfused_ops")
 
 
 def layers(count: int = 3, *, phase: str = "forward", split: bool = False, ballast: int = 0) -> OpGraph:

@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from perfscope.analyzers.engine import judge
-from perfscope.analyzers.registry import load_rule
-from perfscope.model.finding import Outcome
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
+from tests.rules import judged_by
 
 ADAM = ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
 
 
-def outcome(trace: Trace) -> Outcome:
-    return judge(load_rule("unfused_optimizer"), trace)
+outcome = judged_by("unfused_optimizer")
 
 
 def trained(ops: Sequence[str], *, step_us: float = 1000, us: float = 2, gap_us: float = 0, optimizer: str = "AdamW",

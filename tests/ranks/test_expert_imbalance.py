@@ -6,17 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from perfscope.analyzers.engine import analyze
-from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import collective, named, rank_set
+from tests.rules import compared_by
 
 KERNEL = "ncclDevKernel_SendRecv(ncclDevComm*)"
 
 
-def outcome_of(traces: list[Trace]) -> Outcome:
-    return analyze(traces, ["expert_imbalance"])["expert_imbalance"]
+outcome_of = compared_by("expert_imbalance")
 
 
 def job(

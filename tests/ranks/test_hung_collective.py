@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers import flight_recorder
 from perfscope.analyzers.readers.load import load, load_path
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Outcome
 from perfscope.model.flight_recorder import FlightRecord, Progress
-from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.trace import RECORDED
 from tests.build import TraceBuilder
 from tests.ranks.flight_dumps import dump, entry, write_dumps
+from tests.rules import compared_by
 
 STACK = [
     {"name": "all_reduce", "filename": "/usr/lib/python3/dist-packages/torch/distributed/c10d.py", "line": 1},
@@ -163,8 +163,7 @@ def test_the_corpus(corpus: Path) -> None:
 TWO = {"0": [0, 1, 2, 3], "1": [0, 1], "2": [2, 3], "3": [1, 2]}
 
 
-def outcome_of(traces: list[Trace]) -> Outcome:
-    return analyze(traces, ["hung_collective"])["hung_collective"]
+outcome_of = compared_by("hung_collective")
 
 
 def judged(folder: Path, dumps: dict[int, dict[str, Any]]) -> Outcome:

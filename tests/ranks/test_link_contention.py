@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.digest import reduce_trace
-from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.rules.link_contention import rank_sum
-from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import collective, named
+from tests.rules import compared_by
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(x)"
 ALONE = 1_000.0
 
 
-def outcome_of(traces: list[Trace]) -> Outcome:
-    return analyze(traces, ["link_contention"])["link_contention"]
+outcome_of = compared_by("link_contention")
 
 
 def job(

@@ -8,7 +8,6 @@ import pytest
 
 from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.analyzers.digest import reduce_trace
-from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.links import (
     Placement,
     across,
@@ -16,10 +15,10 @@ from perfscope.analyzers.ranks.links import (
     placement,
     within,
 )
-from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import collective, named
+from tests.rules import compared_by
 
 USER = "GPU 0: NVLink TX Requests User Data [Throughput %]"
 PROTOCOL = "GPU 0: NVLink TX Requests Protocol Data [Throughput %]"
@@ -145,8 +144,7 @@ ELEMENTS = 128_571_429
 """bfloat16: all-reduced by 8, a device sends 450 MB, one millisecond of NVLink 4."""
 
 
-def outcome_of(traces: list[Trace]) -> Outcome:
-    return analyze(traces, ["nvlink_stall"])["nvlink_stall"]
+outcome_of = compared_by("nvlink_stall")
 
 
 def job_with_core(

@@ -9,10 +9,10 @@ import pytest
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.rules.pipeline_bubble import bubble_share
-from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
 from tests.ranks.build import collective, named
+from tests.rules import compared_by
 
 Message = tuple[str, float, float, int]
 """Operation, start and end in us, peer."""
@@ -54,8 +54,7 @@ SPAN = 10_000.0
 TRANSFER = 10.0
 
 
-def outcome_of(traces: list[Trace]) -> Outcome:
-    return analyze(traces, ["pipeline_bubble"])["pipeline_bubble"]
+outcome_of = compared_by("pipeline_bubble")
 
 
 def job(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.engine import judge
 from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.ranks.waits import lateness_of
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
@@ -19,6 +18,7 @@ from tests.build import TraceBuilder
 from tests.ranks.build import STEP, Extra, collective, rank_set
 from tests.ranks.planted import job_of
 from tests.readers.wire import SpaceWriter
+from tests.rules import compared_by
 
 LATE_US = 4_000.0
 BEGIN = STEP  # where the others arrive; rank 1 arrives LATE later
@@ -269,8 +269,7 @@ def test_a_real_profile_of_eight_devices(corpus: Path) -> None:
 LATE_RANK_2 = [[0.0, 0.0, 4_000.0, 0.0]] * 3 + [[50.0, 0.0, 0.0, 0.0]]
 
 
-def compared(traces: Sequence[Trace]) -> Outcome:
-    return analyze(traces, ["straggler"])["straggler"]
+compared = compared_by("straggler")
 
 
 def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:

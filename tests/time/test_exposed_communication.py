@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.ranks.rules.exposed_communication import operation_of_kernel
 from perfscope.analyzers.readers.load import load_one
@@ -18,7 +18,7 @@ from perfscope.dashboards.report.blocks import Table
 from perfscope.dashboards.report.json_report import render as as_json
 from perfscope.dashboards.report.sections.plan import plan_sections, steps_table
 from perfscope.model.documents.torch_plan import Bucket, PlannedCollective, PlannedProcesses, StepPosition
-from perfscope.model.finding import Finding, Outcome
+from perfscope.model.finding import Finding
 from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
@@ -27,6 +27,7 @@ from tests.plans.build import plan, trace_of
 from tests.ranks.build import named, rank_set
 from tests.ranks.test_devices import recording as devices_of
 from tests.report.cells import rows
+from tests.rules import judged_by
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"
 
@@ -104,16 +105,13 @@ def test_reports_tell_of_it_and_the_json_report_keeps_to_its_schema(tmp_path: Pa
     assert told["exchanges"]["eager"]["bytes"] == 64 << 20
 
 
-RULE = load_rule("exposed_communication")
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
 
 
-def _judge_builder(b: TraceBuilder) -> Outcome:
-    return judge(RULE, b.build())
+_judge_builder = judged_by("exposed_communication")
 
 
-def _judge_trace(trace: Trace) -> Outcome:
-    return judge(RULE, trace)
+_judge_trace = judged_by("exposed_communication")
 
 
 def _step(exposed: float) -> TraceBuilder:
@@ -335,8 +333,7 @@ def recording(
     return Trace(source=built.source, strings=built.strings, rows=built.rows, recorded=built.recorded, hlo=held)
 
 
-def _judge(trace: Trace) -> Outcome:
-    return judge(RULE, trace)
+_judge = judged_by("exposed_communication")
 
 
 def test_a_kernel_on_a_stream_of_its_own_is_exposed_where_none_computes():

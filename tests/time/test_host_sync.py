@@ -10,11 +10,12 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.calls import base_name, blocking_calls, blocks_by_name, profiler_syncs
 from perfscope.analyzers.time.rules import host_sync
-from perfscope.model.finding import AbstainError, Outcome
+from perfscope.model.finding import AbstainError
 from perfscope.model.jax_log import HostRead
 from perfscope.model.trace import CallKind, Source, Trace
 from tests.build import EVERYTHING, TraceBuilder
 from tests.graphs import GraphBuilder
+from tests.rules import judged_by
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,7 @@ RULE = load_rule("host_sync")
 STEP = 1000.0
 
 
-def _judge(b: TraceBuilder) -> Outcome:
-    return judge(RULE, b.build())
+_judge = judged_by("host_sync")
 
 
 def _one_wait(idle: float, *, wait_until: float = 105.0, op: str = "aten::_local_scalar_dense") -> TraceBuilder:

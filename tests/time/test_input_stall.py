@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-from perfscope.analyzers.engine import judge
-from perfscope.analyzers.registry import load_rule
-from perfscope.model.finding import Outcome
 from tests.build import TraceBuilder
+from tests.rules import judged_by
 
-RULE = load_rule("input_stall")
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
-def _judge(b: TraceBuilder) -> Outcome:
-    return judge(RULE, b.build())
+_judge = judged_by("input_stall")
 
 
 def _on_device(stall: float, name: str = LOADER) -> TraceBuilder:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from perfscope.analyzers.engine import judge
-from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.calls import launch_delays
-from perfscope.model.finding import Outcome
 from perfscope.model.trace import CallKind
 from tests.build import EVERYTHING, TraceBuilder
+from tests.rules import judged_by
 
 
 def test_delay_and_mean_queue():
@@ -39,11 +37,7 @@ def test_no_link_no_delay():
     assert b.build().fact(launch_delays) == {}
 
 
-RULE = load_rule("launch_bound")
-
-
-def _judge(b: TraceBuilder) -> Outcome:
-    return judge(RULE, b.build())
+_judge = judged_by("launch_bound")
 
 
 def _eager(gap: float, kernels: int = 10, busy: float = 20.0, until: float | None = None) -> TraceBuilder:

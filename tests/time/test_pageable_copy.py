@@ -1,16 +1,10 @@
 from __future__ import annotations
 
-from perfscope.analyzers.engine import judge
-from perfscope.analyzers.registry import load_rule
-from perfscope.model.finding import Outcome
 from perfscope.model.trace import CallKind, CopyKind, HostMemory
 from tests.build import EVERYTHING, TraceBuilder
+from tests.rules import judged_by
 
-RULE = load_rule("pageable_copy")
-
-
-def _judge(b: TraceBuilder) -> Outcome:
-    return judge(RULE, b.build())
+_judge = judged_by("pageable_copy")
 
 
 def _copy(exposed: float, memory: HostMemory = HostMemory.PAGEABLE, **more) -> TraceBuilder:

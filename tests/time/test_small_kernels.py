@@ -6,14 +6,13 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.calls import RAMP_NS, short_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog
-from perfscope.model.finding import Outcome
 from tests.build import EVERYTHING, TraceBuilder
+from tests.rules import judged_by
 
 RULE = load_rule("small_kernels")
 
 
-def _judge(b: TraceBuilder) -> Outcome:
-    return judge(RULE, b.build())
+_judge = judged_by("small_kernels")
 
 
 def _queued(duration: float, count: int, gap: float = 1.0, big: float = 0.0) -> TraceBuilder:
