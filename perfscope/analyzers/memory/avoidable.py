@@ -36,7 +36,7 @@ class Avoidable:
     """Short and without numbers: ``temporaries of the optimizer``."""
     title: str
     """What is held, in a few words."""
-    said: str
+    description: str
     """What holds the peak, behind its size: ``logits and their copies``."""
     advice: str
     rows: Int64
@@ -51,7 +51,7 @@ class Avoidable:
 class Replayed:
     """An `Avoidable` with what it does to the peak. Bytes."""
 
-    found: Avoidable
+    avoidable: Avoidable
     held_bytes: int
     """At the peak, of blocks that need not be there then."""
     blocks: Int64
@@ -72,7 +72,7 @@ def replayed(timeline: MemoryTimeline, avoidable: Avoidable) -> Replayed:
     held_rows = avoidable.rows[gone]
     _, lowered = timeline.live().plus(begin, stop, -size).peak()
     return Replayed(
-        found=avoidable,
+        avoidable=avoidable,
         held_bytes=int(size[gone].sum()),
         blocks=held_rows[np.argsort(-blocks["bytes"][held_rows], kind="stable")],
         saved_bytes=peak - lowered,
@@ -138,7 +138,7 @@ def attention_scores(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None
     return Avoidable(
         kind="attention scores",
         title="attention scores, weights and masks",
-        said="attention scores, weights and masks",
+        description="attention scores, weights and masks",
         advice="Call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True). It keeps one number a "
         "query in place of a row of scores, and computes the scores again in the backward pass",
         rows=rows,
@@ -240,7 +240,7 @@ def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     return Avoidable(
         kind="logits and their copies",
         title="logits, their copies and gradients",
-        said="logits, their copies in the loss, and the gradients of these",
+        description="logits, their copies in the loss, and the gradients of these",
         advice=ADVICE,
         rows=np.flatnonzero(chosen),
     )
@@ -314,7 +314,7 @@ def optimizer_temporaries(trace: Trace, timeline: MemoryTimeline) -> Avoidable |
     return Avoidable(
         kind="temporaries of the optimizer",
         title="values of the foreach optimizer",
-        said="values that the foreach optimizer makes for all parameters at once",
+        description="values that the foreach optimizer makes for all parameters at once",
         advice="Use torch.optim.AdamW(model.parameters(), fused=True). It updates each parameter in one kernel and "
         "keeps no such values (SGD, Adam, AdamW and Adagrad have it); foreach=False keeps those of one parameter at a "
         "time, and takes longer",
@@ -348,7 +348,7 @@ def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | Non
     return Avoidable(
         kind="gradients of the step before",
         title="gradients kept after the optimizer's step",
-        said="gradients that outlive the optimizer's step",
+        description="gradients that outlive the optimizer's step",
         advice="Call optimizer.zero_grad(set_to_none=True), its default, right after optimizer.step(). Gradients are "
         "then made when the backward pass gets there, while it lets activations go",
         rows=np.repeat(gradients, times),
@@ -412,7 +412,7 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     return Avoidable(
         kind="values that nobody reads any more",
         title="values that no op reads again",
-        said="values that no op reads again before they are let go",
+        description="values that no op reads again before they are let go",
         advice="Release them before the backward pass: return the loss alone from the function that computes it. Or "
         "del the variable (logits, hidden states, outputs of a module with hooks) behind its last use",
         rows=np.array(rows, np.int64),
@@ -448,7 +448,7 @@ def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | N
     return Avoidable(
         kind="values of the step before",
         title="values of the step before",
-        said="values of the step before that are kept into the next forward pass",
+        description="values of the step before that are kept into the next forward pass",
         advice="Release them: del loss, logits, batch after optimizer.step(), or put the body of the loop into a "
         "function. "
         "It returns loss.detach() alone. Unless the next step reads them (state that is carried on), a variable of the "

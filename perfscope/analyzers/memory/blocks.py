@@ -170,17 +170,17 @@ def _paired_columns(
     source = np.where(made == MISSING, pairs.freed, made)  # the event that knows the block's size
     before = (made == MISSING) | (action[source] == MemoryAction.HELD_BEFORE)
     ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
-    told_rows = picked[source]
+    known_rows = picked[source]
     return {
         "start": np.where(before, first, positions[source]),
         "end": np.where(ended == MISSING, last + 1, positions[ended]),
         "before": before, "after": ended == MISSING, "bytes": size[source],
         "count": np.ones(len(source), np.int64),
-        **{name: rows[name][told_rows] for name in ("address", "stream", "requested_bytes", "category")},
+        **{name: rows[name][known_rows] for name in ("address", "stream", "requested_bytes", "category")},
         # a free names the op that let go, not the one that made the block; without addresses, which block is free
         # again is not known, and so not who holds what is left
         **{
-            name: np.where((made == MISSING) | nameless[source], MISSING, rows[name][told_rows])
+            name: np.where((made == MISSING) | nameless[source], MISSING, rows[name][known_rows])
             for name in ("op", "frame")
         },
     }  # fmt: skip

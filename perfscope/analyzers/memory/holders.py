@@ -131,10 +131,10 @@ def _holders(
     members: Sequence[str | None] | None = None,
 ) -> tuple[Holder, ...]:
     """One holder an owner, largest first, and ``unseen`` among them. ``members``: what owners stand for, by block."""
-    held: dict[_Owner, list[int]] = {}
+    sums_of: dict[_Owner, list[int]] = {}
     within: dict[_Owner, set[str | None]] = {}
     for index, (owner, bytes_, many) in enumerate(zip(owners, size.tolist(), counts.tolist(), strict=True)):
-        sums = held.setdefault(owner, [0, 0])
+        sums = sums_of.setdefault(owner, [0, 0])
         sums[0] += bytes_
         sums[1] += many
         if members is not None:
@@ -147,7 +147,7 @@ def _holders(
             members=len(within.get(owner, "1")),
             line=owner if isinstance(owner, SourceLine) else None,
         )
-        for owner, (bytes_, blocks) in held.items()
+        for owner, (bytes_, blocks) in sums_of.items()
     ]
     if unseen:
         holders.append(Holder(name=UNSEEN, bytes=unseen, blocks=0))
@@ -230,7 +230,7 @@ def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Sever
     return "medium" if felt else "low"
 
 
-def said_line(line: SourceLine | None) -> str | None:
+def short_line(line: SourceLine | None) -> str | None:
     """``memory_defects.py:18``, with its folder: short enough for a title. `Where` has the file as recorded."""
     if line is None:
         return None

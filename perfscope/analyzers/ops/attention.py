@@ -55,7 +55,7 @@ def graph_attentions(trace: Trace) -> tuple[GraphAttention, ...]:
 
 def find_attentions(graph: OpGraph, flow: Flow | None = None) -> tuple[GraphAttention, ...]:
     """As ``graph_attentions``, of a graph."""
-    held = flow_of(graph) if flow is None else flow
+    known = flow_of(graph) if flow is None else flow
     backward: dict[int, list[int]] = {}
     for index, op in enumerate(graph.ops):
         if op.phase == "backward" and op.sequence is not None and not op.view and not op.recompute:
@@ -63,7 +63,7 @@ def find_attentions(graph: OpGraph, flow: Flow | None = None) -> tuple[GraphAtte
     result = []
     for index, op in enumerate(graph.ops):
         if base_name(op) in SOFTMAX and op.phase != "backward" and not op.view:
-            attention = _attention(graph, held, index, backward)
+            attention = _attention(graph, known, index, backward)
             if attention is not None:
                 result.append(attention)
     return tuple(result)

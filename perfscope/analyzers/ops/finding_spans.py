@@ -50,8 +50,8 @@ def spans_of_ops(trace: Trace, ops: Iterable[int]) -> tuple[Span, ...]:
     rows = [spans[chosen] for spans in trace.fact(graph_time).spans]
     if not rows:
         return ()
-    held = np.concatenate(rows)
-    return spans_of_slices(trace, held[held != MISSING].tolist())
+    chosen_rows = np.concatenate(rows)
+    return spans_of_slices(trace, chosen_rows[chosen_rows != MISSING].tolist())
 
 
 def spans_of_instructions(trace: Trace, module: HloModule, names: Iterable[str]) -> tuple[Span, ...]:
@@ -100,9 +100,9 @@ def spans_at(timeline: MemoryTimeline, position: int) -> tuple[Span, ...]:
 
 def spans_of_windows(windows: Iterable[Window]) -> tuple[Span, ...]:
     """Pieces of host time, the longest first."""
-    held = list(windows)
-    starts = np.array([window.start_ns for window in held], np.int64)
-    return _longest(starts, np.array([window.end_ns for window in held], np.int64))
+    chosen_rows = list(windows)
+    starts = np.array([window.start_ns for window in chosen_rows], np.int64)
+    return _longest(starts, np.array([window.end_ns for window in chosen_rows], np.int64))
 
 
 def spans_within(trace: Trace, found: Intervals) -> tuple[Span, ...]:

@@ -83,10 +83,10 @@ def fusion_groups(trace: Trace) -> tuple[FusionGroup, ...]:
 
 def find_groups(graph: OpGraph, flow: Flow | None = None) -> tuple[FusionGroup, ...]:
     """All groups of a graph, most saved bytes first. Time grows linearly with ops and edges."""
-    held = flow_of(graph) if flow is None else flow
-    builder = _Builder(graph, held)
+    known = flow_of(graph) if flow is None else flow
+    builder = _Builder(graph, known)
     builder.raise_parts()
-    groups = (group_of(graph, held, sorted(part.ops)) for part in builder.parts.values() if len(part.ops) > 1)
+    groups = (group_of(graph, known, sorted(part.ops)) for part in builder.parts.values() if len(part.ops) > 1)
     return tuple(sorted(groups, key=lambda group: (-group.saved_bytes, group.ops)))
 
 
@@ -242,7 +242,7 @@ class _Builder:
 
     def raise_parts(self) -> None:
         """Lift parts to the level of their readers where that lets them join, latest first."""
-        for key in sorted(self.parts, key=lambda held: -self.parts[held].level):
+        for key in sorted(self.parts, key=lambda known: -self.parts[known].level):
             part = self.parts.get(key)
             if part is None:
                 continue

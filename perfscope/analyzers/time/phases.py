@@ -60,9 +60,9 @@ def phases_of(trace: Trace, device: int, busy: Mapping[str, Intervals], windows:
 
 def _on_host(trace: Trace, compute: Intervals) -> dict[Phase, Intervals]:
     spans = {phase: merge(*both) for phase, both in trace.fact(host_phases).items()}
-    ops, told = trace.rows["hlo_ops"], trace.fact(_instruction_phases)
+    ops, phases = trace.rows["hlo_ops"], trace.fact(_instruction_phases)
     for index, phase in enumerate(PHASES):
-        spans[phase] = merge(spans.get(phase, EMPTY), union_of(ops, told == index))
+        spans[phase] = merge(spans.get(phase, EMPTY), union_of(ops, phases == index))
     result: dict[Phase, Intervals] = {}
     for phase in _PRECEDENCE:
         result[phase] = intersection(compute, spans[phase])
@@ -78,9 +78,9 @@ def _on_device(trace: Trace, device: int, busy: Mapping[str, Intervals]) -> dict
         ("kernels", computes, busy["compute"]),
         ("copies", copies["device"] == device, busy["exposed_copy"]),
     ):
-        work, told = trace.rows[table], trace.fact(work_phases)[table]
+        work, phases = trace.rows[table], trace.fact(work_phases)[table]
         for phase in _PRECEDENCE:
-            mine = chosen & (told == PHASES.index(phase))
+            mine = chosen & (phases == PHASES.index(phase))
             spans = intersection(left, union_of(work, mine))
             parts.setdefault(phase, []).append(spans)
             left = difference(left, spans)
@@ -110,10 +110,10 @@ def _phases_of_work(trace: Trace, table: str) -> Int64:
         elif table == "kernels" or phase != "forward":
             inside |= _contains(likely, launch)
         result[inside & (launch != MISSING)] = PHASES.index(phase)
-    ops, told = trace.rows["hlo_ops"], trace.fact(_instruction_phases)
+    ops, phases = trace.rows["hlo_ops"], trace.fact(_instruction_phases)
     column = "kernel" if table == "kernels" else "copy"
-    known = (ops[column] != MISSING) & (told != PHASES.index("not_told"))
-    result[ops[column][known]] = told[known]
+    known = (ops[column] != MISSING) & (phases != PHASES.index("not_told"))
+    result[ops[column][known]] = phases[known]
     return result
 
 
@@ -138,17 +138,17 @@ def _instruction_phases(trace: Trace) -> Int64:
     if not len(ops):
         return result
     paths = [{item.name: item.op_name for _, item in module.instructions()} for module in trace.hlo]
-    told: dict[tuple[str, str], Phase] = {}
+    phases: dict[tuple[str, str], Phase] = {}
     for item in trace.fact(hlo_time).instructions:
         path = "" if item.module_index is None else paths[item.module_index].get(item.instruction, "")
         if path and scope_of(path).phase != "forward":
-            told[item.module, item.instruction] = "backward"
+            phases[item.module, item.instruction] = "backward"
         elif "jvp(" in path:
-            told[item.module, item.instruction] = "forward"
+            phases[item.module, item.instruction] = "forward"
         elif _NAMED["optimizer"].fullmatch(item.module):
-            told[item.module, item.instruction] = "optimizer"
+            phases[item.module, item.instruction] = "optimizer"
     for row in np.flatnonzero(~ops["encloses"]).tolist():
-        phase = told.get((trace.text(int(ops["module"][row])), trace.text(int(ops["name"][row]))))
+        phase = phases.get((trace.text(int(ops["module"][row])), trace.text(int(ops["name"][row]))))
         if phase is not None:
             result[row] = PHASES.index(phase)
     return result

@@ -36,8 +36,8 @@ from perfscope.analyzers.memory.holders import (
     judged_timelines,
     line_of,
     memory_records,
-    said_line,
     severity_of_bytes,
+    short_line,
     where_of,
     worst_of_devices,
 )
@@ -186,7 +186,7 @@ def _finding(
         where=where,
         evidence=tuple(
             {
-                "asked_by": said_line(line_of(timeline, reserve.block)) or "unknown",
+                "asked_by": short_line(line_of(timeline, reserve.block)) or "unknown",
                 "asked_bytes": reserve.asked_bytes,
                 "reserved_bytes": reserve.reserved_bytes,
                 "free_bytes": reserve.cached_bytes,
@@ -208,7 +208,7 @@ def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> li
         sizes = {reserve.asked_bytes for reserve in unneeded if line_of(timeline, reserve.block) == line}
         if len(sizes) >= MANY_SIZES:
             causes.append(
-                f"{said_line(line)} asked for {len(sizes)} different sizes: allocate the largest once, or pad to a few"
+                f"{short_line(line)} asked for {len(sizes)} different sizes: allocate the largest once, or pad to a few"
             )
     return causes
 

@@ -43,7 +43,7 @@ from perfscope.analyzers.memory.holders import (
     judged_timelines,
     memory_records,
     peak_held,
-    said_line,
+    short_line,
     where_of,
     worst_of_devices,
 )
@@ -221,7 +221,7 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
     yield Finding(
         subject="growth of arrays",
         title=f"arrays grow: {format_bytes(per_step)} per step, over {growth.steps:,} steps",
-        detail=f"{said_line(line) or 'An unknown line'} makes {worst.grown // growth.steps:,} in each step that are "
+        detail=f"{short_line(line) or 'An unknown line'} makes {worst.grown // growth.steps:,} in each step that are "
         "never "
         "released.",
         severity="medium",
@@ -230,7 +230,7 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
         where=where_of(line),
         evidence=tuple(
             {
-                "place": said_line(grown_stack.place) or "unknown",
+                "place": short_line(grown_stack.place) or "unknown",
                 "per_step_bytes": round(grown_stack.grown_bytes / growth.steps),
                 "held_bytes": grown_stack.bytes,
                 "blocks": grown_stack.count,
@@ -275,7 +275,7 @@ def _severity(left: int | None, sure: bool) -> Severity:
 
 
 def _named(growing_place: GrowingPlace) -> str:
-    return said_line(growing_place.line) or growing_place.op or "an op without a line"
+    return short_line(growing_place.line) or growing_place.op or "an op without a line"
 
 
 def _where(growing_place: GrowingPlace | None) -> Where:

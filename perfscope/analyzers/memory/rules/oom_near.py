@@ -37,7 +37,7 @@ from perfscope.analyzers.memory.holders import (
     line_of,
     memory_records,
     peak_held,
-    said_line,
+    short_line,
     where_of,
     worst_of_devices,
 )
@@ -258,7 +258,7 @@ def _rows(holders: PeakHolders) -> Iterator[dict[str, Cell]]:
     known = [holder for holder in holders.by_line if holder.line is not None]
     by, rows = ("line", known) if known else ("category", list(holders.by_category))
     for holder in rows:
-        name = said_line(holder.line) if by == "line" else holder.name
+        name = short_line(holder.line) if by == "line" else holder.name
         yield {"held_by": name or "unknown", "held_bytes": holder.bytes, "blocks": holder.blocks or None}
 
 

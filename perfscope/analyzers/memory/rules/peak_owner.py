@@ -41,8 +41,8 @@ from perfscope.analyzers.memory.holders import (
     judged_timelines,
     line_of,
     memory_records,
-    said_line,
     severity_of_bytes,
+    short_line,
     where_of,
     worst_of_devices,
 )
@@ -99,7 +99,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _of(trace: Trace, timeline: MemoryTimeline) -> Iterator[Finding]:
     """What one memory need not hold at its peak."""
-    told_rows = np.zeros(len(timeline.blocks), bool)
+    named = np.zeros(len(timeline.blocks), bool)
     for finder in FINDERS:
         avoidable = finder(trace, timeline)
         if avoidable is None:
@@ -107,9 +107,9 @@ def _of(trace: Trace, timeline: MemoryTimeline) -> Iterator[Finding]:
         judged = replayed(timeline, _without_leaks(trace, timeline, avoidable))
         if judged.saved_bytes < max(MINIMUM_BYTES, MINIMUM_SHARE * judged.peak_bytes):
             continue
-        known_before = int(timeline.blocks["bytes"][judged.blocks[told_rows[judged.blocks]]].sum())
+        known_before = int(timeline.blocks["bytes"][judged.blocks[named[judged.blocks]]].sum())
         if known_before < COVERED * judged.held_bytes:
-            told_rows[judged.blocks] = True
+            named[judged.blocks] = True
             yield _finding(trace, timeline, judged)
 
 
@@ -133,13 +133,13 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
     recorded = timeline.of(trace)
     first = next((row for row in judged.blocks.tolist() if line_of(timeline, row) is not None), int(judged.blocks[0]))
     line = line_of(timeline, first)
-    line_text = f" (made at {said_line(line)})" if line is not None else ""
+    line_text = f" (made at {short_line(line)})" if line is not None else ""
     least = judged.peak_bytes - judged.saved_bytes
     return Finding(
-        subject=f"{judged.found.kind} at the peak of the {timeline.space}",
-        title=f"{judged.found.title} at the {timeline.label} peak: {format_bytes(judged.saved_bytes)} "
+        subject=f"{judged.avoidable.kind} at the peak of the {timeline.space}",
+        title=f"{judged.avoidable.title} at the {timeline.label} peak: {format_bytes(judged.saved_bytes)} "
         f"({format_share(judged.saved_bytes, judged.peak_bytes)})",
-        detail=f"{judged.found.said[0].upper()}{judged.found.said[1:]}{line_text} hold "
+        detail=f"{judged.avoidable.description[0].upper()}{judged.avoidable.description[1:]}{line_text} hold "
         f"{format_bytes(judged.held_bytes)} of "
         f"the peak of {format_bytes(judged.peak_bytes)}; without them it falls to {format_bytes(least)} at best.",
         severity=severity_of_bytes(judged.saved_bytes, judged.peak_bytes, timeline),
@@ -152,5 +152,5 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
         ),
         evidence=block_rows(recorded, timeline, judged.blocks),
         spans=spans_of_peak(timeline, judged.blocks),
-        advice=f"{judged.found.advice}.",
+        advice=f"{judged.avoidable.advice}.",
     )

@@ -71,13 +71,13 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     dumped = [trace for trace in traces if trace.flight_record is not None]
     if not dumped:
         return
-    told = [(trace.source.rank, trace.flight_record) for trace in dumped if trace.source.rank is not None]
-    records = {rank: record for rank, record in told if record is not None}
-    if len(records) < len(told):
-        twice = Counter(rank for rank, _ in told).most_common(1)[0][0]
+    numbered = [(trace.source.rank, trace.flight_record) for trace in dumped if trace.source.rank is not None]
+    records = {rank: record for rank, record in numbered if record is not None}
+    if len(records) < len(numbered):
+        twice = Counter(rank for rank, _ in numbered).most_common(1)[0][0]
         raise AbstainError(f"several dumps are of rank {twice}: which of them belong together is not known")
     hang = hang_of(records)
-    if hang.pending and not told:
+    if hang.pending and not numbered:
         raise AbstainError("the dumps' names do not tell their ranks (they end in the rank: nccl_trace_rank_3)")
     if hang.pending and len(records) == 1:
         raise AbstainError("one rank's dump does not tell who never came: collect the dumps of all ranks")

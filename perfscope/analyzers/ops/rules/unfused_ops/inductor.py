@@ -75,16 +75,16 @@ def _where(pair: RefusedPair) -> Where:
 def _priced(trace: Trace, pair: RefusedPair) -> _Priced:
     """A pair whose kernels are not known ran as often as its graph; its time is that of its bytes alone."""
     rows, runs = trace.fact(_rows_of), trace.fact(_runs_of)
-    held = [*rows.get(pair.first, []), *rows.get(pair.second, [])]
+    kernel_rows = [*rows.get(pair.first, []), *rows.get(pair.second, [])]
     count = runs.get((pair.refusal.compile_id, pair.refusal.direction), 0)
-    spans = np.unique(np.array(held, np.int64))
+    spans = np.unique(np.array(kernel_rows, np.int64))
     if not runs:
         return _Priced(pair=pair, runs=None, kernels_ns=None, saved_ns=None)
     if pair.platform == "cpu":
         slices = trace.rows["slices"]
-        spent = int((slices["end_ns"] - slices["start_ns"])[spans].sum()) if held else None
+        spent = int((slices["end_ns"] - slices["start_ns"])[spans].sum()) if kernel_rows else None
         return _Priced(pair=pair, runs=count, kernels_ns=spent, saved_ns=None)
-    work = work_time(trace, spans) if held else None
+    work = work_time(trace, spans) if kernel_rows else None
     names = [trace.text(int(code)) for code in trace.rows["devices"]["name"]]
     known = [device for name in names if (device := find_device(name)) is not None]
     slowest = min(known, key=lambda device: device.memory_bandwidth) if known and len(known) == len(names) else None
