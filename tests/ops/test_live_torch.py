@@ -13,6 +13,7 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.ops.attention import graph_attentions
 from perfscope.analyzers.ops.fusion import fusion_groups
 from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.ops.rules import unfused_optimizer
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import Trace
@@ -106,7 +107,10 @@ def test_written_out_attention_is_flagged_and_its_twin_is_not(tmp_path: Path):
     [({"foreach": False}, "AdamW in a loop"), ({"fused": True}, None)],
     ids=["loop", "fused"],
 )
-def test_the_form_of_the_optimizer_is_seen(tmp_path: Path, form: dict[str, bool], subject: str | None):
+def test_the_form_of_the_optimizer_is_seen(
+    tmp_path: Path, form: dict[str, bool], subject: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(unfused_optimizer, "MIN_SHARE", 0)  # on a busy machine the step is longer, the saving is not
     found = outcome("unfused_optimizer", captured(tmp_path, fused, **form)).findings
     assert [finding.subject for finding in found] == ([subject] if subject else [])
 
