@@ -97,8 +97,8 @@ def _findings(hang: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding]
         yield _hang(
             subject="a collective that all have begun does not end",
             title=f"all {len(group[1]):,} ranks of a group are in {call.operation} and none has ended it",
-            detail=f"They are in {call.label()} (number {call.sequence}) of {_group(group, call)}; "
-            f"{len(hang.unending):,} groups have collectives that had not ended.",
+            detail=f"They are in {_numbered(group, call)}; {len(hang.unending):,} groups have collectives that had "
+            "not ended.",
             call=call,
             ranks=sorted(group[1]),
             evidence=(
@@ -141,8 +141,8 @@ def _stuck(hang: Hang) -> Finding:
         subject="ranks are stuck in a collective that others have ended",
         title=f"{named_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'} stuck in {first.call.operation}: "
         f"{hang.pending:,} ranks hang",
-        detail=f"Rank {first.rank} has not ended {first.call.label()} (number {first.call.sequence} of "
-        f"{_group(first.group, first.call)}), which {named_ranks(first.ended_by)} "
+        detail=f"Rank {first.rank} has not ended {_numbered(first.group, first.call)}, which "
+        f"{named_ranks(first.ended_by)} "
         f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since.",
         call=first.call,
         ranks=ranks,
@@ -174,8 +174,7 @@ def _absent(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fin
     return _hang(
         subject="ranks never came to a collective",
         title=f"{named_ranks(sorted(alike))} never came to {missed.call.operation}: {hang.pending:,} ranks hang",
-        detail=f"They wait in {missed.call.label()} (number {missed.call.sequence} of "
-        f"{_group(missed.group, missed.call)})"
+        detail=f"They wait in {_numbered(missed.group, missed.call)}"
         + (f"; {named_ranks(sorted(set(ranks) - set(alike)))} never came to others" if set(ranks) - set(alike) else "")
         + f". {named_ranks(sorted(ranks)).capitalize()} wait{'s' if len(ranks) == 1 else ''} for nobody.",
         call=missed.call,
@@ -193,8 +192,7 @@ def _undumped(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> F
     return _hang(
         subject="ranks that others wait for left no dump",
         title=f"{named_ranks(ranks)} left no dump: {hang.pending:,} ranks hang in {missed.call.operation}",
-        detail=f"The first wait in {missed.call.label()} (number {missed.call.sequence} of "
-        f"{_group(missed.group, missed.call)}).",
+        detail=f"The first wait in {_numbered(missed.group, missed.call)}.",
         call=missed.call,
         ranks=ranks,
         evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
@@ -289,6 +287,10 @@ def _same_call(waiting: Waiting, other: Waiting) -> bool:
         other.call.sequence,
         other.call.peer,
     )
+
+
+def _numbered(group: GroupKey, call: RecordedCall) -> str:
+    return f"{call.label()} (number {call.sequence} of {_group(group, call)})"
 
 
 def _group(group: GroupKey, call: RecordedCall) -> str:
