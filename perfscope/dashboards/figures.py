@@ -5,6 +5,7 @@ Figures need plotly, which is loaded when one is drawn: ``pip install 'perfscope
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -434,7 +435,7 @@ def roofline(
     for device in devices:
         ridges = [(peak["flops"] / device["bandwidth"], peak) for peak in device["peaks"]]
         left = min((point["intensity"] for point in drawn), default=1) / 3
-        right = 8 * max([ridge for ridge, _ in ridges] + [point["intensity"] for point in drawn])
+        right = 8 * max([left, *(ridge for ridge, _ in ridges), *(point["intensity"] for point in drawn)])
         lines: list[tuple[float | None, float | None]] = []
         for ridge, peak in ridges:
             start = left if peak is ridges[-1][1] else ridge
@@ -495,8 +496,8 @@ def heat_map(heat: Mapping[str, Any], kind: Literal["wait", "busy"]) -> go.Figur
     figure = graph_objects().Figure()
     figure.add_heatmap(
         z=[values[index * columns : (index + 1) * columns] for index in range(len(rows))],
-        x=[plain(label) for label in heat["labels"]],
-        y=[plain(row["label"]) for row in rows],
+        x=_distinct(heat["labels"]),
+        y=_distinct([row["label"] for row in rows]),
         zmin=0,
         zmax=1 if kind == "busy" else None,
         colorscale=[
@@ -516,3 +517,13 @@ def heat_map(heat: Mapping[str, Any], kind: Literal["wait", "busy"]) -> go.Figur
     figure.update_yaxes(autorange="reversed", showgrid=False, type="category")
     height = min(max(LEAST_MAP_PX, MOST_ROW_PX * len(rows)), MOST_MAP_PX)
     return figure.update_layout(height=height + 60, margin={"t": 10})
+
+
+def _distinct(labels: Sequence[str]) -> list[str]:
+    """Labels of a category axis: plotly takes equal ones for one category."""
+    seen: Counter[str] = Counter()
+    result = []
+    for label in labels:
+        seen[label] += 1
+        result.append(plain(label if seen[label] == 1 else f"{label} ({seen[label]})"))
+    return result

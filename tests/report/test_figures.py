@@ -133,9 +133,15 @@ def test_a_roofline_has_its_points_by_what_holds_them_back_below_the_roofs() -> 
     assert all(y == pytest.approx(min(x * 1e12, 1e13)) for x, y in roof)
 
 
+def test_a_device_without_peaks_has_no_roof() -> None:
+    figure = figures.roofline([], [{"name": "x", "bandwidth": 1e12, "peaks": []}])
+    assert not figure.data[0].x
+
+
 def test_a_heat_map_has_a_row_a_rank_in_seconds() -> None:
     heat = {"columns": 2, "rows": [{"label": "rank 0"}, {"label": "rank 1"}], "value": [0, 2_000_000, None, 5]}
     (cells,) = figures.heat_map(heat | {"labels": ["first", "second"]}, "wait").data
     assert [list(row) for row in cells.z] == [[0, 0.002], [None, 5e-9]]
-    (shares,) = figures.heat_map(heat | {"labels": ["a", "b"], "value": [0.5, 1, 0, None]}, "busy").data
+    (shares,) = figures.heat_map(heat | {"labels": ["step 1", "step 1"], "value": [0.5, 1, 0, None]}, "busy").data
     assert shares.zmax == 1
+    assert list(shares.x) == ["step 1", "step 1 (2)"]  # equal labels are no single column

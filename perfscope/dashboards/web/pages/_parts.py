@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -34,6 +34,15 @@ def tab(word: str, href: str, *, here: bool) -> Any:
     """One of several links, of which the open one is marked."""
     link = dcc.Link(word, href=href, className="ps-tab" + (" ps-here" if here else ""))
     return html.Div(link, **({"aria-current": "true"} if here else {}))
+
+
+def picker(name: Any, items: Iterable[Any], chosen: str | None, **options: Any) -> Any:
+    """A list to choose an item of the shelf (or a work) from, by its title; ``options``: of `dmc.Select`."""
+    data = [{"value": item.key, "label": sanitize(item.title)} for item in items]
+    return dmc.Select(
+        **{"id": name, "data": data, "value": chosen, "placeholder": "run or trace", "searchable": True,
+           "allowDeselect": False, "size": "sm", "w": 300} | options
+    )  # fmt: skip
 
 
 def chosen(asked: Asked, parameter: str, known: Mapping[str, str]) -> str:

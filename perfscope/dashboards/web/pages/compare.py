@@ -11,7 +11,7 @@ from dash import ALL, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.web.pages import Asked, address
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import mark_of, progress, said
+from perfscope.dashboards.web.pages._parts import mark_of, picker, progress, said
 from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.works import SIDES, Pair, Stored, find_work, launches_of, stored
 from perfscope.dashboards.web.server.workshop import State as Readiness
@@ -86,17 +86,7 @@ def _pickers(asked: Asked, held: dict[str, tuple[Item, ...]], sides: dict[str, I
     if all(len(items) < 2 for items in held.values()):
         return []
     selects = [
-        dmc.Select(
-            id={"launch": side},
-            label=f"launch of {side}",
-            data=[{"value": item.key, "label": sanitize(item.title)} for item in held[side]],
-            value=sides[side].key,
-            searchable=True,
-            allowDeselect=False,
-            size="sm",
-            w=340,
-        )
-        for side in SIDES
+        picker({"launch": side}, held[side], sides[side].key, label=f"launch of {side}", w=340) for side in SIDES
     ]
     now = {"stored": asked.parameters.get("stored", ""), **{f"{side}_run": sides[side].key for side in SIDES}}
     store = dcc.Store(id={"launches": "shown"}, data=now)
@@ -219,32 +209,15 @@ def _pickers_compare(asked: Asked) -> Any:
     now = {name: asked.parameters[name] for name in (*SIDES, "stored") if asked.parameters.get(name)}
     if not now and asked.came_from is not None:
         now["head"] = asked.came_from.key  # what was looked at is most often what is behind the change
-    selects = [
-        dmc.Select(
-            id=f"compare-{side}",
-            label=side,
-            data=choice,
-            value=now.get(side),
-            placeholder="run or trace",
-            searchable=True,
-            allowDeselect=False,
-            size="sm",
-            w=300,
-        )
-        for side in SIDES
-    ]
+    selects = [picker(f"compare-{side}", (), now.get(side), label=side, data=choice) for side in SIDES]
     kept = stored(asked.shelf)
     named = asked.parameters.get("stored")
-    value = dmc.Select(
-        id="compare-stored",
+    value = picker(
+        "compare-stored",
+        kept,
+        named if named in {item.key for item in kept} else None,
         label="or a comparison that was kept",
-        data=[{"value": item.key, "label": sanitize(item.title)} for item in kept],
-        value=named if named in {item.key for item in kept} else None,
         placeholder="compare commits, --json",
-        searchable=True,
-        allowDeselect=False,
-        size="sm",
-        w=300,
         style={} if kept else {"display": "none"},
     )
     return html.Div(

@@ -27,6 +27,8 @@ NOTHING = (
     "op graph, perfscope advise memory works out the peak."
 )
 ONE_MOMENT = "This is one moment (a snapshot without a history): there is no curve, the table says who holds what."
+MOST_DIGITS = 20
+"""Of a position in an address."""
 KINDS = {
     "blocks": "blocks",
     "modules": "by module",
@@ -87,7 +89,7 @@ def _curve(asked: Asked, memory: dict[str, Any]) -> list[Any]:
     curve = read_curve(asked.folder / VIEW, memory)["curve"]
     positions, moments, peak = curve["positions"], curve["moments"], curve["peak"]["place"]
     text = asked.parameters.get("at", "")
-    wanted = int(text) if text.isdecimal() else positions[peak]
+    wanted = int(text) if text.isdecimal() and len(text) < MOST_DIGITS else positions[peak]
     index = min(range(len(moments)), key=lambda number: abs(positions[moments[number]] - wanted))
     near = {"earlier": index - 1, "the peak": moments.index(peak), "later": index + 1}
     links = [

@@ -70,7 +70,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 def _cell(asked: Asked, kind: str, heat: dict[str, Any]) -> list[Any]:
     """What the cell that the address names shows, with the way to the timeline."""
-    row, _, column = asked.parameters.get("at", "").partition(".")
+    row, _, column = asked.parameters.get("at", "")[:20].partition(".")
     columns = heat["columns"]
     if not (row.isdecimal() and column.isdecimal() and int(row) < len(heat["rows"]) and int(column) < columns):
         return []
