@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.causes import ROWS_OF_EACH
-from perfscope.analyzers.checkpointing.rules.excess_remat.policies import candidates
 from perfscope.analyzers.engine import Examined
 from perfscope.analyzers.hlo.collectives import collectives
 from perfscope.analyzers.hlo.module import HloModule
@@ -65,17 +64,16 @@ def moved_references(references: np.ndarray, positions: Int64) -> np.ndarray:
 
 # Compiled programs and the recordings of their runs, cut down to what comparing and the sections read.
 #
-# A recording of one process is compared with no other by its rows: its section of programs, its devices side by side
-# and
-# its checkpoint policies are derived before the rows and the instructions go. Its communication kernels stay, because
-# exposed communication outside of a job is told beside the job's.
+# A recording of one process is compared with no other by its rows: its section of programs and its devices side by side
+# are derived before the rows and the instructions go. Its communication kernels stay, because exposed communication
+# outside of a job is told beside the job's.
 #
 # A process whose collectives reach devices of other processes is kept whole: the runs of all of them are put together
 # by their instructions.
 
 _log = logging.getLogger(__name__)
 
-_DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set, candidates)
+_DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

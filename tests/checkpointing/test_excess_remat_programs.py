@@ -1,4 +1,4 @@
-"""excess_remat on compiled XLA programs: jax.checkpoint's recomputation, XLA's own, dominated policies."""
+"""excess_remat on compiled XLA programs: jax.checkpoint's recomputation and XLA's own."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ import pytest
 
 from perfscope.analyzers.checkpointing.jax_layers.layers import STACK_TRAFFIC
 from perfscope.analyzers.checkpointing.program_remat import (
-    DESCRIBED,
-    GIGABYTES,
-    USABLE_SHARE,
     bought_by_checkpoint,
-    bought_by_clones,
     cloned_instructions,
     recomputed_products,
     storing_part,
     timeline_of,
     usable_bytes,
 )
-from perfscope.analyzers.checkpointing.rules.excess_remat.policies import Candidate
-from perfscope.analyzers.devices import DEVICES, named_device
-from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.devices import named_device
+from perfscope.analyzers.engine import judge
 from perfscope.analyzers.hlo.buffers import peak_bytes
-from perfscope.analyzers.hlo.module import BufferAssignment, HloModule
+from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import costs
 from perfscope.analyzers.hlo.program_device import judged_for
 from perfscope.analyzers.registry import load_rule
@@ -90,7 +85,7 @@ def test_with_room_on_the_device_it_is_flagged_with_both_peaks() -> None:
     (finding,) = judge(RULE, trace).findings
     row = finding.evidence[0]
     assert (row["reason"], row["peak_bytes"], row["peak_without_bytes"]) == ("room", found.peak, found.without)
-    assert row["usable_bytes"] == int(0.75 * 84_942_979_072), "of the memory that XLA describes"
+    assert row["usable_bytes"] == int(0.75 * 84_942_979_072), "of the memory that the catalogue states"
     assert "a JAX program gets of H100 SXM (assumed) unless told otherwise" in finding.advice
     assert "within the" in finding.advice
 
@@ -104,12 +99,14 @@ def test_where_the_peak_is_elsewhere_keeping_costs_nothing() -> None:
     assert "the peak is elsewhere" in finding.advice
 
 
-def test_what_the_device_could_not_hold_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_device_could_not_hold_is_no_finding() -> None:
     assert judge(RULE, hlo_trace(step_with_peak_around(middle=N * N))).status == "flagged"
-    monkeypatch.setitem(DESCRIBED, "H100 SXM", 600_000_000)  # type: ignore[attr-defined]
-    trace = hlo_trace(step_with_peak_around(middle=N * N))
+    device = named_device("T4")
+    assert device is not None
+    usable = round(0.75 * 16e9)
+    trace = judged_for(hlo_trace(step_with_peak_around(middle=(usable - 5 * RESULT // 2) // 2)), device)
     found = bought_by_first(trace)
-    assert found.usable == pytest.approx(450_000_000)
+    assert found.usable == usable
     assert found.peak < found.usable < found.without
     assert (found.is_needed, found.reason) == (True, None)
     assert "more than" in found.text()
@@ -126,19 +123,10 @@ def test_what_the_allocator_of_the_run_may_take_goes_first() -> None:
     assert "429 MiB that the run's allocator may take of H100 SXM (assumed)" in found.text()
 
 
-def test_a_size_that_the_vendor_states_counts_where_none_is_described() -> None:
-    trace = hlo_trace(step_with_peak_around(middle=N * N))
-    device = named_device("L40S")
-    assert device is not None
-    trace = judged_for(trace, device)
-    assert bought_by_first(trace).usable == 36_000_000_000
-
-
 def test_a_device_of_unknown_size_says_so() -> None:
-    trace = hlo_trace(step_with_peak_around(middle=N * N))
-    device = named_device("RTX 4090")
+    device = named_device("V100 SXM2")
     assert device is not None
-    trace = judged_for(trace, device)
+    trace = judged_for(hlo_trace(step_with_peak_around(middle=N * N)), device)
     found = bought_by_first(trace)
     assert (found.usable, found.reason) == (None, None)
     assert "not known" in found.text()
@@ -150,57 +138,6 @@ def test_programs_for_a_cpu_have_no_device_memory() -> None:
     trace = hlo_trace(module)
     assert usable_bytes(trace, module) is None
     assert timeline_of(trace, module) is not None
-
-
-@pytest.mark.corpus
-@pytest.mark.parametrize(("name", "lowers"), [("gpu_remat_h100_small", False)])
-def test_xlas_own_rematerialization_that_lowered_nothing(corpus: Path, name: str, lowers: bool) -> None:
-    trace = hlo_trace(corpus_module(corpus / "aot" / f"{name}.hlo.txt.gz"))
-    (cost,) = trace.fact(costs)
-    found = bought_by_clones(trace, cost, trace.fact(cloned_instructions))
-    assert found is not None
-    assert found.lowers_the_peak is lowers
-    (finding,) = judge(RULE, trace).findings
-    assert "the peak is no lower for it" in finding.detail
-    assert finding.evidence[0]["reason"] == "did not lower the peak"
-
-
-def clones(*, between: int) -> HloModule:
-    """A value computed again because something large was in memory in between."""
-    big = (
-        f'  %big = f32[{between}]{{0}} custom-call(), custom_call_target="make"\n'
-        '  %big.use = f32[1]{0} custom-call(%big), custom_call_target="use"\n'
-        if between
-        else ""
-    )
-    dims = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
-    return on_gpu(
-        f"ENTRY %main () -> f32[1] {{\n  %a = f32[1024,1024]{{1,0}} parameter(0)\n"
-        f'  %x = f32[1024,1024]{{1,0}} dot(%a, %a), {dims}, metadata={{op_name="jit(f)/dot" scheduling_name="x"}}\n'
-        '  %x.use = f32[1]{0} custom-call(%x), custom_call_target="use"\n'
-        f"{big}"
-        f"  %x.remat = f32[1024,1024]{{1,0}} dot(%a, %a), {dims}, "
-        'metadata={op_name="jit(f)/dot" scheduling_name="x"}\n'
-        '  ROOT %out = f32[1]{0} custom-call(%x.remat), custom_call_target="use"\n}',
-    )
-
-
-def test_copies_that_made_room_say_what_they_bought() -> None:
-    trace = hlo_trace(clones(between=4 * 1024 * 1024))
-    (cost,) = trace.fact(costs)
-    found = bought_by_clones(trace, cost, trace.fact(cloned_instructions))
-    assert found is not None
-    assert found.without - found.peak == 4 * 1024 * 1024
-    (finding,) = judge(RULE, trace).findings
-    assert "no lower" not in finding.detail
-    assert finding.evidence[0]["reason"] is None
-    assert "it would be" in finding.advice
-
-
-def test_copies_with_nothing_in_between_are_for_nothing() -> None:
-    (finding,) = judge(RULE, hlo_trace(clones(between=0))).findings
-    assert finding.evidence[0]["reason"] == "did not lower the peak"
-    assert "recomputed for nothing" in finding.advice
 
 
 PLAIN, REMATERIALIZED = (
@@ -283,35 +220,6 @@ def test_clones_are_told_by_the_name_they_had_and_the_first_is_left_out():
     assert "33.3%" in finding.detail
 
 
-def test_of_two_programs_of_a_function_the_dominated_one_is_named():
-    wasteful = program(FIRST, product("again", REMATERIALIZED), keep=1_000_000)
-    frugal = program(FIRST, product("other", PLAIN), keep=1_000_000)
-    dominated = [one for one in _judge(wasteful, frugal).findings if "dominated" in one.subject]
-    (finding,) = dominated
-    assert [(row["program"], row["beaten_by"]) for row in finding.evidence] == [("jit_step #1", "jit_step #2"),
-                                                                              ("jit_step #2", None)]  # fmt: skip
-    assert finding.title.startswith("jit_step #1 recomputes 50.0% or less of its arithmetic")
-    assert (finding.basis, finding.where.module) == ("modelled", "jit_step")
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        program(FIRST, product("other", PLAIN), keep=3_000_000),  # recomputes less but needs more memory
-        program(FIRST, product("other", PLAIN), name="jit_other"),
-        program(FIRST, product("other", PLAIN), "  %c = f32[8]{0} parameter(4)\n"),  # other arguments
-        replace(program(FIRST, product("other", PLAIN)), platform="gpu"),
-        replace(
-            program(FIRST, product("other", PLAIN)), buffer_assignment=BufferAssignment(buffers={}, allocations=())
-        ),
-    ],
-    ids=["more memory", "another function", "other arguments", "another device", "memory known in another way"],
-)
-def test_what_is_no_better_or_no_match_dominates_nothing(other: HloModule):
-    wasteful = program(FIRST, product("again", REMATERIALIZED))
-    assert [one.subject for one in _judge(wasteful, other).findings] == ["recomputed forward"]
-
-
 def test_what_cannot_be_judged_abstains():
     early = _judge(program(FIRST, product("again", REMATERIALIZED), scheduled=False))
     assert early.status == "abstained"
@@ -320,32 +228,6 @@ def test_what_cannot_be_judged_abstains():
     assert "op_name" in (_judge(nameless).reason or "")
     neither = judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo", "autograd"}).build())
     assert neither.reason == f"not recorded: {RECORDED['autograd']}"
-
-
-def test_programs_of_two_recordings_are_compared():
-    wasteful, frugal = (
-        hlo_trace(replace(program(FIRST, product(name, path), keep=1_000_000), source=f"{run}/hlo/step.hlo.pb"))
-        for name, path, run in (("again", REMATERIALIZED, "run1"), ("other", PLAIN, "run2"))
-    )
-    (outcome,) = analyze([wasteful, frugal], rules=["excess_remat"]).outcomes
-    (finding,) = (one for one in outcome.findings if "dominated" in one.subject)
-    assert "run1/…/step recomputes 50.0%" in finding.title
-    assert "run2/…/step, a program" in finding.detail
-
-
-@pytest.mark.corpus
-@pytest.mark.parametrize("form", ["scan", "unroll"])
-def test_saving_names_is_dominated_by_saving_products(corpus: Path, form: str):
-    modules = [corpus_module(corpus / "aot" / f"gpu_ckpt_{policy}_{form}.hlo.txt.gz")
-               for policy in ("none", "full", "dots", "names")]  # fmt: skip
-    (finding,) = (one for one in _judge(*modules).findings if "dominated" in one.subject)
-    better = {str(row["program"]).split("_")[2]: row["beaten_by"] for row in finding.evidence}
-    assert better == {"none": None, "full": None, "dots": None, "names": f"gpu_ckpt_dots_{form}"}
-    shares = {str(row["program"]).split("_")[2]: row["recompute_share"] for row in finding.evidence}
-    expected = {"none": 0.0, "full": 0.143, "dots": 0.001, "names": 0.143}
-    if form == "unroll":
-        expected |= {"full": 0.149, "names": 0.148}
-    assert shares == pytest.approx(expected, abs=6e-4)
 
 
 @pytest.mark.corpus
@@ -507,20 +389,3 @@ def test_a_stack_takes_as_long_as_computing_again(corpus: Path):
     # four layers of bf16[2048,4096] through memory
     assert storing.modelled_ns == pytest.approx(-STACK_TRAFFIC * 4 * 2 * 2048 * 4096 / 3.352e12 * 1e9, rel=0.01)
     assert "no less than running them again: 69.5 us" in finding.detail
-
-
-def test_sizes_are_of_devices_that_are_known() -> None:
-    assert set(DESCRIBED) <= set(GIGABYTES) <= {one.name for one in DEVICES}
-    for name, size in DESCRIBED.items():  # vendors count in powers of ten or of two, and some of it is not to be had
-        assert 0.98 * GIGABYTES[name] * 10**9 < size < 1.01 * GIGABYTES[name] * 2**30
-    assert set(USABLE_SHARE) == {"gpu", "tpu"}
-
-
-@pytest.mark.parametrize(("flops", "again"), [(0.0, 0), (1e9, 0), (1e9, 10_000_000)])
-def test_programs_that_recompute_alike_do_not_beat_each_other(flops: float, again: int) -> None:
-    program = Candidate(
-        index=0, name="jit_step", signature=(), again=again, flops=flops, exact=True, share=0.0, assigned=True, peak=8
-    )
-    assert not program.beats(program)
-    assert not program.beats(replace(program, index=1))
-    assert program.beats(replace(program, again=again + 100_000_000)) == (flops <= 2e9)

@@ -33,7 +33,7 @@ def test_files_and_folders_of_programs_are_one_source(tmp_path: Path, capsys: py
 
 
 @pytest.mark.corpus
-def test_of_eight_real_programs_the_dominated_policies_are_named(
+def test_findings_on_eight_real_programs_name_the_program(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for file in sorted((corpus / "aot").glob("gpu_ckpt_*.hlo.txt.gz")):
@@ -41,21 +41,9 @@ def test_of_eight_real_programs_the_dominated_policies_are_named(
     held = report_of_programs(capsys, tmp_path)
     (source,) = held["sources"]
     assert "8 compiled programs" in source["notes"][0]
-    (remat,) = (outcome for outcome in held["outcomes"] if outcome["rule"] == "excess_remat")
-    dominated = {one["where"]["module"]: one for one in remat["findings"] if "dominated" in one["subject"]}
-    expected = {"scan": (0.0, 0.143, 0.001, 0.143), "unroll": (0.0, 0.149, 0.001, 0.148)}
-    assert set(dominated) == {"jit_loss_scan", "jit_loss_unroll"}
-    for form, shares in expected.items():
-        finding = dominated[f"jit_loss_{form}"]
-        rows = {row["program"]: row for row in finding["evidence"]}
-        names = [f"gpu_ckpt_{policy}_{form}" for policy in ("none", "full", "dots", "names")]
-        assert [rows[name]["recompute_share"] for name in names] == pytest.approx(shares, abs=6e-4)
-        assert [rows[name]["beaten_by"] for name in names] == [None, None, None, f"gpu_ckpt_dots_{form}"]
-        assert finding["title"].startswith(f"gpu_ckpt_names_{form} recomputes 14.")
-        assert f"gpu_ckpt_dots_{form}" in finding["title"]
-    others = [one for outcome in held["outcomes"] for one in outcome["findings"] if "dominated" not in one["subject"]]
-    assert others
-    for one in others:
+    findings = [one for outcome in held["outcomes"] for one in outcome["findings"]]
+    assert findings
+    for one in findings:
         assert "gpu_ckpt_" in one["title"] + one["detail"]
         assert all(str(row["program"]).startswith("gpu_ckpt_") for row in one["evidence"])
 

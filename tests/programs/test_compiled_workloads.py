@@ -12,7 +12,6 @@ from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.hlo.collectives import by_size, collectives
 from perfscope.analyzers.programs.collectives import collective_time
-from perfscope.analyzers.readers.hlo.program import join_programs
 from perfscope.analyzers.readers.load import load_all, load_one
 from perfscope.model.documents import compile_manifest
 from perfscope.model.finding import Finding
@@ -139,21 +138,6 @@ def test_what_is_not_fused_has_xlas_own_reason() -> None:
     (finding,) = (finding for rule, finding in _findings(analysis) if rule == "unfused_ops")
     reasons = {row["writes"]: row["xla_says"] for row in finding.evidence}
     assert reasons["loop_select_fusion"] == "the consumer is not fusible"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["h100", "v5e"])
-def test_the_dominated_checkpoint_policy(target: str) -> None:
-    folders = [
-        FIXTURES / f"programs-{target}" / f"attention-policy-{name}" for name in ("none", "full", "dots", "names")
-    ]
-    joined = join_programs([load_one(folder) for folder in folders], "policies")
-    assert joined.target is not None
-    (outcome,) = analyze(joined, rules=["excess_remat"]).outcomes
-    (finding,) = (one for one in outcome.findings if "dominated" in one.subject)
-    better = {str(row["program"]).split("/")[0]: row["beaten_by"] for row in finding.evidence}
-    assert str(better.pop("attention-policy-names")).startswith("attention-policy-dots")
-    assert set(better.values()) == {None}
 
 
 @pytest.mark.parametrize("target", ["h100", "v5e"])

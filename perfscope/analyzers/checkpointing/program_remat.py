@@ -138,22 +138,6 @@ def cloned_instructions(trace: Trace) -> tuple[Cloned, ...]:
 # recomputation bought; against the device's memory it is whether it was needed.
 
 
-DESCRIBED: Mapping[str, int] = {
-    "B200": 191_514_411_008, "GB200": 197_897_748_480, "H200": 151_397_597_184, "H100 SXM": 84_942_979_072,
-    "H100 PCIe": 84_942_979_072, "A100 SXM 80GB": 85_100_068_864, "A100 PCIe 80GB": 79_050_250_240,
-    "A100 40GB": 42_331_013_120,
-}  # fmt: skip
-"""Bytes of memory as XLA describes the devices it compiles for: ``device_memory_size`` in
-``xla/backends/gpu/target_config/specs`` of its sources. Its MI300X is left out: it has the size of a later product."""
-
-GIGABYTES: Mapping[str, int] = {
-    "B200": 180, "GB200": 186, "H200": 141, "H200 NVL": 141, "H100 SXM": 80, "H100 PCIe": 80, "H100 NVL": 94,
-    "A100 SXM 80GB": 80, "A100 PCIe 80GB": 80, "A100 40GB": 40, "L40S": 48, "A30": 24, "A40": 48, "A10": 24, "L4": 24,
-    "T4": 16, "MI355X": 288, "MI350X": 288, "MI325X": 256, "MI300X": 192, "MI300A": 128, "MI250X (one GCD)": 64,
-    "MI210": 64, "TPU v6e": 32, "TPU v5p": 95, "TPU v5e": 16, "TPU v4": 32,
-}  # fmt: skip
-"""Memory of products as their vendors state it, where a name has one size; what is described or recorded goes first."""
-
 USABLE_SHARE = {"gpu": 0.75, "tpu": 0.9}
 """Of the device's memory: what JAX takes on a GPU unless told otherwise (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU
 keeps some for the system."""
@@ -238,29 +222,6 @@ def bought_by_checkpoint(trace: Trace, cost: ModuleCost, products: Sequence[Reco
     return _bought(trace, cost, spans)
 
 
-def bought_by_clones(trace: Trace, cost: ModuleCost, clones: Iterable[Cloned]) -> Bought | None:
-    """What XLA's own rematerialization buys: each clone's value kept from the instruction that made it before."""
-    schedule = Schedule(cost.module)
-    spans = []
-    for clone in clones:
-        first = next(
-            row
-            for row in cost.launched
-            if row.instruction.scheduling_name == clone.original
-            and row.computation == clone.rows[0].computation
-            and row not in clone.rows
-        )
-        before = schedule.positions.get(first.instruction.name)
-        for row in clone.rows:
-            position = schedule.positions.get(row.instruction.name)
-            if before is not None and position is not None:
-                # its own value takes over where the clone stands, and was alive up to its last reader
-                begin = max(before, _last_read(cost.module, schedule, row.computation, first.instruction.name))
-                spans.append((begin + 1, position, row.instruction.shape.bytes))
-                before = position
-    return _bought(trace, cost, spans)
-
-
 def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]]) -> Bought | None:
     timeline = timeline_of(trace, cost.module)
     if timeline is None:
@@ -281,7 +242,7 @@ def usable_bytes(trace: Trace, module: HloModule) -> int | None:
     """What a program may have of the memory of the device it is judged for.
 
     What the allocator of the run says that it may take; else a share of the device's memory as recorded or asked for,
-    as XLA describes the device, or as its vendor states it.
+    or as the catalogue of devices has it.
     """
     share = USABLE_SHARE.get(module.platform or "")
     if share is None:
@@ -289,13 +250,8 @@ def usable_bytes(trace: Trace, module: HloModule) -> int | None:
     limit = _limit(trace)
     if limit is not None:
         return limit
-    device_bytes = device_memory_bytes(trace)
-    if device_bytes is not None:
-        return int(share * device_bytes)
     known: ProgramDevice | None = trace.fact(program_device)
-    if known is None:
-        return None
-    size = DESCRIBED.get(known.device.name) or GIGABYTES.get(known.device.name, 0) * 1_000_000_000
+    size = device_memory_bytes(trace) or (None if known is None else known.device.memory_bytes)
     return int(share * size) if size else None
 
 
@@ -343,17 +299,6 @@ def _forward(schedule: Schedule, cost: ModuleCost, again: Recomputed, span: tupl
 
 def _type(shape: Shape) -> tuple[str, tuple[int, ...]]:
     return shape.dtype, tuple(size for size in sorted(shape.dims) if size > 1)
-
-
-def _last_read(module: HloModule, schedule: Schedule, computation: str, name: str) -> int:
-    return max(
-        (
-            schedule.positions[instruction.name]
-            for instruction in module.computations[computation].instructions
-            if name in instruction.operands
-        ),
-        default=schedule.positions[name],
-    )
 
 
 # Time that recomputation takes: measured where the instructions were recorded, else their roof on the device.

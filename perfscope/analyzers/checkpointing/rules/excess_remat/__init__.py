@@ -44,10 +44,8 @@ How it is found:
     It is said for each MiB that keeping would take: the most expensive are the first to keep. The peak with the
     results kept is laid beside the program's own: recomputation is too much where the peak is elsewhere and stays as it
     is, or where the device has room: what the run's allocator may take, else of the device's memory, as recorded or
-    as XLA describes the device, what JAX takes by itself (three quarters on a GPU). Where it would not fit, there
-    is no finding: it is needed. Of XLA's own copies it is said whether they lowered the peak at all. Where several
-    programs of one function are there, one that recomputes more than another and needs as much memory is named: its
-    policy is dominated.
+    as its vendor or compiler states it, what JAX takes by itself (three quarters on a GPU). Where it would not fit,
+    there is no finding: it is needed.
 
 Fix:
     Save what is expensive to rebuild and recompute only what is cheap (norms, activations, casts)::
@@ -73,7 +71,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from perfscope.analyzers.checkpointing.remat_bargain import Bargain, RegionBargain, remat_bargain, what_to_do, why
 from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import compiled_findings
-from perfscope.analyzers.checkpointing.rules.excess_remat.policies import dominated_policies
 from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
@@ -123,11 +120,6 @@ def check(trace: Trace) -> Iterable[Finding]:
         yield from program_findings(trace)
     elif not compiled:
         raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent), absent)
-
-
-def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
-    """One finding for each function with a program whose checkpoint policy another program of it beats."""
-    yield from dominated_policies(traces)
 
 
 def _from_autograd(trace: Trace) -> Iterable[Finding]:

@@ -10,7 +10,6 @@ from perfscope.analyzers.checkpointing.program_remat import (
     Cloned,
     Recomputed,
     bought_by_checkpoint,
-    bought_by_clones,
     cloned_instructions,
     cloned_parts,
     ns_a_mib,
@@ -156,15 +155,12 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
     copies = sum(len(clone.rows) for clone in members)
     where = where_of(members[0].rows[0].instruction)
     spent = price(trace, cloned_parts(trace, members))
-    whole = bought_by_clones(trace, cost, members)
-    for_nothing = whole is not None and not whole.lowers_the_peak
     finding = Finding(
         subject="rematerialized by XLA",
         title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again to save memory: "
         + (f"{_percent(share, cost)} of the arithmetic" if spent is None else spent.brief),
         detail=f"The program did not fit into memory. {_percent(share, cost)} of its arithmetic, "
         f"{format_bytes(sum(clone.bytes for clone in members))} more moved per run"
-        + ("; the peak is no lower for it" if for_nothing else "")
         + ("." if spent is None else f"; it takes {spent.text}."),
         severity=_severity(share),
         basis="structural",
@@ -180,7 +176,6 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
                 "flops_share": _share(clone.flops, cost),
                 "moved_bytes": clone.bytes,
                 "recompute_ns": part_ns(trace, cloned_parts(trace, [clone])),
-                **({} if whole is None else _clone_cells(whole)),
             }
             for clone in members[:MAX_ROWS]
         ),
@@ -188,30 +183,9 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
         advice="Choose what to recompute yourself: jax.checkpoint with a policy that saves the products. Donate "
         "arguments that are replaced (jax.jit(..., donate_argnums=...)), or make the batch per device smaller. Look "
         "at XLA's "
-        "warning 'Can't reduce memory use below': the recomputation may not even have helped. "
-        + (_headroom(cost) if whole is None else _paid(whole)),
+        "warning 'Can't reduce memory use below': the recomputation may not even have helped. " + _headroom(cost),
     )
     yield priced(finding, spent)
-
-
-def _clone_cells(whole: Bought) -> dict[str, Cell]:
-    cells = whole.cells()
-    cells["reason"] = None if whole.lowers_the_peak else "did not lower the peak"
-    return cells
-
-
-def _paid(whole: Bought) -> str:
-    """What the copies bought, as the end of the advice."""
-    known = "assigned" if whole.assigned else "modelled"
-    if not whole.lowers_the_peak:
-        return (
-            f"The peak, {format_bytes(whole.peak)} ({known}), would be {format_bytes(whole.without)} with every value "
-            "computed once: it was recomputed for nothing."
-        )
-    return (
-        f"The peak is {format_bytes(whole.peak)} ({known}); it would be {format_bytes(whole.without)} with every value "
-        "computed once."
-    )
 
 
 def _share(flops: int, cost: ModuleCost) -> float:
