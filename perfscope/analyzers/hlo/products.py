@@ -79,7 +79,7 @@ class ProductAxes:
 
 
 def dot_axes(instruction: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
-    """Of a ``dot`` whose axes fit (``flow.fits``)."""
+    """Of a ``dot``; ``ValueError`` where the two factors name different numbers of axes."""
     rest = instruction.attributes
     batch, sums = dims_of(rest.get("lhs_batch_dims", "")), dims_of(rest.get("lhs_contracting_dims", ""))
     their_batch, their_sums = dims_of(rest.get("rhs_batch_dims", "")), dims_of(rest.get("rhs_contracting_dims", ""))

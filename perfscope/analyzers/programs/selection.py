@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.products import dims_of
-from perfscope.analyzers.hlo.flow import Flow, Value, fits, in_memory
+from perfscope.analyzers.hlo.flow import Flow, Value
 from perfscope.analyzers.hlo.module import ITEM_BITS, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.products import ProductAxes, convolution_axes, dot_axes
+from perfscope.analyzers.hlo.products import convolution_axes, dot_axes
 from perfscope.analyzers.hlo.program import costs
 from perfscope.analyzers.hlo.roofline import roof_of
 from perfscope.model.trace import Trace
@@ -119,17 +119,12 @@ def product(left: Pattern, right: Pattern, dims: Sequence[int]) -> Pattern:
 
 
 def total(left: Pattern, right: Pattern, dims: Sequence[int]) -> Pattern:
-    """``left + right``, or another operation that is zero where both are. Positions stay positions when shifted."""
+    """``left + right``, or another operation that is zero where both are."""
     if left.is_zero or right.is_zero:
         other = right if left.is_zero else left
         return Pattern(bounds=other.bounds, constant=left.constant & right.constant, is_zero=other.is_zero)
     bounds = {axes: most + right.bounds[axes] for axes, most in left.bounds.items() if axes in right.bounds}
     return pattern(bounds, dims, left.constant & right.constant)
-
-
-def shifted(left: Pattern, right: Pattern) -> Axes:
-    """Axes along which a sum or difference of two arrays still counts positions."""
-    return (left.distinct & right.constant) | (right.distinct & left.constant)
 
 
 def summed(source: Pattern, dims: Sequence[int], axes: Iterable[int]) -> Pattern:
@@ -213,21 +208,14 @@ def _groups(dims: Sequence[int], into: Sequence[int]) -> list[tuple[Axes, Axes]]
     return result
 
 
-# What is known to be zero of every value of a program (``hlo_selection``), followed across fusions and loops.
+# What is known to be zero of every value of a program, followed across fusions and loops.
 
 
 _MOST_ROUNDS = 4
 """Times a value in a loop may change: a state that only hands on settles in two, one that adds up never does."""
 
-_SAME = frozenset({"abs", "convert", "copy", "negate", "reduce-precision", "sign", "sqrt", "tanh"})
-"""Zero where the operand is; element for element."""
-
-_CUTS = frozenset({"slice", "dynamic-slice"})
-
-_WHOLE = frozenset({"s32", "u32", "s64", "u64"})
-
-_SUMS = frozenset({"add", "subtract", "maximum", "minimum", "or", "xor"})
-"""Zero where both operands are."""
+_POSITIONS = frozenset({"s32", "u32", "s64", "u64"})
+"""Types that can number any axis: positions stay apart in a cast between them."""
 
 
 def patterns(flow: Flow) -> Sequence[Pattern]:
@@ -280,204 +268,217 @@ def _of_value(flow: Flow, value: Value, sources: Sequence[Pattern | None]) -> Pa
     instruction = value.instruction
     if instruction.shape.dtype == "tuple":
         return UNKNOWN
+    known = [source for source in sources if source is not None]
     if value.names:
         if any(flow.values[name].instruction.shape.dims != instruction.shape.dims for name in value.names):
             return UNKNOWN
-        known = [source for source in sources if source is not None]
         return same_values(known) if known else None
-    if any(source is None for source in sources):
+    if len(known) < len(sources):
         return None
+    rule = _RULES.get(instruction.opcode)
     shapes = [value.computation.by_name[name].shape for name in instruction.operands]
-    return _computed(flow.module, instruction, [source for source in sources if source is not None], shapes)
-
-
-def _computed(
-    module: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]
-) -> Pattern:
-    dims, opcode = instruction.shape.dims, instruction.opcode
-    if not fits(instruction, shapes):
+    try:
+        return UNKNOWN if rule is None else rule(_Op(flow.module, instruction, known, shapes))
+    except (IndexError, ValueError):  # operands, axes and result do not belong together: a file may say anything
         return UNKNOWN
-    if opcode == "constant":
-        zero = instruction.is_zero or instruction.value == 0
-        return Pattern(is_zero=True, constant=frozenset(range(len(dims)))) if zero else UNKNOWN
-    if opcode == "iota":
-        axis = dims_of(instruction.attributes.get("iota_dimension", "0"))
-        return pattern({}, dims, frozenset(range(len(dims))) - frozenset(axis), frozenset(axis))
-    if opcode in _SAME:
-        return (
-            _cast(inputs[0], shapes[0].dtype, instruction.shape.dtype)
-            if opcode == "convert"
-            else _kept(opcode, inputs[0])
-        )
-    if opcode in _CUTS:
-        return (
-            pattern(inputs[0].bounds, dims, inputs[0].constant, inputs[0].distinct)
-            if not inputs[0].is_zero
-            else inputs[0]
-        )
-    if opcode in _SUMS:
-        result = total(inputs[0], inputs[1], dims)
-        if opcode in ("add", "subtract"):
-            result = Pattern(
-                bounds=result.bounds,
-                constant=result.constant,
-                distinct=shifted(inputs[0], inputs[1]),
-                is_zero=result.is_zero,
-            )
-        return result
-    rule = _RULES.get(opcode)
-    return UNKNOWN if rule is None else rule(module, instruction, inputs, shapes)
 
 
-def _kept(opcode: str, pattern: Pattern) -> Pattern:
-    if opcode in ("copy", "negate"):
-        return pattern
-    return Pattern(bounds=pattern.bounds, constant=pattern.constant, is_zero=pattern.is_zero)
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """An instruction with what is known of its operands. Rules raise errors where its parts do not belong together."""
+
+    module: HloModule
+    instruction: Instruction
+    inputs: Sequence[Pattern]
+    shapes: Sequence[Shape]
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return self.instruction.shape.dims
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return dims_of(self.instruction.attributes.get("dimensions", ""))
+
+    def alike(self, count: int) -> Sequence[Pattern]:
+        """The ``count`` operands of an op that works element for element."""
+        _require(len(self.shapes) == count and all(shape.dims == self.dims for shape in self.shapes))
+        return self.inputs
 
 
-def _cast(pattern: Pattern, source: str, target: str) -> Pattern:
-    """Positions stay apart in types that can number any axis."""
-    if source in _WHOLE and target in _WHOLE:
-        return pattern
-    return Pattern(bounds=pattern.bounds, constant=pattern.constant, is_zero=pattern.is_zero)
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError("the parts of an instruction do not belong together")
 
 
-def _broadcast(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    axes = dims_of(instruction.attributes.get("dimensions", ""))
-    return renumbered(inputs[0], axes, frozenset(range(len(instruction.shape.dims))) - frozenset(axes))
+def _constant(op: _Op) -> Pattern:
+    zero = op.instruction.is_zero or op.instruction.value == 0
+    return Pattern(is_zero=True, constant=frozenset(range(len(op.dims)))) if zero else UNKNOWN
 
 
-def _transpose(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    positions = dims_of(instruction.attributes.get("dimensions", ""))
-    return renumbered(inputs[0], [positions.index(axis) for axis in range(len(positions))])
+def _iota(op: _Op) -> Pattern:
+    axis = frozenset(dims_of(op.instruction.attributes.get("iota_dimension", "0")))
+    every = frozenset(range(len(op.dims)))
+    _require(axis <= every)
+    return Pattern(constant=every - axis, distinct=axis)
 
 
-def _reshape(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    return regrouped(inputs[0], shapes[0].dims, instruction.shape.dims)
+def _same(op: _Op) -> Pattern:
+    """Zero where the operand is; element for element."""
+    (source,) = op.alike(1)
+    types = {op.shapes[0].dtype, op.instruction.shape.dtype}
+    distinct = op.instruction.opcode == "copy" or (op.instruction.opcode == "convert" and types <= _POSITIONS)
+    return source if distinct else replace(source, distinct=NO_AXES)
 
 
-def _bitcast(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+def _cut(op: _Op) -> Pattern:
+    source = op.inputs[0]
+    _require(len(op.shapes[0].dims) == len(op.dims))
+    return source if source.is_zero else pattern(source.bounds, op.dims, source.constant, source.distinct)
+
+
+def _broadcast(op: _Op) -> Pattern:
+    axes, every = op.axes, frozenset(range(len(op.dims)))
+    _require(len(set(axes)) == len(axes) and tuple(op.dims[axis] for axis in axes) == op.shapes[0].dims)
+    return renumbered(op.inputs[0], axes, every - frozenset(axes))
+
+
+def _transpose(op: _Op) -> Pattern:
+    axes = op.axes
+    _require(sorted(axes) == list(range(len(axes))) and tuple(op.shapes[0].dims[axis] for axis in axes) == op.dims)
+    return renumbered(op.inputs[0], [axes.index(axis) for axis in range(len(axes))])
+
+
+def _bitcast(op: _Op) -> Pattern:
     """The same bytes: the elements in the order of the memory, major first."""
-    before, after = in_memory(shapes[0]), in_memory(instruction.shape)
-    if shapes[0].dtype != instruction.shape.dtype or before is None or after is None:
-        return UNKNOWN
-    dims, into = shapes[0].dims, instruction.shape.dims
-    physical = renumbered(inputs[0], [before.index(axis) for axis in range(len(dims))])
-    regrouped_ = regrouped(physical, [dims[axis] for axis in before], [into[axis] for axis in after])
-    return renumbered(regrouped_, after)
+    (shape,) = op.shapes
+    before, after = _in_memory(shape), _in_memory(op.instruction.shape)
+    _require(shape.dtype == op.instruction.shape.dtype)
+    physical = renumbered(op.inputs[0], [before.index(axis) for axis in range(len(shape.dims))])
+    return renumbered(
+        regrouped(physical, [shape.dims[axis] for axis in before], [op.dims[axis] for axis in after]), after
+    )
 
 
-def _compare(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    if instruction.attributes.get("direction") != "EQ":
-        return Pattern(constant=inputs[0].constant & inputs[1].constant)
-    return positions_equal(inputs[0], inputs[1], instruction.shape.dims)
+def _in_memory(shape: Shape) -> tuple[int, ...]:
+    """Axes of an array as they lie in memory, major first."""
+    order = tuple(range(len(shape.dims))) if shape.layout is None else tuple(reversed(shape.layout))
+    _require(sorted(order) == list(range(len(shape.dims))))
+    return order
 
 
-def _multiply(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    return product(inputs[0], inputs[1], instruction.shape.dims)
+def _compare(op: _Op) -> Pattern:
+    left, right = op.alike(2)
+    if op.instruction.attributes.get("direction") != "EQ":
+        return Pattern(constant=left.constant & right.constant)
+    return positions_equal(left, right, op.dims)
 
 
-def _divide(_: HloModule, __: Instruction, inputs: Sequence[Pattern], ___: Sequence[Shape]) -> Pattern:
-    return Pattern(bounds=inputs[0].bounds, constant=inputs[0].constant & inputs[1].constant, is_zero=inputs[0].is_zero)
+def _multiply(op: _Op) -> Pattern:
+    left, right = op.alike(2)
+    return product(left, right, op.dims)
 
 
-def _select(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    chosen, on_true, on_false = inputs
-    dims = instruction.shape.dims
-    if shapes[0].dims != dims:
-        chosen = Pattern(constant=frozenset(range(len(dims))))
+def _divide(op: _Op) -> Pattern:
+    left, right = op.alike(2)
+    return replace(left, constant=left.constant & right.constant, distinct=NO_AXES)
+
+
+def _add(op: _Op) -> Pattern:
+    left, right = op.alike(2)
+    return total(left, right, op.dims)
+
+
+def _select(op: _Op) -> Pattern:
+    chosen, on_true, on_false = op.inputs
+    _require(op.shapes[0].dims in ((), op.dims) and op.shapes[1].dims == op.shapes[2].dims == op.dims)
+    if op.shapes[0].dims != op.dims:
+        chosen = Pattern(constant=frozenset(range(len(op.dims))))
     if on_false.is_zero:
-        return product(chosen, on_true, dims)
-    either = total(on_true, on_false, dims)
-    return Pattern(bounds=either.bounds, constant=either.constant & chosen.constant, is_zero=either.is_zero)
+        return product(chosen, on_true, op.dims)
+    either = total(on_true, on_false, op.dims)
+    return replace(either, constant=either.constant & chosen.constant)
 
 
-def _reduce(module: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    adds = len(inputs) == 2 and module.computations[instruction.called[0]].root.opcode in ("add", "maximum", "or")
-    if not adds or not inputs[1].is_zero:
-        return UNKNOWN
-    return summed(inputs[0], shapes[0].dims, dims_of(instruction.attributes.get("dimensions", "")))
+def _reduce(op: _Op) -> Pattern:
+    source, start = op.inputs
+    dims, axes = op.shapes[0].dims, op.axes
+    _require(tuple(size for axis, size in enumerate(dims) if axis not in axes) == op.dims)
+    adds = op.module.computations[op.instruction.called[0]].root.opcode in ("add", "maximum", "or")
+    return summed(source, dims, axes) if adds and start.is_zero else UNKNOWN
 
 
-def _pad(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], __: Sequence[Shape]) -> Pattern:
-    if not inputs[1].is_zero or "-" in instruction.attributes.get("padding", ""):
-        return UNKNOWN
-    return Pattern(is_zero=True) if inputs[0].is_zero else pattern(inputs[0].bounds, instruction.shape.dims)
-
-
-def _concatenate(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    (along,) = dims_of(instruction.attributes.get("dimensions", "")) or (0,)
-    known = [group for part in inputs for group in part.bounds]
+def _concatenate(op: _Op) -> Pattern:
+    (along,) = op.axes
+    _require(all(len(shape.dims) == len(op.dims) for shape in op.shapes))
     bounds: dict[Axes, int] = {}
-    for axes in known:
-        each = [part.at(axes) for part in inputs]
-        most = [number for number in each if number is not None]
-        if len(most) == len(inputs):
-            bounds[axes] = sum(most) if along in axes else max(most)
-    constant = frozenset.intersection(*(part.constant for part in inputs)) - {along}
-    return pattern(bounds, instruction.shape.dims, constant) if not all(part.is_zero for part in inputs) else inputs[0]
+    for axes in {group for part in op.inputs for group in part.bounds}:
+        most = [part.at(axes) for part in op.inputs]
+        known = [number for number in most if number is not None]
+        if len(known) == len(most):
+            bounds[axes] = sum(known) if along in axes else max(known)
+    constant = frozenset.intersection(*(part.constant for part in op.inputs)) - {along}
+    return pattern(bounds, op.dims, constant) if not all(part.is_zero for part in op.inputs) else op.inputs[0]
 
 
-def _update(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+def _update(op: _Op) -> Pattern:
     """A part overwritten: bounds hold where the part covers all of their axes, else those of both add up."""
-    before, part = inputs[0], inputs[1]
-    dims = instruction.shape.dims
+    before, part = op.inputs[:2]
+    _require(len(op.shapes[0].dims) == len(op.shapes[1].dims) == len(op.dims))
     bounds: dict[Axes, int] = {}
     for axes in before.bounds.keys() | part.bounds.keys():
         mine, theirs = before.at(axes), part.at(axes)
         if mine is not None and theirs is not None:
-            covered = all(shapes[1].dims[axis] == dims[axis] for axis in axes)
+            covered = all(op.shapes[1].dims[axis] == op.dims[axis] for axis in axes)
             bounds[axes] = max(mine, theirs) if covered else mine + theirs
-    return Pattern(is_zero=True) if before.is_zero and part.is_zero else pattern(bounds, dims)
+    return Pattern(is_zero=True) if before.is_zero and part.is_zero else pattern(bounds, op.dims)
 
 
-def _dot(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    return _summed_product(dot_axes(instruction, shapes), inputs, shapes)
-
-
-def _convolution(_: HloModule, instruction: Instruction, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
-    axes = convolution_axes(instruction, shapes)
-    return UNKNOWN if axes is None else _summed_product(axes, inputs, shapes)
-
-
-def _summed_product(axes: ProductAxes, inputs: Sequence[Pattern], shapes: Sequence[Shape]) -> Pattern:
+def _matrix_product(op: _Op) -> Pattern:
     """The product over batch, rows, columns and contracted axes, summed over the last ones.
 
     Of selections with each other, and with weights (no axis of their own): what a selection picks out of data is data,
     though it may be padded with zeros.
     """
+    axes = dot_axes(op.instruction, op.shapes) if op.instruction.opcode == "dot" else None
+    axes = axes or convolution_axes(op.instruction, op.shapes)
+    if axes is None:
+        return UNKNOWN
     left, right, result = axes.left, axes.right, axes.result
     rows = [name for name in left if name in result and name not in right]
     columns = [name for name in right if name in result and name not in left]
-    if (rows and not inputs[0].bounds) or (columns and not inputs[1].bounds):
+    if (rows and not op.inputs[0].bounds) or (columns and not op.inputs[1].bounds):
         return UNKNOWN
     order = [*result, *dict.fromkeys(name for name in (*left, *right) if name not in result)]
     index = {name: index for index, name in enumerate(order)}
-    sizes = dict(zip((*left, *right), (*shapes[0].dims, *shapes[1].dims), strict=True))
+    sizes: dict[int, int] = {}
+    for name, size in zip((*left, *right), (*op.shapes[0].dims, *op.shapes[1].dims), strict=True):
+        _require(sizes.setdefault(name, size) == size)
     space = [sizes.get(name, 1) for name in order]
+    _require(tuple(space[: len(result)]) == op.dims)
     every = frozenset(range(len(space)))
     mine, theirs = (
         renumbered(pattern, [index[name] for name in names], every - {index[name] for name in names})
-        for pattern, names in zip(inputs, (left, right), strict=True)
+        for pattern, names in zip(op.inputs, (left, right), strict=True)
     )
-    terms = product(mine, theirs, space)
-    return summed(terms, space, range(len(result), len(space)))
+    return summed(product(mine, theirs, space), space, range(len(result), len(space)))
 
 
-_RULES: Mapping[str, Callable[[HloModule, Instruction, Sequence[Pattern], Sequence[Shape]], Pattern]] = {
-    "and": _multiply,
+_RULES: Mapping[str, Callable[[_Op], Pattern]] = {
+    **dict.fromkeys(("abs", "convert", "copy", "negate", "reduce-precision", "sign", "sqrt", "tanh"), _same),
+    **dict.fromkeys(("add", "maximum", "or", "subtract"), _add),
+    **dict.fromkeys(("and", "multiply"), _multiply),
+    **dict.fromkeys(("convolution", "dot"), _matrix_product),
+    **dict.fromkeys(("dynamic-slice", "slice"), _cut),
     "bitcast": _bitcast,
     "broadcast": _broadcast,
     "compare": _compare,
     "concatenate": _concatenate,
-    "convolution": _convolution,
+    "constant": _constant,
     "divide": _divide,
-    "dot": _dot,
     "dynamic-update-slice": _update,
-    "multiply": _multiply,
-    "pad": _pad,
+    "iota": _iota,
     "reduce": _reduce,
-    "reshape": _reshape,
     "select": _select,
     "transpose": _transpose,
 }
@@ -485,10 +486,8 @@ _RULES: Mapping[str, Callable[[HloModule, Instruction, Sequence[Pattern], Sequen
 
 # Matrix products that move rows: one factor is a selection, nearly all zero because it was built one-hot.
 #
-# What such a product multiplies with zeros is wasted; what is left is one row read and written for each element of
-# the
-# selection that may not be zero (at most ``density`` of them). The gradient of a weighted selection is a product of
-# the
+# What such a product multiplies with zeros is wasted; what is left is one row read and written for each element of the
+# selection that may not be zero (at most ``density`` of them). The gradient of a weighted selection is a product of the
 # same size whose result is needed only there: it stands on the same line, without a selection among its factors.
 
 
