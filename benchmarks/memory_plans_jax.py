@@ -16,11 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.checkpointing.jax_layers.recompute import predicted_recompute, recomputed_flops
 from perfscope.analyzers.checkpointing.simulate import Simulator
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
-from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models, predicted_recompute, recomputed_flops
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
@@ -30,8 +29,8 @@ SOURCES = (*POLICIES, "names")
 """Nothing of a program tells what another with ``names`` would keep; from one with it something can be predicted."""
 ENDING = ".hlo.pb.xz"
 KINDS = {"loop": ("scan", "halves"), "layers with a scope each": ("unrolled", "listed")}
-HELD_OUT = ("gpu", "fresh")
-"""Labels of programs that nobody had looked at when the rules were finished."""
+HELD_OUT = ("unrolled-fresh", "listed-fresh")
+"""Ends of the names of steps that were compiled when the estimate was finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ def _models(trace: Trace) -> tuple[StepModel, ...]:
 
 
 def _peak(trace: Trace) -> int:
-    timeline = memory_timeline(trace.hlo[0])
+    timeline = assigned_memory(trace.hlo[0])
     assert timeline is not None
     return timeline.peak_bytes
 

@@ -126,7 +126,7 @@ def _compiled_or_estimated(
 
     Where estimates are left, the command that compiles the policies is named, if the run names its program.
     """
-    from perfscope.analyzers.checkpointing.jax_layers.estimate import EXACT
+    from perfscope.analyzers.checkpointing.step_model_hlo import EXACT
 
     trace = next(
         (trace for trace in traces if model.framework == "jax" and trace.hlo and trace.op_graph is None), traces[0]

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers.checkpointing.jax_layers.recompute import predicted_recompute, recomputed_flops
 from perfscope.analyzers.checkpointing.models import step_models
 from perfscope.analyzers.checkpointing.plans import plan_memory
+from perfscope.analyzers.checkpointing.step_model_hlo import predicted_recompute, recomputed_flops
 from perfscope.analyzers.checkpointing.verified import setting
 from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.readers.load import load_path

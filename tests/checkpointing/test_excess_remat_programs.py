@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.checkpointing.jax_layers.layers import STACK_TRAFFIC
+from perfscope.analyzers.checkpointing.jax_layers import STACK_TRAFFIC
 from perfscope.analyzers.checkpointing.program_remat import (
     bought_by_checkpoint,
     cloned_instructions,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.checkpointing.jax_layers.layers import layer_loops, reached
-from perfscope.analyzers.checkpointing.jax_layers.recompute import nothing, unbatched_products
-from perfscope.analyzers.checkpointing.jax_layers.unrolled import single_layers
-from perfscope.analyzers.hlo.flow import Flow
+from perfscope.analyzers.checkpointing.jax_layers import ForwardWork, Layers, forward_work, layer_loops, single_layers
+from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from tests.hlo_build import hlo_module
@@ -16,38 +14,57 @@ PLAIN = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 BATCHED = "lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={1}"
 
 
-def kept(module: HloModule, name: str) -> bool:
-    flow = Flow(module)
-    return unbatched_products(flow)(flow.numbers[module.entry, name])
+def work_of(module: HloModule) -> ForwardWork:
+    """That of a loop whose body is the entry."""
+    layers = Layers(
+        name="layers",
+        group="layers",
+        count=1,
+        forward=(0, 1),
+        backward=(1, 2),
+        input_bytes=0,
+        forward_in=frozenset({module.entry}),
+        backward_in=frozenset(),
+        is_loop=True,
+    )
+    return forward_work(layers, module_cost(module))
+
+
+def names(rows: object) -> list[str]:
+    return [row.instruction.name for row in rows]  # type: ignore[attr-defined]
 
 
 def test_products_with_weights_are_kept_and_batched_ones_are_not() -> None:
     module = hlo_module(
-        "ENTRY %main () -> bf16[4,4,4] {\n"
+        "ENTRY %main () -> bf16[4,4] {\n"
         "  %a = bf16[4,4]{1,0} parameter(0)\n  %b = bf16[4,4,4]{2,1,0} parameter(1)\n"
-        f"  %plain = bf16[4,4]{{1,0}} dot(%a, %a), {PLAIN}\n"
-        "  %sum = bf16[4,4]{1,0} add(%plain, %a)\n"
-        f"  ROOT %batched = bf16[4,4,4]{{2,1,0}} dot(%b, %b), {BATCHED}\n}}"
+        f'  %plain = bf16[4,4]{{1,0}} dot(%a, %a), {PLAIN}, metadata={{op_name="jit(f)/jvp(a)/dot_general"}}\n'
+        '  %sum = bf16[4,4]{1,0} add(%plain, %a), metadata={op_name="jit(f)/jvp(a)/add"}\n'
+        f'  %batched = bf16[4,4,4]{{2,1,0}} dot(%b, %b), {BATCHED}, metadata={{op_name="jit(f)/jvp(b)/dot_general"}}\n'
+        f'  ROOT %last = bf16[4,4]{{1,0}} dot(%sum, %a), {PLAIN}, metadata={{op_name="jit(f)/jvp(c)/dot_general"}}\n}}'
     )
-    assert kept(module, "plain")
-    assert not kept(module, "batched")
-    assert not kept(module, "sum")
-    assert not nothing(0)
+    work = work_of(module)
+    assert names(work.products) == ["plain"]  # no backward reads the result of the last one
+    assert names(work.summed) == ["plain", "last"]
+    assert names(work.others) == ["sum", "batched"]
 
 
-@pytest.mark.parametrize(("path", "is_one"), [("jit(f)/dot_general", True), ("jit(f)/reduce_sum", False)])
-def test_a_product_that_xla_split_is_one_without_a_batch(path: str, is_one: bool) -> None:
+@pytest.mark.parametrize(("path", "is_split"), [("jit(f)/jvp()/dot_general", True), ("jit(f)/jvp()/reduce_sum", False)])
+def test_a_product_that_xla_split_is_one_without_a_batch(path: str, is_split: bool) -> None:
     module = hlo_module(
         "%add (x: f32[], y: f32[]) -> f32[] {\n  %x = f32[] parameter(0)\n  %y = f32[] parameter(1)\n"
         "  ROOT %s = f32[] add(%x, %y)\n}\n"
         "ENTRY %main () -> f32[4,4] {\n"
         "  %b = f32[2,4,4]{2,1,0} parameter(0)\n  %zero = f32[] constant(0)\n"
-        f'  %parts = f32[2,4,4]{{2,1,0}} dot(%b, %b), {BATCHED}, metadata={{op_name="jit(f)/dot_general"}}\n'
-        "  ROOT %whole = f32[4,4]{1,0} reduce(%parts, %zero), dimensions={0}, to_apply=%add, "
-        f'metadata={{op_name="{path}"}}\n}}'
+        f'  %parts = f32[2,4,4]{{2,1,0}} dot(%b, %b), {BATCHED}, metadata={{op_name="jit(f)/jvp()/dot_general"}}\n'
+        "  %whole = f32[4,4]{1,0} reduce(%parts, %zero), dimensions={0}, to_apply=%add, "
+        f'metadata={{op_name="{path}"}}\n'
+        f"  ROOT %last = f32[4,4]{{1,0}} dot(%whole, %whole), {PLAIN}, "
+        'metadata={op_name="jit(f)/jvp(c)/dot_general"}\n}'
     )
-    assert kept(module, "whole") is is_one
-    assert not kept(module, "parts")
+    work = work_of(module)
+    assert names(work.products) == (["parts", "whole"] if is_split else [])
+    assert names(work.summed) == (["whole", "last"] if is_split else ["last"])
 
 
 def unrolled(*scopes: str) -> HloModule:
@@ -66,37 +83,19 @@ def unrolled(*scopes: str) -> HloModule:
     return hlo_module(f"ENTRY %main () -> f32[8,8] {{\n{''.join(lines)}}}")
 
 
-@pytest.mark.parametrize("names", [("block_0", "block_1"), ("layers[0]", "layers[1]"), ("h.0", "h.1"), ("L0", "L1")])
-def test_numbered_scopes_with_a_backward_are_layers(names: tuple[str, str]) -> None:
-    module = unrolled(*names)
-    found = single_layers(Flow(module), Schedule(module))
-    assert [one.name for one in found] == list(names)
+@pytest.mark.parametrize("scopes", [("block_0", "block_1"), ("layers[0]", "layers[1]"), ("h.0", "h.1"), ("L0", "L1")])
+def test_numbered_scopes_with_a_backward_are_layers(scopes: tuple[str, str]) -> None:
+    module = unrolled(*scopes)
+    found = single_layers(module, Schedule(module))
+    assert [one.name for one in found] == list(scopes)
     assert len({one.group for one in found}) == 1
     assert all(one.count == 1 and one.forward[1] <= one.backward[0] for one in found)
-    assert not layer_loops(Flow(module), Schedule(module))
+    assert found[1].backward[1] == found[0].backward[0], "the backward of the last layer comes first"
+    assert [one.input_bytes for one in found] == [0, 4 * 8 * 8]
+    assert not layer_loops(module, Schedule(module))
 
 
-@pytest.mark.parametrize("names", [("block_0",), ("encoder", "decoder")])
-def test_a_single_number_or_none_is_no_layer(names: tuple[str, ...]) -> None:
-    module = unrolled(*names)
-    assert not single_layers(Flow(module), Schedule(module))
-
-
-def test_what_a_layer_keeps_is_what_only_its_own_backward_reads() -> None:
-    module = unrolled("block_0", "block_1")
-    flow = Flow(module)
-    first, second = single_layers(flow, Schedule(module))
-    assert [flow.values[one.number].instruction.name for one in first.kept] == ["y0"]
-    assert [flow.values[one.number].instruction.name for one in second.kept] == ["y1", "z1"]  # g1 reads both
-
-
-def test_computations_of_loops_are_told_from_the_others() -> None:
-    module = hlo_module(
-        "%body (s: (s32[])) -> (s32[]) {\n  %s = (s32[]) parameter(0)\n  %i = s32[] get-tuple-element(%s), index=0\n"
-        "  ROOT %t = (s32[]) tuple(%i)\n}\n"
-        "%condition (s2: (s32[])) -> pred[] {\n  %s2 = (s32[]) parameter(0)\n  ROOT %p = pred[] constant(false)\n}\n"
-        "ENTRY %main () -> (s32[]) {\n  %zero = s32[] constant(0)\n  %start = (s32[]) tuple(%zero)\n"
-        "  ROOT %loop = (s32[]) while(%start), condition=%condition, body=%body\n}"
-    )
-    assert reached(module, module.entry) == {module.entry, "body", "condition"}
-    assert reached(module, module.entry, loops_only=True) == {"body", "condition"}
+@pytest.mark.parametrize("scopes", [("block_0",), ("encoder", "decoder")])
+def test_a_single_number_or_none_is_no_layer(scopes: tuple[str, ...]) -> None:
+    module = unrolled(*scopes)
+    assert not single_layers(module, Schedule(module))

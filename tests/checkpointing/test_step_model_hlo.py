@@ -11,22 +11,20 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.checkpointing.jax_layers.estimate import EXACT, bound_of
-from perfscope.analyzers.checkpointing.jax_layers.recompute import (
-    predicted_recompute,
-    recomputed_flops,
-    runs_again,
-    unbatched_products,
-)
-from perfscope.analyzers.checkpointing.jax_layers.unrolled import layers_of
+from perfscope.analyzers.checkpointing.jax_layers import layers_of, runs_again
 from perfscope.analyzers.checkpointing.models import step_models
 from perfscope.analyzers.checkpointing.plans import plan_memory
 from perfscope.analyzers.checkpointing.simulate import Simulator, keep_all, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
-from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models, keeps_in_loops
+from perfscope.analyzers.checkpointing.step_model_hlo import (
+    EXACT,
+    bound_of,
+    hlo_step_models,
+    predicted_recompute,
+    recomputed_flops,
+)
 from perfscope.analyzers.checkpointing.verified import with_exact_peaks
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.programs.saving import program_roof_ns
 from perfscope.analyzers.readers.hlo import proto
@@ -166,7 +164,7 @@ def test_layers_of_a_loop_are_named_after_the_line_of_the_scan() -> None:
 
 def test_a_loop_within_a_layer_is_no_loop_over_layers() -> None:
     module = trace("ssm-scan-scan-other-none").hlo[0]
-    (layers,) = layers_of(Flow(module), Schedule(module))
+    (layers,) = layers_of(module, Schedule(module))
     assert layers.count == 5  # layers, and not 256 steps of time
 
 
@@ -233,14 +231,6 @@ def test_the_twin_that_donates_its_state_is_clean_and_the_other_is_not() -> None
     rule = load_rule("donation_missed")
     assert judge(rule, trace("attention-naive-scan-small-none")).status == "clean"
     assert judge(rule, trace("attention-naive-scan-small-none-no-donation")).status == "flagged"
-
-
-def test_products_in_a_loop_within_the_layers_are_not_estimated() -> None:
-    module = trace("ssm-scan-scan-other-none").hlo[0]
-    flow = Flow(module)
-    layers = layers_of(flow, Schedule(module))
-    assert not keeps_in_loops(flow, layers, unbatched_products(flow))  # its loop over time is element by element
-    assert keeps_in_loops(flow, layers, lambda number: flow.opcode(number) == "multiply")
 
 
 QUICKER = [

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.jax_layers.layers import STACK_TRAFFIC, backward_body, layer_loops, reached
+from perfscope.analyzers.checkpointing.jax_layers import STACK_TRAFFIC, layer_loops
 from perfscope.analyzers.devices import find_device, roofline
 from perfscope.analyzers.hlo.buffers import arena_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
 from perfscope.analyzers.hlo.cost.types import phase_of
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Shape
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.program import costs
-from perfscope.analyzers.hlo.program_device import ProgramDevice, device_memory_bytes, program_device
+from perfscope.analyzers.hlo.program_device import ASSUMED, ProgramDevice, device_memory_bytes, program_device
 from perfscope.analyzers.hlo.roofline import compute_ns, roof_of
 from perfscope.analyzers.programs.blocks import program_timelines
 from perfscope.analyzers.programs.saving import Part, bytes_ns, price
@@ -32,9 +31,6 @@ from perfscope.model.finding import Cell
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
-
-TYPICAL_DEVICE = "NVIDIA H100 80GB HBM3"
-"""Programs name no device; its ratio of arithmetic to bandwidth stands for a training accelerator's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +71,7 @@ class Recomputed:
         """
         if self.cost.module.platform == "cpu":
             return self.row.instruction.attributes.get("lhs_batch_dims", "{}") != "{}"
-        device = find_device(TYPICAL_DEVICE)
+        device = find_device(ASSUMED["gpu"])  # its ratio of arithmetic to bandwidth stands for others
         assert device is not None
         (kind, *_) = self.row.once.products
         arithmetic = roofline.flops_ns(device, self.row.once.flops, kind.dtype)
@@ -388,10 +384,6 @@ def _backward_loops(trace: Trace) -> Mapping[int, frozenset[str]]:
     loops = {}
     for cost in trace.fact(costs):
         if cost.module.is_scheduled:
-            schedule = Schedule(cost.module)
-            bodies = [
-                reached(cost.module, backward_body(cost.module, schedule, layers))
-                for layers in layer_loops(Flow(cost.module), schedule)
-            ]
-            loops[id(cost)] = frozenset[str]().union(*bodies)
+            layers = layer_loops(cost.module, Schedule(cost.module))
+            loops[id(cost)] = frozenset[str]().union(*(loop.backward_in for loop in layers))
     return loops

@@ -1,44 +1,135 @@
 """The step of a compiled JAX program as values with a lifetime, and what each checkpoint policy makes of its layers.
 
 The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. What a policy changes is estimated from
-the program (``jax_layers/estimate.py``) and not by the general rules of ``simulate.py``: a compiler fuses, and moves
-what it can. The exact number is the compiler's (``verified.py``). How far estimates are from programs compiled with
-the policy is in docs/memory.md.
+the program: activations of the layers that wait for their backward go or stay, kernels of the layers' forward run
+again. XLA schedules and fuses the changed program again, which is not modelled; the exact number is the compiler's
+(``verified.py``). How far estimates are from programs compiled with the policy is in docs/memory.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from perfscope.analyzers.checkpointing.jax_layers.estimate import WORDS, Bound, bound_of, estimated_spans, notes_on
-from perfscope.analyzers.checkpointing.jax_layers.layers import STACK_TRAFFIC, Kept, Layers, backward_body, reached
-from perfscope.analyzers.checkpointing.jax_layers.recompute import (
-    Keeps,
-    again_of,
-    nothing,
-    read_again_bytes,
+import numpy as np
+
+from perfscope.analyzers.checkpointing.jax_layers import (
+    STACK_TRAFFIC,
+    Layers,
+    forward_work,
+    holds_product,
+    layers_of,
     runs_again,
-    unbatched_products,
+    takes_a_kernel,
 )
-from perfscope.analyzers.checkpointing.jax_layers.unrolled import layers_of
 from perfscope.analyzers.checkpointing.program_remat import timeline_of
 from perfscope.analyzers.checkpointing.simulate import Simulator
 from perfscope.analyzers.checkpointing.step_model import Change, Policy, Region, StepModel, Value
 from perfscope.analyzers.hlo.buffers import arena_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.executions import executions
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import device_memory_bytes, program_device
-from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.hlo.views import REPEATED, SAME_ORDER, fusions_of
 from perfscope.analyzers.programs.saving import bytes_ns, once_ns
 from perfscope.model.finding import AbstainError
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.units import format_bytes
+
+# How far estimated peaks of checkpoint policies were from programs that XLA compiled with the policy, by kind.
+#
+# The numbers are those of the table in docs/memory.md, which ``benchmarks/memory_plans_jax.py`` prints.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Errors of the estimates of one kind: estimated over compiled, less 1; no error lies within every bound."""
+
+    kind: str
+    """In words."""
+    programs: int
+    """Estimates that were compared with a compiled program."""
+    low: float
+    high: float
+
+    @property
+    def margin(self) -> float:
+        """Share of an estimate by which the compiled program needs more, at worst."""
+        return max(0.0, 1 / (1 + self.low) - 1)
+
+    def between(self, estimated: int) -> tuple[int, int]:
+        """What the compiled program would need, going by the worst of these errors. Bytes."""
+        return round(estimated / (1 + self.high)), round(estimated / (1 + self.low))
+
+    def sentence(self, estimated: Mapping[str, int]) -> str:
+        """What to expect; ``estimated``: peaks in bytes, by policy in words."""
+        ranges = ", ".join(
+            f"{policy} {format_bytes(low)} to {format_bytes(high)}"
+            for policy, size in estimated.items()
+            for low, high in (self.between(size),)
+        )
+        return (
+            f"the peak of another policy is estimated from this program: {self.programs} such estimates ({self.kind}) "
+            f"were between {self.low:+.0%} and {self.high:+.0%} of what XLA compiled with the policy; that makes "
+            f"{ranges} (docs/memory.md)"
+        )
+
+
+LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=24, low=-0.116, high=0.925)
+LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=27, low=-0.293, high=0.799)
+SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=14, low=-0.017, high=1.116)
+SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=15, low=-0.062, high=0.672)
+
+WORDS: dict[Policy, str] = {
+    "keep": "keeping everything",
+    "selective": "checkpointing selectively",
+    "full": "checkpointing",
+}
+NOT_ESTIMATED = "no other checkpoint policy of the program can be estimated"
+NO_NAMES = (
+    "policies that go by name (save_only_these_names) are not estimated: checkpoint_name leaves nothing in a compiled "
+    "program"
+)
+FROM_KEPT = (
+    "layers are checkpointed today: what keeping everything takes is estimated from what their backward reads of the "
+    "values it makes again; other policies than keeping everything are not estimated from such a program"
+)
+EXACT = (
+    "compiling a policy gives its exact number: perfscope compile --target NAME --sweep checkpoint=none,dots,full "
+    "PROGRAM (docs/compile-sweeps.md)"
+)
+
+COMPILED = (
+    "the peak of each policy for all layers is that of the program compiled with it; what a policy for some of the "
+    "layers needs is taken to lie evenly between"
+)
+
+
+def exact_notes(notes: tuple[str, ...], *, complete: bool) -> tuple[str, ...]:
+    """Notes of estimates (`notes_on`) once policies were compiled; ``complete``: all that were estimated."""
+    kept = notes[1:] if complete else notes
+    return (COMPILED, *(note for note in kept if note != EXACT))
+
+
+def bound_of(*, single: bool, checkpointed: bool) -> Bound:
+    """That of a program: whether each layer has a scope, and whether it is checkpointed today."""
+    if single:
+        return SINGLE_ALL if checkpointed else SINGLE_LESS
+    return LOOP_ALL if checkpointed else LOOP_LESS
+
+
+def notes_on(peaks: Mapping[Policy, int], bound: Bound, *, checkpointed: bool) -> tuple[str, ...]:
+    """How far to trust what is estimated, first of all the peaks.
+
+    ``peaks``: bytes of each policy other than today's, for all layers.
+    """
+    words = {WORDS[policy]: size for policy, size in peaks.items()}
+    notes = [bound.sentence(words) if words else NOT_ESTIMATED, NO_NAMES]
+    if checkpointed:
+        notes.append(FROM_KEPT)
+    return (*notes, EXACT)
 
 
 def hlo_step_models(trace: Trace) -> tuple[StepModel, ...]:
@@ -77,12 +168,9 @@ class _Program:
         self._trace = trace
         self._index = index
         self._module = module
-        self._flow = Flow(module)
-        self._schedule = Schedule(module)
         self._cost: ModuleCost = trace.fact(hlo_costs)[index]
         self._times = trace.fact(once_ns)
-        self._fusions = fusions_of(module)
-        self.layers = layers_of(self._flow, self._schedule)
+        self.layers = layers_of(module, Schedule(module))
         timeline = timeline_of(trace, module)
         assert timeline is not None  # it has a buffer assignment
         self._timeline = timeline
@@ -114,7 +202,7 @@ class _Program:
             world_size=self._module.num_partitions,
         )
         bound = bound_of(
-            single=bool(self.layers[0].scope), checkpointed=any(region.today != "keep" for region in regions)
+            single=not self.layers[0].is_loop, checkpointed=any(region.today != "keep" for region in regions)
         )
         return replace(model, notes=self._notes(model, bound), peak_margin=bound.margin)
 
@@ -130,20 +218,15 @@ class _Program:
         return notes_on(peaks, bound, checkpointed=any(region.today != "keep" for region in model.regions))
 
     def _region(self, layers: Layers) -> Region:
-        today = self._today(layers)
-        changes: list[tuple[Policy, Change]] = []
-        if today == "keep":
-            products = unbatched_products(self._flow)
-            changes = [
-                ("keep", Change(spans=(), recompute_ns=0, recomputed=0)),
-                *self._less("selective", layers, products),
-                *self._less("full", layers, nothing),
-            ]
+        again = layers.kernels_again(self._cost)
+        today: Policy = "keep"
+        if again:
+            today = "full" if any(holds_product(self._module, row) for row in again) else "selective"
+        changes: list[tuple[Policy, Change]] = [(today, self._change(again))]
+        if again:
+            changes.append(("keep", self._more(layers, again)))
         else:
-            changes = [
-                ("keep", self._more(layers)),
-                (today, Change(spans=(), recompute_ns=self._again_ns(layers), recomputed=len(self._again(layers)))),
-            ]
+            changes += [("selective", self._less(layers, products=True)), ("full", self._less(layers, products=False))]
         return Region(
             name=layers.name,
             group=layers.group,
@@ -154,111 +237,92 @@ class _Program:
             changes=tuple(changes),
         )
 
-    def _less(self, policy: Policy, layers: Layers, keeps: Keeps) -> Iterator[tuple[Policy, Change]]:
-        """Less kept, of layers that keep everything today; nothing where it cannot be estimated."""
-        if keeps_in_loops(self._flow, self.layers, keeps):
-            return
-        again = again_of(self._flow, layers, keeps)
-        size = sum(self._flow.values[number].instruction.shape.bytes for number in again.kept)
-        more = layers.count * size - sum(kept_value.bytes for kept_value in layers.kept)
-        yield (
-            policy,
-            Change(
-                spans=estimated_spans(self._flow, layers, again.kept, self._schedule, self._timeline),
-                recompute_ns=self._sum_ns(self._kernels(again.launched, layers)),
-                recomputed=len(again.launched),
-                stored_ns=self._stored_ns(layers, more),
-            ),
+    def _change(
+        self, again: Iterable[InstructionCost], spans: Iterable[tuple[int, int, int]] = (), stored: int = 0
+    ) -> Change:
+        """``again``: kernels that run again. ``stored``: bytes more that go through a loop's stacks."""
+        rows = list(again)
+        return Change(
+            spans=tuple(span for span in spans if span[1] > span[0] and span[2]),
+            recompute_ns=self._sum_ns(rows),
+            recomputed=len(rows),
+            stored_ns=round(bytes_ns(self._trace, STACK_TRAFFIC * stored) or 0.0),
         )
 
-    def _stored_ns(self, layers: Layers, size: int) -> int:
-        """Time that keeping ``size`` bytes more takes in the stacks of a loop; nothing without a loop."""
-        return 0 if layers.scope else round(bytes_ns(self._trace, STACK_TRAFFIC * size) or 0.0)
+    def _less(self, layers: Layers, *, products: bool) -> Change:
+        """Only the layers' inputs kept, and with ``products`` the results of products with weights.
 
-    def _more(self, layers: Layers) -> Change:
-        """Everything kept, of layers that are checkpointed today: what their backward reads of what it makes again."""
-        size = self._read_again(layers)
-        spans = ((layers.forward[0], layers.backward[1], size),)
-        return Change(spans=spans, recompute_ns=0, recomputed=0, stored_ns=self._stored_ns(layers, size))
+        Activations that wait for the layers' backward go; while the backward of a layer runs, its own are there again.
+        """
+        work = forward_work(layers, self._cost)
+        kept = layers.count * layers.input_bytes + (_result_bytes(work.summed) if products else 0)
+        blocks = list(self._waiting(layers))
+        first, last = layers.backward
+        spans = [(layers.forward[0] if layers.is_loop else layers.forward[1], last, kept)]
+        for start, end, size in blocks:
+            if layers.is_loop:
+                spans += [(start, end, -size), (first, end, size // layers.count)]
+            else:
+                spans += [(layers.forward[1], first, -size), (last, end, -size)]
+        more = kept - sum(size for _, _, size in blocks) if layers.is_loop else 0
+        others = [row for row in work.others if takes_a_kernel(self._module, row)]
+        return self._change(others if products else (*others, *work.products), spans, more)
 
-    def _read_again(self, layers: Layers) -> int:
-        """Bytes that the backward reads of what it computes again."""
-        body = backward_body(self._module, self._schedule, layers)
-        size = layers.count * read_again_bytes(self._module, self._flow, body, layers.scope)
-        if layers.scope:
-            # jax.checkpoint keeps its inputs, parts of stacked weights among them, which need no copy without it
-            return size - sum(kept_value.bytes for kept_value in layers.kept if self._is_slice(kept_value))
-        # the backward needs what is computed from the kept products, and seldom the products themselves
-        products = unbatched_products(self._flow)
-        return size - sum(kept_value.bytes for kept_value in layers.kept if self._is_kept_product(kept_value, products))
+    def _more(self, layers: Layers, again: Iterable[InstructionCost]) -> Change:
+        """Everything kept, of layers that are checkpointed today: the results of what runs again now."""
+        size = _result_bytes(again)
+        return self._change((), [(layers.forward[0], layers.backward[1], size)], size if layers.is_loop else 0)
 
-    def _today(self, layers: Layers) -> Policy:
-        if not self._again(layers):
-            return "keep"
-        products = unbatched_products(self._flow)
-        return "selective" if any(self._is_kept_product(kept_value, products) for kept_value in layers.kept) else "full"
-
-    def _is_kept_product(self, kept: Kept, products: Keeps) -> bool:
-        """Whether what is kept is the result of a product, behind casts and other layouts."""
-        waiting, seen = [kept.number], set[int]()
-        while waiting:
-            number = waiting.pop()
-            if number in seen:
-                continue
-            seen.add(number)
-            value = self._flow.values[number]
-            if products(number):
-                return True
-            if not value.carried and (value.names or value.instruction.opcode in REPEATED | {"slice"}):
-                waiting.extend(value.names or value.operands)
-        return False
-
-    def _is_slice(self, kept: Kept) -> bool:
-        """Whether what is kept is a part of a larger array."""
-        (number, *_) = self._flow.back([kept.number])
-        while self._flow.opcode(number) in SAME_ORDER:
-            (number, *_) = self._flow.back(self._flow.values[number].operands[:1])
-        return self._flow.opcode(number) in ("slice", "dynamic-slice")
-
-    def _again(self, layers: Layers) -> list[InstructionCost]:
-        """Kernels of the layers' backward that run the layers' forward again."""
-        inside = reached(self._module, backward_body(self._module, self._schedule, layers))
-        return [
-            row
-            for row in self._cost.launched
-            if row.computation in inside
-            and runs_again(row.instruction.op_name, loops=not layers.scope)
-            and scope_of(row.instruction.op_name).path[: len(layers.scope)] == layers.scope
-        ]
-
-    def _again_ns(self, layers: Layers) -> int:
-        return self._sum_ns(self._again(layers)) or 0
-
-    def _kernels(self, numbers: Iterable[int], layers: Layers) -> list[InstructionCost]:
-        """The kernels that compute values, but for those that only keep them."""
-        kernels: dict[tuple[str, str], InstructionCost] = {}
-        for number in numbers:
-            value = self._flow.values[number]
-            computation, name = value.computation.name, value.instruction.name
-            while computation in self._fusions:
-                holder, fusion = self._fusions[computation]
-                computation, name = holder.name, fusion.name
-            row = self._cost.by_name.get((computation, name))
-            if row is not None and row.place == "launched" and name not in layers.takers:
-                kernels[computation, name] = row
-        return list(kernels.values())
+    def _waiting(self, layers: Layers) -> Iterator[tuple[int, int, int]]:
+        """Start, end and bytes of the blocks that the forward of the layers makes for their backward."""
+        blocks = self._timeline.blocks
+        start, end = blocks["start"], blocks["end"]
+        chosen = (blocks["category"] == MemoryCategory.ACTIVATION) & (start < layers.forward[1])
+        chosen &= end > layers.backward[0]
+        chosen &= end <= layers.backward[1] if layers.is_loop else start >= layers.forward[0]
+        for row in np.flatnonzero(chosen).tolist():
+            yield int(start[row]), int(end[row]), int(blocks["bytes"][row])
 
     def _sum_ns(self, rows: Iterable[InstructionCost]) -> int:
-        total = 0.0
-        for row in rows:
-            total += self._times.get((self._index, row.computation, row.instruction.name), 0.0) * row.runs
-        return round(total)
+        keys = ((self._index, row.computation, row.instruction.name) for row in rows)
+        return round(sum(self._times.get(key, 0.0) * self._cost.by_name[key[1:]].runs for key in keys))
 
 
-def keeps_in_loops(flow: Flow, layers: Sequence[Layers], keeps: Keeps) -> bool:
-    """Whether a policy keeps something of loops within the layers: a turn at a time, which is not estimated."""
-    nested = frozenset().union(*(layer.nested for layer in layers))
-    return any(keeps(number) for number, value in enumerate(flow.values) if value.computation.name in nested)
+def _result_bytes(rows: Iterable[InstructionCost]) -> int:
+    """What kernels write in all their runs."""
+    return sum(row.once.bytes_written * row.runs for row in rows)
+
+
+# Arithmetic that a compiled program runs again, as it is and as it would be with another checkpoint policy.
+
+
+def recomputed_flops(trace: Trace, index: int) -> int:
+    """FLOPs of one run that a program computes again for its backward."""
+    phases = trace.fact(hlo_costs)[index].phases
+    return phases["recompute"].flops if "recompute" in phases else 0
+
+
+def predicted_recompute(trace: Trace, index: int, policy: Policy) -> int | None:
+    """`recomputed_flops` with ``policy`` for all layers, predicted; ``None`` for one that no prediction is made for.
+
+    Less kept than now is what runs again besides; everything kept is what layers run again of themselves all the same,
+    in loops within them.
+    """
+    module, cost = trace.hlo[index], trace.fact(hlo_costs)[index]
+    layers = layers_of(module, Schedule(module))
+    if not layers or policy == "offload":
+        return None
+    if policy == "keep":
+        return sum(
+            row.total.flops
+            for row in cost.rows
+            if "rematted_computation" in row.instruction.op_name
+            and not runs_again(row.instruction.op_name, loops=layers[0].is_loop)
+            and row.instruction.opcode not in ("fusion", "while", "call", "get-tuple-element")
+        )
+    works = [forward_work(layer, cost) for layer in layers]
+    again = [row for work in works for row in (*work.others, *(work.products if policy == "full" else ()))]
+    return recomputed_flops(trace, index) + sum(row.total.flops for row in again)
 
 
 def _held_bytes(timeline: MemoryTimeline) -> dict[MemoryCategory, int]:

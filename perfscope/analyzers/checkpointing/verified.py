@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfscope.analyzers.checkpointing.jax_layers.estimate import exact_notes
-from perfscope.analyzers.checkpointing.jax_layers.recompute import predicted_recompute, recomputed_flops
 from perfscope.analyzers.checkpointing.plans import Plan
 from perfscope.analyzers.checkpointing.simulate import Simulator, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
+from perfscope.analyzers.checkpointing.step_model_hlo import exact_notes, predicted_recompute, recomputed_flops
 from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.model.documents.compile_request import PolicyName

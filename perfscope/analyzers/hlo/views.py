@@ -161,3 +161,16 @@ def updated_operand(module: HloModule, instruction: Instruction, opcodes: Collec
     body = module.computations[instruction.called[0]]
     root = made_by(body, body.root.name, SAME_ORDER)
     return made_by(body, root.operands[0], SAME_ORDER).parameter_number if root.opcode in opcodes else None
+
+
+def is_handed_on(body: Computation, name: str, index: int) -> bool:
+    """Whether a value of a loop's body is element ``index`` of the state as the turn found it."""
+    instruction, part = list(path(body, name))[-1]
+    return instruction.opcode == "parameter" and part == (index,)
+
+
+def is_collected(module: HloModule, body: Computation, name: str, index: int) -> bool:
+    """Whether element ``index`` of a loop's state becomes itself with a slice overwritten."""
+    instruction = made_by(body, name)
+    slot = updated_operand(module, instruction, ("dynamic-update-slice",))
+    return slot is not None and is_handed_on(body, instruction.operands[slot], index)

@@ -9,15 +9,14 @@ from math import ceil, log2
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.program_remat import TYPICAL_DEVICE
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns, vector_ns
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, module_cost
 from perfscope.analyzers.hlo.executions import executions_of, rows_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.program import control_runs, costs
-from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.hlo.views import REPEATED, SAME_BUFFER, made_by, path, tuple_index, updated_operand
+from perfscope.analyzers.hlo.program_device import ASSUMED, program_device
+from perfscope.analyzers.hlo.views import REPEATED, SAME_BUFFER, is_collected, is_handed_on, tuple_index
 from perfscope.analyzers.programs.saving import Part
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import Trace
@@ -62,8 +61,8 @@ def is_linear(module: HloModule, body: Computation) -> bool:
         index
         for index, name in enumerate(root.operands)
         if body.by_name[name].shape.dtype in ("f32", "f64", "bf16", "f16", "c64", "c128")
-        and not _is_handed_on(body, name, index)
-        and not _is_collected(module, body, name, index)
+        and not is_handed_on(body, name, index)
+        and not is_collected(module, body, name, index)
     ]
     parameter = next((instruction for instruction in body.instructions if instruction.opcode == "parameter"), None)
     if not feeding or parameter is None:
@@ -71,19 +70,6 @@ def is_linear(module: HloModule, body: Computation) -> bool:
     carries = tuple(Degree.LINEAR if index in feeding else Degree.NONE for index in range(len(parameter.shape.parts)))
     degrees = _degrees(module, body, [carries])
     return all(max(degrees[root.operands[index]]) <= Degree.LINEAR for index in feeding)
-
-
-def _is_handed_on(body: Computation, name: str, index: int) -> bool:
-    """Whether a value is an element of the state as the iteration found it."""
-    instruction, part = list(path(body, name))[-1]
-    return instruction.opcode == "parameter" and part == (index,)
-
-
-def _is_collected(module: HloModule, body: Computation, name: str, index: int) -> bool:
-    """Whether an element becomes itself with a slice overwritten."""
-    instruction = made_by(body, name)
-    slot = updated_operand(module, instruction, ("dynamic-update-slice",))
-    return slot is not None and _is_handed_on(body, instruction.operands[slot], index)
 
 
 def _degrees(module: HloModule, computation: Computation, parameters: Sequence[_Degrees]) -> dict[str, _Degrees]:
@@ -173,7 +159,7 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
     """Loops of all programs whose trip count is known."""
     result = []
     known = trace.fact(program_device)
-    device = find_device(TYPICAL_DEVICE) if known is None else known.device
+    device = find_device(ASSUMED["gpu"]) if known is None else known.device
     assert device is not None
     for cost in trace.fact(costs):
         launched: dict[str, list[InstructionCost]] = {}
