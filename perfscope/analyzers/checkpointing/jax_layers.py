@@ -120,7 +120,7 @@ def forward_work(layers: Layers, cost: ModuleCost) -> ForwardWork:
         plain = {_origin(one) for one in inside[id(row)] if _is_plain_product(one)}
         sum_of = {_origin(one) for one in inside[id(row)] if one.opcode == "reduce"} & sums
         part_of = {_origin(one) for one in inside[id(row)] if one.opcode == "dot"} & sums
-        origin = next(iter((*plain, *sum_of, *part_of)), None)
+        origin = min(plain or sum_of or part_of, key=repr, default=None)
         if origin is None:
             others.append(row)
         else:
@@ -169,10 +169,7 @@ def layer_loops(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
     loops = [
         instruction
         for instruction in module.entry_computation().instructions
-        if instruction.opcode == "while"
-        and instruction.trip_count
-        and instruction.op_name
-        and len(instruction.called) == 2
+        if instruction.opcode == "while" and instruction.trip_count and len(instruction.called) == 2
     ]
     found: list[Layers] = []
     taken: set[str] = set()
@@ -183,13 +180,11 @@ def layer_loops(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
             (
                 loop
                 for loop in loops[index + 1 :]
-                if loop.trip_count == forward.trip_count
-                and loop.name not in taken
-                and scope_of(loop.op_name).phase != "forward"
+                if loop.trip_count == forward.trip_count and loop.name not in taken and _is_backward(module, loop)
             ),
             None,
         )
-        if backward is None or not size or scope_of(forward.op_name).phase != "forward":
+        if backward is None or not size or _is_backward(module, forward):
             continue
         taken.add(backward.name)
         found.append(
@@ -202,11 +197,23 @@ def layer_loops(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
                 input_bytes=size,
                 forward_in=_reached(module, body.name),
                 backward_in=_reached(module, backward.called[1]),
-                path=scope_of(forward.op_name).path,
+                path=_path(forward),
                 is_loop=True,
             )
         )
     return tuple(reversed(found))
+
+
+def _is_backward(module: HloModule, loop: Instruction) -> bool:
+    """By the path of a loop; of one without a path by those of its body."""
+    names = (
+        [loop.op_name] if loop.op_name else [one.op_name for one in module.computations[loop.called[1]].instructions]
+    )
+    return any(scope_of(name).phase != "forward" for name in names if name)
+
+
+def _path(loop: Instruction) -> tuple[str, ...]:
+    return scope_of(loop.op_name).path if loop.op_name else ()
 
 
 def _carried_bytes(module: HloModule, body: Computation) -> Iterator[int]:
@@ -229,7 +236,7 @@ def _reached(module: HloModule, name: str) -> frozenset[str]:
 
 def _label(loop: Instruction) -> str:
     """``layers of mlp at model.py:73`` for a loop in a scope of the user's."""
-    path = scope_of(loop.op_name).path
+    path = _path(loop)
     line = "" if loop.file is None or loop.line is None else f"{PurePosixPath(loop.file).name}:{loop.line}"
     if path:
         return f"layers of {'/'.join(path)}" + (f" at {line}" if line else "")
