@@ -18,6 +18,7 @@ from perfscope.model.errors import DataError
 from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, taken_over
 from perfscope.profiler.torch.op_graph.capture import OP_COLUMNS, OpTable
 from tests.graphs import GraphBuilder
+from tests.readers.refusals import refused
 
 
 def table() -> OpTable:
@@ -62,17 +63,6 @@ def document(tmp_path: Path) -> dict[str, Any]:
     table().save(tmp_path / "graph.json")
     loaded: dict[str, Any] = json.loads((tmp_path / "graph.json").read_text())
     return loaded
-
-
-def refused(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    with pytest.raises(DataError) as refusal:
-        read_op_graph(path)
-    message = str(refusal.value)
-    assert message.startswith(str(path))
-    assert "\n" not in message
-    assert len(message) < len(str(path)) + 200
-    return message
 
 
 @pytest.mark.parametrize("name", ["graph.json", "graph.json.gz"])
@@ -126,7 +116,7 @@ def test_an_older_recording_does_not_say_what_was_freed(tmp_path: Path, document
 )
 def test_storages_that_cannot_be(tmp_path: Path, document: dict[str, Any], changed: Any, reason: str) -> None:
     document["storages"] |= changed
-    assert reason in refused(tmp_path / "bad.json", json.dumps(document).encode())
+    assert reason in refused(read_op_graph, tmp_path / "bad.json", json.dumps(document).encode())
 
 
 def test_with_an_accelerator_what_lies_on_the_host_is_free_to_read(tmp_path: Path) -> None:
@@ -150,7 +140,7 @@ def test_cut_anywhere(tmp_path: Path, data: Any) -> None:
     for name in ("graph.json", "graph.json.gz"):
         table().save(tmp_path / name)
         whole = (tmp_path / name).read_bytes()
-        refused(tmp_path / f"cut.{name}", whole[: data.draw(st.integers(0, len(whole) - 1))])
+        refused(read_op_graph, tmp_path / f"cut.{name}", whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -169,7 +159,7 @@ def test_a_flipped_byte_is_read_or_refused_never_raised(tmp_path: Path, data: An
     [b"", b"\0" * 100, b"[" * 100_000, b"{}", b'{"schema": "perfscope.op_graph/2"}', b"not json", b"\x1f\x8b\x08"],
 )
 def test_other_files(tmp_path: Path, content: bytes) -> None:
-    refused(tmp_path / "graph.json", content)
+    refused(read_op_graph, tmp_path / "graph.json", content)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +178,7 @@ def test_other_files(tmp_path: Path, content: bytes) -> None:
 )
 def test_what_does_not_hold_together(tmp_path: Path, document: dict[str, Any], change: Any, why: str) -> None:
     change(document)
-    assert why in refused(tmp_path / "changed.json", json.dumps(document).encode())
+    assert why in refused(read_op_graph, tmp_path / "changed.json", json.dumps(document).encode())
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -198,7 +188,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfscope.analyzers.readers.op_graph.MAX_BYTES", 1 << 20)
-    message = refused(tmp_path / "graph.json.gz", gzip.compress(b" " * (2 << 20)))
+    message = refused(read_op_graph, tmp_path / "graph.json.gz", gzip.compress(b" " * (2 << 20)))
     assert "larger than 1 MiB" in message
 
 

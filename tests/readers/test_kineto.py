@@ -26,6 +26,7 @@ from perfscope.analyzers.readers.kineto.shard import EXACT_BELOW_US, floats_to_n
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
+from tests.readers.refusals import refused
 
 CONTENT = random.Random(1).randbytes(200_000)
 """It does not compress: a file cut in half holds half of it."""
@@ -405,15 +406,8 @@ def test_sniff_knows_its_own() -> None:
     assert not kineto_reader.sniff(path, b"HloModule jit_f")
 
 
-def refused(folder: Path, content: bytes) -> str:
-    path = folder / "bad.json"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        kineto_reader.read(path)
-    line = str(caught.value)
-    assert line.startswith(str(path))
-    assert "\n" not in line
-    return line.removeprefix(f"{path}: ")
+def said_of(folder: Path, content: bytes) -> str:
+    return refused(kineto_reader.read, folder / "bad.json", content)
 
 
 def read_or_refused(folder: Path, content: bytes) -> Trace | str:
@@ -421,7 +415,7 @@ def read_or_refused(folder: Path, content: bytes) -> Trace | str:
     try:
         return read(folder, content)
     except DataError:
-        return refused(folder, content)
+        return said_of(folder, content)
 
 
 @pytest.mark.parametrize(
@@ -441,12 +435,12 @@ def read_or_refused(folder: Path, content: bytes) -> Trace | str:
     ],
 )
 def test_bad_files_get_one_line(tmp_path: Path, content: bytes, said: str) -> None:
-    assert refused(tmp_path, content) == said
+    assert said_of(tmp_path, content) == said
 
 
 @pytest.mark.parametrize("base", [-1, 2**61, 2**63, 10**30])
 def test_a_base_that_is_no_time_is_refused(tmp_path: Path, base: int) -> None:
-    said = refused(tmp_path, text(events(), baseTimeNanoseconds=base).encode())
+    said = said_of(tmp_path, text(events(), baseTimeNanoseconds=base).encode())
     assert said.startswith("baseTimeNanoseconds is ")
 
 
@@ -468,14 +462,14 @@ def test_cut_anywhere_is_one_line(tmp_path: Path, data: st.DataObject) -> None:
     whole = text(events(), indent=data.draw(st.sampled_from([None, 1]))).encode()
     if data.draw(st.booleans()):
         whole = gzip.compress(whole)
-    refused(tmp_path, whole[: data.draw(st.integers(0, len(whole) - 1))])
+    said_of(tmp_path, whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from perfscope.analyzers.readers import file_bytes
 
     monkeypatch.setattr(file_bytes, "LARGEST", 1 << 20)
-    assert "refused" in refused(tmp_path, gzip.compress(b'{"traceEvents": [' + b" " * (64 << 20)))
+    assert "refused" in said_of(tmp_path, gzip.compress(b'{"traceEvents": [' + b" " * (64 << 20)))
 
 
 def test_a_large_gzip_is_mapped_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

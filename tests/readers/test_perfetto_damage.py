@@ -7,29 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.perfetto import packets
 from perfscope.analyzers.readers.perfetto import reader as perfetto_reader
 from perfscope.dashboards.export import Subject, export
 from perfscope.dashboards.export.wire import bytes_field, number_field, text_field
-from perfscope.model.errors import DataError
 from tests.export.traces import everything
+from tests.readers.refusals import refused
 
 
-def refused(folder: Path, content: bytes) -> str:
-    path = folder / "bad.pftrace"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        perfetto_reader.read(path)
-    line = str(caught.value)
-    assert line.startswith(f"{path}: ")
-    assert "\n" not in line
-    return line.removeprefix(f"{path}: ")
-
-
-def is_one_line(path: Path, error: DataError) -> None:
-    assert str(error).startswith(f"{path}: ")
-    assert "\n" not in str(error)
+def said_of(folder: Path, content: bytes) -> str:
+    return refused(perfetto_reader.read, folder / "bad.pftrace", content)
 
 
 def whole_file(folder: Path) -> bytes:
@@ -51,21 +38,7 @@ def whole_file(folder: Path) -> bytes:
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, content: bytes, said: str) -> None:
-    assert said in refused(tmp_path, content)
-
-
-def test_a_trace_that_is_cut_off_anywhere_is_refused_or_says_so(tmp_path: Path) -> None:
-    content = whole_file(tmp_path)
-    path = tmp_path / "cut.pftrace"
-    for size in range(1, len(content), 17):
-        path.write_bytes(content[:size])
-        try:
-            traces = load(path)
-        except DataError as error:
-            is_one_line(path, error)
-            continue
-        for trace in traces:  # cut between two packets: a smaller valid file
-            trace.check()
+    assert said in said_of(tmp_path, content)
 
 
 def packed(content: bytes) -> bytes:
@@ -73,24 +46,24 @@ def packed(content: bytes) -> bytes:
 
 
 def test_compressed_packets_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refused(tmp_path, packed(b"no zlib")) == "corrupt: compressed packets that are none"
-    assert "do not end" in refused(tmp_path, packed(zlib.compress(whole_file(tmp_path))[:-20]))
-    assert "within compressed packets" in refused(tmp_path, packed(zlib.compress(packed(zlib.compress(b"")))))
+    assert said_of(tmp_path, packed(b"no zlib")) == "corrupt: compressed packets that are none"
+    assert "do not end" in said_of(tmp_path, packed(zlib.compress(whole_file(tmp_path))[:-20]))
+    assert "within compressed packets" in said_of(tmp_path, packed(zlib.compress(packed(zlib.compress(b"")))))
     monkeypatch.setattr(packets, "LARGEST_UNPACKED", 1 << 16)
     bomb = packed(zlib.compress(bytes(1 << 24), 9))
     assert len(bomb) < 1 << 16
-    assert "compressed packets of more than 65,536 bytes: refused" in refused(tmp_path, bomb)
+    assert "compressed packets of more than 65,536 bytes: refused" in said_of(tmp_path, bomb)
     half = zlib.compress(bytes_field(1, text_field(47, "x" * 40_000)))
-    assert "refused" in refused(tmp_path, packed(half) + packed(half))
+    assert "refused" in said_of(tmp_path, packed(half) + packed(half))
 
 
 def test_a_huge_packet_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packets, "LARGEST_PACKET", 1000)
-    assert refused(tmp_path, bytes_field(1, text_field(33, "x" * 2000))) == "a packet of 2,004 bytes: refused"
+    assert said_of(tmp_path, bytes_field(1, text_field(33, "x" * 2000))) == "a packet of 2,004 bytes: refused"
 
 
 def test_packets_that_cannot_be_unpacked_are_said(tmp_path: Path) -> None:
-    assert "1 packets compressed with zstandard" in refused(
+    assert "1 packets compressed with zstandard" in said_of(
         tmp_path, bytes_field(1, bytes_field(133, b"\x28\xb5\x2f\xfd"))
     )
 

@@ -19,7 +19,6 @@ from perfscope.analyzers.readers import pickles
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import history as entries_module
 from perfscope.analyzers.readers.torch_memory.history import NUMBERS, Entries
-from perfscope.analyzers.readers.torch_memory.reader import read
 from perfscope.analyzers.readers.torch_memory.state import Stacks
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, TraceBuilder
@@ -238,34 +237,3 @@ def test_a_flood_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_history_that_never_ends_an_entry() -> None:
     with pytest.raises(DataError):
         plain(begin(b"]\x94(" + b"}\x94(" * 50))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_damaged_files_end_in_a_trace_or_in_one_line(data: st.DataObject) -> None:
-    seed = data.draw(st.integers(0, 20))
-    raw = bytearray(pickle.dumps(Allocator(seed=seed).run(40).snapshot(), protocol=data.draw(st.integers(2, 5))))
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(2, len(raw) - 1))
-        kind = data.draw(st.sampled_from(["flip", "cut", "drop", "double"]))
-        if kind == "flip":
-            raw[at] = data.draw(st.integers(0, 255))
-        elif kind == "cut":
-            del raw[at:]
-            raw += b"." if data.draw(st.booleans()) else b""
-        elif kind == "drop":
-            del raw[at : at + data.draw(st.integers(1, 20))]
-        else:
-            raw[at:at] = raw[at : at + 20]
-        if len(raw) < 4:
-            break
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "snapshot.pickle"
-        path.write_bytes(bytes(raw))
-        said = ""
-        try:
-            read(path).check()
-        except DataError as error:
-            said = str(error)
-        assert "\n" not in said
-        assert not said or said.startswith(str(path))

@@ -17,6 +17,7 @@ from perfscope.model.documents.run import PROCESS_FILE, RUN_FILE, Capture, Proce
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from tests.readers.nsys.exports import Export, names, read_one, small
+from tests.readers.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -121,15 +122,6 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(DataError) as caught:
-        load(path)
-    line = str(caught.value)
-    assert line.startswith(f"{path}: ")
-    assert "\n" not in line
-    return line
-
-
 def test_a_report_is_exported_and_read(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = small().write(tmp_path / "made.sqlite")
     install(tmp_path, monkeypatch, f'[ "$1 $2 $3 $4" = "export --type sqlite --output" ] && cp {made} "$5"')
@@ -140,7 +132,7 @@ def test_a_report_is_exported_and_read(report: Path, tmp_path: Path, monkeypatch
 
 def test_without_nsys_it_says_where_to_run_what(report: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    said = refused(report)
+    said = refused(load, report)
     assert "a report of Nsight Systems by 2025.5.1 is read by `nsys` alone, which is not on PATH" in said
     assert "nsys export --type sqlite --output train.sqlite train.nsys-rep" in said
 
@@ -151,24 +143,24 @@ def test_an_older_nsys_is_named(report: Path, tmp_path: Path, monkeypatch: pytes
         'echo "Exportation error: Version number is invalid: 2025@5@1@121" >&2; exit 1'
     )
     install(tmp_path, monkeypatch, script)
-    assert "written by 2025.5.1, newer than the nsys here (2022.4.2.1)" in refused(report)
+    assert "written by 2025.5.1, newer than the nsys here (2022.4.2.1)" in refused(load, report)
 
 
 def test_another_failure_is_passed_on(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, 'echo "Processing..."; echo "disk full" >&2; exit 3')
-    assert "`nsys export` failed (exit 3): disk full" in refused(report)
+    assert "`nsys export` failed (exit 3): disk full" in refused(load, report)
 
 
 def test_an_export_that_does_not_end_is_ended(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_module, "SECONDS", 0.2)
     install(tmp_path, monkeypatch, "exec sleep 60")
-    assert "took more than" in refused(report)
+    assert "took more than" in refused(load, report)
 
 
 @pytest.mark.corpus
 def test_real_reports_without_nsys(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = [refused(path) for path in sorted((corpus / "nsys_rep").iterdir())]
+    said = [refused(load, path) for path in sorted((corpus / "nsys_rep").iterdir())]
     assert len(said) == 2
     assert "Systems by 2025.5.1 is read" in said[0]
     assert "Systems is read" in said[1]  # an older report does not tell its version

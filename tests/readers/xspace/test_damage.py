@@ -13,6 +13,7 @@ from perfscope.analyzers.readers.xspace import planes
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
+from tests.readers.refusals import refused
 from tests.readers.wire import SpaceWriter, field
 from tests.readers.xspace.profiles import CALLS, GPU, TPU_OPS, US, op
 
@@ -27,15 +28,8 @@ def space(*, environment: bool = True) -> SpaceWriter:
     return writer.plane("Task Environment", {}, profile_start_time=1 << 60) if environment else writer
 
 
-def refused(folder: Path, content: bytes) -> str:
-    path = folder / "bad.xplane.pb"
-    path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        xspace_reader.read(path)
-    line = str(caught.value)
-    assert line.startswith(str(path))
-    assert "\n" not in line
-    return line.removeprefix(f"{path}: ")
+def said_of(folder: Path, content: bytes) -> str:
+    return refused(xspace_reader.read, folder / "bad.xplane.pb", content)
 
 
 def read(folder: Path, content: bytes) -> Trace:
@@ -63,33 +57,33 @@ def read(folder: Path, content: bytes) -> Trace:
     ],
 )
 def test_bad_files_get_one_line(tmp_path: Path, content: bytes, said: str) -> None:
-    assert refused(tmp_path, content) == said
+    assert said_of(tmp_path, content) == said
 
 
 def test_a_claimed_size_is_not_allocated(tmp_path: Path) -> None:
     plane = b"\x0a" + b"\xff" * 8 + b"\x0f" + b"xyz"
-    assert "field of 1,152,921,504,606,846,975 bytes where 3 are left" in refused(tmp_path, plane)
+    assert "field of 1,152,921,504,606,846,975 bytes where 3 are left" in said_of(tmp_path, plane)
     line = b"\x1a" + b"\xff" * 8 + b"\x0f"
-    assert "bytes where 0 are left" in refused(tmp_path, field(1, field(2, "/host:CPU") + line) + b"\x22\x01h")
+    assert "bytes where 0 are left" in said_of(tmp_path, field(1, field(2, "/host:CPU") + line) + b"\x22\x01h")
 
 
 @pytest.mark.parametrize(("offset", "duration"), [(1 << 62, 1), (0, 1 << 62), (0, (1 << 64) - 5), (1 << 63, 0)])
 def test_impossible_times_are_refused(tmp_path: Path, offset: int, duration: int) -> None:
     event = field(4, field(1, 1) + field(2, offset) + field(3, duration))
     plane = field(2, "/host:CPU") + field(3, field(2, "python") + event)
-    assert refused(tmp_path, field(1, plane) + b"\x22\x01h") == "corrupt: line 'python' has impossible times"
+    assert said_of(tmp_path, field(1, plane) + b"\x22\x01h") == "corrupt: line 'python' has impossible times"
 
 
 def test_limits_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "MAX_LINE_BYTES", 10)
-    assert refused(tmp_path, space().bytes()).endswith("bytes: refused")
+    assert said_of(tmp_path, space().bytes()).endswith("bytes: refused")
     monkeypatch.undo()
     monkeypatch.setattr(planes, "MAX_METADATA", 3)
-    assert refused(tmp_path, space().bytes()) == "a plane of more than 3 names: refused"
+    assert said_of(tmp_path, space().bytes()) == "a plane of more than 3 names: refused"
     monkeypatch.undo()
     monkeypatch.setattr(xspace_reader, "MAX_BYTES", 100)
-    assert refused(tmp_path, space().bytes()).endswith("refused")
-    assert refused(tmp_path, gzip.compress(space().bytes())).endswith("refused")
+    assert said_of(tmp_path, space().bytes()).endswith("refused")
+    assert said_of(tmp_path, gzip.compress(space().bytes())).endswith("refused")
 
 
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
@@ -97,7 +91,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     for _ in range(200):
         deep = field(6, deep) if len(deep) < 100 else field(15, deep)
     trace_or_line = field(1, field(2, "/host:CPU") + deep) + b"\x22\x01h"
-    assert refused(tmp_path, trace_or_line)
+    assert said_of(tmp_path, trace_or_line)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -111,7 +105,7 @@ def test_cut_anywhere_is_one_line_or_said(tmp_path: Path, data: st.DataObject) -
     try:
         trace = read(tmp_path, cut)
     except DataError:
-        refused(tmp_path, cut)
+        said_of(tmp_path, cut)
         return
     complete = whole[: -len(b"\x22\x06a-host")]
     assert cut == complete or any(CUT in note for note in trace.source.notes)
@@ -123,7 +117,7 @@ def test_every_cut_between_planes(tmp_path: Path) -> None:
     for count in range(len(frames)):
         cut = b"".join(frames[:count])
         if count < 4:
-            refused(tmp_path, cut)
+            said_of(tmp_path, cut)
         else:
             assert any(CUT in note for note in read(tmp_path, cut).source.notes)
     assert not any(CUT in note for note in read(tmp_path, b"".join(frames)).source.notes)
