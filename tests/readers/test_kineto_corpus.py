@@ -21,6 +21,7 @@ from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.trace import CallKind, CopyKind, HostMemory, Trace
 from tests.conftest import corpus_files
+from tests.readers.brute_force import Work, assert_device_times
 
 FILES = corpus_files("kineto", "*.json.gz")
 
@@ -44,10 +45,9 @@ def nanoseconds(us: Decimal | int) -> int:
     return int(scaled)
 
 
-def brute_force(document: dict[str, Any]) -> dict[int, Counter[str]]:
-    """Per device: span, busy, compute, communication, exposed parts, idle in ns; kernels and their summed time."""
-    moves: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
-    totals: dict[int, Counter[str]] = defaultdict(Counter)
+def work_of(document: dict[str, Any]) -> dict[int, list[Work]]:
+    """The work of each device."""
+    work: dict[int, list[Work]] = defaultdict(list)
     for event in document["traceEvents"]:
         category = str(event.get("cat", "")).lower()
         kind = MTIA_OTHER.get(event["name"], "kernel") if category == "mtia_ccp_events" else WORK.get(category)
@@ -55,29 +55,10 @@ def brute_force(document: dict[str, Any]) -> dict[int, Counter[str]]:
             continue
         device = event.get("args", {}).get("device", event["pid"])
         start, length = nanoseconds(event["ts"]), nanoseconds(event["dur"])
-        if kind == "kernel":
-            totals[device]["kernels"] += 1
-            totals[device]["kernel_time"] += length
-            if COMMUNICATES.search(event["name"].split("<")[0]):
-                kind = "communication"
-        moves[device] += [(start, 1, kind), (start + length, -1, kind)]
-    for device, marks in moves.items():
-        active: Counter[str] = Counter()
-        marks.sort(key=lambda mark: mark[0])
-        before = marks[0][0]
-        total = totals[device]
-        for time, change, kind in marks:
-            length, before = time - before, time
-            compute, communication, copy = active["kernel"] > 0, active["communication"] > 0, active["copy"] > 0
-            total["span"] += length
-            total["busy"] += length * (compute or communication or copy)
-            total["compute"] += length * compute
-            total["communication"] += length * communication
-            total["exposed_communication"] += length * (communication and not compute)
-            total["exposed_copy"] += length * (copy and not compute and not communication)
-            total["idle"] += length * (not (compute or communication or copy))
-            active[kind] += change
-    return dict(totals)
+        if kind == "kernel" and COMMUNICATES.search(event["name"].split("<")[0]):
+            kind = "communication"
+        work[device].append((kind, start, start + length))
+    return work
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
@@ -86,26 +67,7 @@ def test_device_time_equals_brute_force(path: Path) -> None:
     trace.check()
     assert trace.source.events_read == len(document["traceEvents"])
     assert trace.source.events_unplaced == 0
-    expected = brute_force(document)
-    # a device that shows only syncs is in the table, with no time
-    found = {device.ordinal: device for device in trace.fact(device_times) if device.kernels or device.busy_ns}
-    assert found.keys() == {device for device, total in expected.items() if total["span"]}
-    for ordinal, device in found.items():
-        total = expected[ordinal]
-        assert {
-            "span": device.span_ns,
-            "busy": device.busy_ns,
-            "compute": device.compute_ns,
-            "communication": device.communication_ns,
-            "exposed_communication": device.exposed_communication_ns,
-            "exposed_copy": device.exposed_copy_ns,
-            "idle": device.idle_ns,
-            "kernels": device.kernels,
-            "kernel_time": device.kernel_time_ns,
-        } == {name: total[name] for name in (
-            "span", "busy", "compute", "communication", "exposed_communication", "exposed_copy", "idle",
-            "kernels", "kernel_time",
-        )}  # fmt: skip
+    assert_device_times(trace, work_of(document))
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ from perfscope.analyzers.programs import programs
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.readers.xspace.programs import started
 from perfscope.analyzers.sections.collectives import collectives_section
-from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.errors import DataError
 from perfscope.model.trace import SliceKind, Trace
 from tests.conftest import corpus_files
+from tests.readers.brute_force import Work, assert_device_times
 from tests.readers.wire import Message, RawPlane, SpaceWriter, content, one, planes
 from tests.readers.xspace.profiles import US, read, texts
 
@@ -109,8 +109,8 @@ def nanoseconds(ps: int) -> int:
     return int((Decimal(ps) / 1000).to_integral_value(ROUND_HALF_EVEN))
 
 
-def work_of(plane: RawPlane) -> list[tuple[str, int, int, str]]:
-    """(kind, start_ns, end_ns, name) of all work of an accelerator's plane."""
+def work_of(plane: RawPlane) -> list[Work]:
+    """All work of an accelerator's plane."""
     found = []
     for line in plane.lines:
         label, base = one(line, 2, b"").decode(), one(line, 3)
@@ -122,7 +122,7 @@ def work_of(plane: RawPlane) -> list[tuple[str, int, int, str]]:
         for name, start, end in events:
             copies = GPU_COPY if label.startswith("Stream") else TPU_COPY
             kind = "communication" if COLLECTIVE.match(name) else "copy" if copies.match(name) else "kernel"
-            found.append((kind, base + nanoseconds(start), base + nanoseconds(end), name))
+            found.append((kind, base + nanoseconds(start), base + nanoseconds(end)))
     return found
 
 
@@ -140,32 +140,6 @@ def innermost(events: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
     return [event for event, outer in zip(ordered, encloses, strict=True) if not outer]
 
 
-def brute_force(work: list[tuple[str, int, int, str]]) -> Counter[str]:
-    """Span, busy, compute, communication, exposed parts, idle in ns; kernels and their summed time."""
-    total: Counter[str] = Counter()
-    marks = sorted(mark for kind, start, end, _ in work for mark in ((start, 1, kind), (end, -1, kind)))
-    active: Counter[str] = Counter()
-    # the span begins with the first work that lasts
-    before = min(start for _, start, end, _ in work if end > start)
-    for time, change, kind in marks:
-        length = max(0, time - before)
-        before = max(before, time)
-        compute, communication, copy = (active[kind] > 0 for kind in ("kernel", "communication", "copy"))
-        total["span"] += length
-        total["busy"] += length * (compute or communication or copy)
-        total["compute"] += length * compute
-        total["communication"] += length * communication
-        total["exposed_communication"] += length * (communication and not compute)
-        total["exposed_copy"] += length * (copy and not compute and not communication)
-        total["idle"] += length * (not (compute or communication or copy))
-        active[kind] += change
-    for kind, start, end, _ in work:
-        if kind != "copy":
-            total["kernels"] += 1
-            total["kernel_time"] += end - start
-    return total
-
-
 def short(path: Path) -> str:
     return path.name.removesuffix(".xplane.pb.gz")
 
@@ -177,29 +151,8 @@ def test_device_time_equals_brute_force(path: Path) -> None:
     trace.check()
     assert trace.source.events_read == sum(len(line[4]) for plane in raw for line in plane.lines)
     assert trace.source.events_unplaced == 0
-    expected = {
-        int(plane.name.rpartition(":")[2]): brute_force(work)
-        for plane in raw
-        if plane.name.startswith("/device:") and (work := work_of(plane))
-    }
-    found = {device.ordinal: device for device in trace.fact(device_times)}
-    assert found.keys() == expected.keys()
-    for ordinal, device in found.items():
-        total = expected[ordinal]
-        assert {
-            "span": device.span_ns,
-            "busy": device.busy_ns,
-            "compute": device.compute_ns,
-            "communication": device.communication_ns,
-            "exposed_communication": device.exposed_communication_ns,
-            "exposed_copy": device.exposed_copy_ns,
-            "idle": device.idle_ns,
-            "kernels": device.kernels,
-            "kernel_time": device.kernel_time_ns,
-        } == {name: total[name] for name in (
-            "span", "busy", "compute", "communication", "exposed_communication", "exposed_copy", "idle",
-            "kernels", "kernel_time",
-        )}  # fmt: skip
+    work = {int(plane.name.rpartition(":")[2]): work_of(plane) for plane in raw if plane.name.startswith("/device:")}
+    assert_device_times(trace, work)
 
 
 def epoch(raw: list[RawPlane]) -> int:
