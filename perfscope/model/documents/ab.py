@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.files import write_atomically
@@ -211,7 +211,12 @@ def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str |
 
     A last line that was not finished is dropped, as is a launch whose partner did not run.
     """
-    plan = _plan(directory / PLAN_FILE)
+    import msgspec
+
+    from perfscope.model.documents.bounded_json import read_bytes, read_document
+
+    what = "the plan of a comparison"
+    plan = read_document(directory / PLAN_FILE, AbPlan, AB_SCHEMA, what=what, most_bytes=MAX_AB_BYTES)
     if (scrub_command(command), kind) != (plan.command, plan.kind):
         raise UsageError(f"{directory}: began with another program: {shlex.join(plan.command)}")
     if redacted_build(build) != plan.build and (build is not None or _is_masked(plan.build or "")):
@@ -220,35 +225,14 @@ def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str |
     path = directory / LAUNCHES_FILE
     if not path.exists():
         return AbState(directory, plan, ())
-    content = _bytes(path)
+    content = read_bytes(path, MAX_AB_BYTES, "one of ours")
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         write_atomically(path, whole)
     launches = []
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            launches.append(_launch(json.loads(line)))
-        except (ValueError, TypeError, RecursionError) as error:
+            launches.append(msgspec.json.decode(line, type=Launch))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(f"{path}: line {number} is no launch ({error})") from error
     return AbState(directory, plan, launches)
-
-
-def _plan(path: Path) -> AbPlan:
-    from perfscope.model.documents.bounded_json import read_document
-
-    return read_document(path, AbPlan, AB_SCHEMA, what="the plan of a comparison", most_bytes=MAX_AB_BYTES)
-
-
-def _launch(raw: Any) -> Launch:
-    import msgspec
-
-    return msgspec.convert(raw, Launch)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_AB_BYTES:
-            raise DataError(f"{path}: larger than {MAX_AB_BYTES >> 20} MiB, not one of ours")
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error

@@ -23,7 +23,7 @@ from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.kineto.document import DeviceProperties, Head
 from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
 from perfscope.analyzers.readers.kineto.shard import Shard
-from perfscope.model.trace import TABLES, CallKind, CopyKind, MemoryAction, Rows, SliceKind, TraceBuilder
+from perfscope.model.trace import CallKind, CopyKind, MemoryAction, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 _TEXT = (
@@ -52,7 +52,7 @@ class Tables:
         self._collectives(merged["described"], merged["messages"])
         self._syncs(merged["sync"])
         self._memory(merged["memory"])
-        self._counters(merged["counters"])
+        builder.table("counters", merged["counters"])
         self._steps()
         builder.threads_table()
 
@@ -88,10 +88,6 @@ class Tables:
     def _by_name(self, names: Array, classify: Any, dtype: Any) -> Array:
         return of_names(names, self.strings, classify, dtype)
 
-    def _table(self, name: str, columns: Columns, *drop: str) -> None:
-        kept = {key: values for key, values in columns.items() if key not in drop}
-        self.rows[name] = Rows(TABLES[name], kept)
-
     def _split_mtia(self, merged: dict[str, Columns]) -> None:
         """MTIA writes all device events in one category: kernels, DMA requests and waits."""
         events = merged.pop("mtia")
@@ -119,7 +115,7 @@ class Tables:
 
     def _slices(self, columns: Columns) -> None:
         if not columns:
-            self._table("slices", {})
+            self._builder.table("slices", {})
             return
         order = nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"])
         reorder(columns, order)
@@ -133,7 +129,7 @@ class Tables:
             annotations = mixed & self._by_name(columns["name"], categories.is_annotation, bool)
             columns["kind"][annotations] = SliceKind.ANNOTATION
         columns["parent"] = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
-        self._table("slices", columns)
+        self._builder.table("slices", columns)
 
     def _around(self, columns: Columns, start: Array, end: Array) -> Array:
         return span_around(self.rows["slices"], columns["thread"], start, end)
@@ -144,7 +140,7 @@ class Tables:
             reorder(columns, order)
             columns["kind"] = self._by_name(columns["name"], categories.call_kind, np.uint8)
             columns["parent"] = self._around(columns, columns["start_ns"], columns["end_ns"])
-        self._table("calls", columns)
+        self._builder.table("calls", columns)
 
     def _devices(self, merged: dict[str, Columns], head: Head) -> None:
         seen = [merged[name]["device"] for name in ("kernel", "copy", "sync") if merged[name]]
@@ -155,7 +151,7 @@ class Tables:
         any_device = head.devices[0] if len(kinds) == 1 else None
         found = [known.get(int(ordinal), any_device) for ordinal in ordinals]
         self._ordinals = ordinals
-        self._table(
+        self._builder.table(
             "devices",
             {
                 "ordinal": ordinals,
@@ -183,7 +179,7 @@ class Tables:
         for part, table in (("kernel", "kernels"), ("copy", "copies")):
             columns = merged[part]
             if not columns:
-                self._table(table, {})
+                self._builder.table(table, {})
                 continue
             order = np.lexsort((columns["start_ns"], columns["stream"], columns["device"]))
             reorder(columns, order)
@@ -197,7 +193,7 @@ class Tables:
             elif "kind" not in columns:
                 columns["kind"] = self._by_name(columns["name"], categories.copy_kind, np.uint8)
                 columns["host_memory"] = self._by_name(columns["name"], categories.host_memory, np.uint8)
-            self._table(table, columns)
+            self._builder.table(table, columns)
 
     def _external_ids_are_ops(self, merged: dict[str, Columns]) -> bool:
         """Old files repeat the correlation id as external id on device rows: then it names no op."""
@@ -235,7 +231,7 @@ class Tables:
             on_host["peer"] = peers_of_spans(
                 {key: slices[key][hosted] for key in ("start_ns", "thread")}, named, messages
             )
-        self._table("collectives", join_columns([on_device, on_host]))
+        self._builder.table("collectives", join_columns([on_device, on_host]))
 
     def _describe(self, collectives: Columns, described: Columns, correlation: Array) -> None:
         """Sizes and groups, joined to their kernels by correlation id (start time where it has none)."""
@@ -263,7 +259,8 @@ class Tables:
             columns["device"] = np.searchsorted(self._ordinals, columns["device"]).astype(np.int32)
             calls = self.rows["calls"]
             columns["call"] = Lookup(calls["correlation"], np.arange(len(calls)))(columns["correlation"])
-        self._table("sync_records", columns, "external_id")
+        columns.pop("external_id", None)
+        self._builder.table("sync_records", columns)
 
     def _memory(self, columns: Columns) -> None:
         if columns:
@@ -271,12 +268,9 @@ class Tables:
             reorder(columns, order)
             columns["op"] = self._around(columns, columns["time_ns"], columns["time_ns"])
             columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.FREE, MemoryAction.ALLOCATE)
-        self._table("memory", columns)
-
-    def _counters(self, columns: Columns) -> None:
-        self._table("counters", columns)
+        self._builder.table("memory", columns)
 
     def _steps(self) -> None:
         slices = self.rows["slices"]
         annotations = np.flatnonzero(slices["kind"] == SliceKind.ANNOTATION)
-        self._table("steps", named_steps(slices, annotations, self.strings, categories.STEP_NAMES))
+        self._builder.table("steps", named_steps(slices, annotations, self.strings, categories.STEP_NAMES))
