@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.compare.runs.account import accounts, by_largest_remainder, claim_first, claim_innermost
-from perfscope.analyzers.compare.runs.align import align, same_files
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange, step_change, time_change
 from perfscope.analyzers.compare.runs.keys import (
     Key,
     Level,
+    align,
+    same_files,
     without_counters,
     without_numbers,
     without_tiles,

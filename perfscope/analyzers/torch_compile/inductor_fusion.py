@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,7 +48,9 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
     log = trace.compile_log
     if log is None:
         return ()
-    kernels = _by_graph(log.kernels)
+    kernels: dict[tuple[str, str], list[CompiledKernel]] = defaultdict(list)
+    for kernel in log.kernels:
+        kernels[kernel.compile_id, kernel.direction].append(kernel)
     graphs: dict[tuple[str, str], Graph] = {(graph.compile_id, graph.direction): graph for graph in log.graphs}
     users = {key: _users(graph) for key, graph in graphs.items()}
     totals = {key: touched_bytes(graph, kernels.get(key, [])) for key, graph in graphs.items()}
@@ -57,13 +59,14 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
         if not refusal.shared_bytes or NOTHING_LOST.search(refusal.reason):
             continue
         key = (refusal.compile_id or "", str(refusal.direction))
-        held, graph = kernels.get(key, []), graphs.get(key)
-        on_cpu = any(kernel.backend == "cpp" for kernel in held)
-        if not on_cpu and _ended_together(refusal, held):
-            continue
+        made, graph = kernels.get(key, []), graphs.get(key)
+        on_cpu = any(kernel.backend == "cpp" for kernel in made)
+        both = {*refusal.first_nodes, *refusal.second_nodes}
+        if not on_cpu and both and any(both <= set(kernel.nodes) for kernel in made):
+            continue  # they ended in one kernel
         elsewhere = graph is None or _needed_elsewhere(refusal, graph, users[key])
-        first = _named(refusal.first_kernel, refusal.first_nodes, held)
-        second = _named(refusal.second_kernel, refusal.second_nodes, held)
+        first = _named(refusal.first_kernel, refusal.first_nodes, made)
+        second = _named(refusal.second_kernel, refusal.second_nodes, made)
         written, read = _lines(refusal, graph)
         result.append(
             RefusedPair(
@@ -101,18 +104,6 @@ def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
         writes = {name for name in own if name in outputs or users[name] - own}
         total += sum(node_bytes(by_name[name]) for name in reads | writes if name in by_name)
     return total
-
-
-def _by_graph(kernels: Iterable[CompiledKernel]) -> dict[tuple[str, str], list[CompiledKernel]]:
-    held: dict[tuple[str, str], list[CompiledKernel]] = defaultdict(list)
-    for kernel in kernels:
-        held[kernel.compile_id, kernel.direction].append(kernel)
-    return held
-
-
-def _ended_together(refusal: FusionRefusal, kernels: Iterable[CompiledKernel]) -> bool:
-    both = {*refusal.first_nodes, *refusal.second_nodes}
-    return bool(both) and any(both <= set(kernel.nodes) for kernel in kernels)
 
 
 def _needed_elsewhere(refusal: FusionRefusal, graph: Graph, users: Mapping[str, set[str]]) -> bool:

@@ -27,7 +27,6 @@ from perfscope.analyzers.hlo.cost.collectives import sent_bytes
 from perfscope.analyzers.plans import launches
 from perfscope.analyzers.plans.collectives import (
     XLA_KINDS,
-    Asked,
     StepExchanges,
     eager_asked,
     kernels_beside,
@@ -111,24 +110,11 @@ def plan_exchanges(loaded: LoadedPlan) -> tuple[PlanExchange, ...] | None:
             return None
         kernels, asked = _launched(loaded.eager), eager_asked(processes.eager)
     besides = kernels_beside([kernel.high > 0 for kernel in kernels], asked)
-    return tuple(
-        PlanExchange(collective=asked.collective, ranks=_ranks(asked, processes.groups), beside=beside)
-        for asked, beside in zip(asked, besides, strict=True)
-    )
-
-
-def exchange_totals(loaded: LoadedPlan) -> dict[str, int]:
-    """Exact amounts of a step; none where its collectives are not known."""
-    exchanges = plan_exchanges(loaded)
-    return {} if exchanges is None else sums_of(exchanges)
-
-
-def exchange_digest(loaded: LoadedPlan) -> tuple[object, ...]:
-    """What is exchanged, in what order and which of it blocks, without files and lines."""
-    exchanges = plan_exchanges(loaded)
-    if exchanges is None:
-        return ()
-    return tuple((exchange.what, exchange.blocks is not None) for exchange in exchanges)
+    exchanges = []
+    for collective, beside in zip((one.collective for one in asked), besides, strict=True):
+        group = processes.groups[collective.group] if collective.group < len(processes.groups) else ()
+        exchanges.append(PlanExchange(collective=collective, ranks=collective.pairs or group, beside=beside))
+    return tuple(exchanges)
 
 
 def step_ops(loaded: LoadedPlan) -> Iterator[tuple[str, int, str]]:
@@ -148,24 +134,14 @@ def not_compared(base: LoadedPlan, head: LoadedPlan) -> str:
     """Why nothing is said of the collectives of two plans; ``''`` where they are compared, or neither has any."""
     sizes = [0 if loaded.plan.processes is None else loaded.plan.processes.world_size for loaded in (base, head)]
     if sizes[0] != sizes[1]:
-        return other_jobs(sizes[0], sizes[1])
+        texts = ["as one process" if not size else f"as the first of {size:,} processes" for size in sizes]
+        return f"collectives are not compared: base is planned {texts[0]}, head {texts[1]}"
     lost = [name for name, loaded in (("base", base), ("head", head)) if sizes[0] and plan_exchanges(loaded) is None]
     return f"collectives are not compared: not all of {' and '.join(lost)} are in the plan" if lost else ""
 
 
-def other_jobs(base: int, head: int) -> str:
-    """That two plans are of jobs of so many processes (0: of none), in one line."""
-    texts = ["as one process" if not size else f"as the first of {size:,} processes" for size in (base, head)]
-    return f"collectives are not compared: base is planned {texts[0]}, head {texts[1]}"
-
-
 def _launched(graph: OpGraph) -> tuple[Range, ...]:
     return tuple(_ONE if launches(op) else NO_TIME for op in graph.ops)
-
-
-def _ranks(asked: Asked, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    what = asked.collective
-    return what.pairs or (groups[what.group] if what.group < len(groups) else ())
 
 
 def sums_of(exchanges: Iterable[PlanExchange]) -> dict[str, int]:
@@ -328,16 +304,13 @@ def _said(
 ) -> Iterator[str]:
     if blocking:
         why = next((exchange.blocks for exchange in head if exchange.blocks is not None), WHY_WAITED)
-        yield f"the device waits for {'it' if len(head) == 1 else f'{_blocked(head)} of them'}: {why}"
+        many = sum(exchange.blocks is not None for exchange in head)
+        yield f"the device waits for {'it' if len(head) == 1 else f'{many} of them'}: {why}"
     sides = [_payload(side) for side in (base, head) if side]
     yield " → ".join(dict.fromkeys(sides))
     spans = [_span(span) for span, side in zip(waits, (base, head), strict=True) if span is not None and side]
     if len(spans) == bool(base) + bool(head):
         yield f"the step waits {' → '.join(spans)} for {'it' if len(head or base) == 1 else 'them'} by the model"
-
-
-def _blocked(exchanges: list[PlanExchange]) -> int:
-    return sum(exchange.blocks is not None for exchange in exchanges)
 
 
 def _payload(exchanges: list[PlanExchange]) -> str:

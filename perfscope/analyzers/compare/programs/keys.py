@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from perfscope.analyzers.compare.runs.align import same_files
+from perfscope.analyzers.compare.runs.keys import same_files
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.scope import scope_of
 

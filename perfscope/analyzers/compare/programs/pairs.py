@@ -75,8 +75,6 @@ def fingerprint(module: HloModule) -> str:
 
 def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
     """The programs and plans of a trace, those that do most first."""
-    costs = trace.fact(hlo_costs)
-    ordered = sorted(costs, key=lambda cost: -(cost.total.bytes + cost.total.flops))[:MOST_PROGRAMS]
     plans = tuple(_plan_side(loaded) for loaded in trace.torch_plans)
     if not trace.hlo:
         return plans
@@ -87,8 +85,13 @@ def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
             fingerprint=fingerprint(cost.module),
             measures={measure.name: measure for measure in _measures(cost)},
         )
-        for cost in ordered
+        for cost in _costs(trace)
     )
+
+
+def _costs(trace: Trace) -> list[ModuleCost]:
+    """Of the compiled programs that are compared, those that do most first."""
+    return sorted(trace.fact(hlo_costs), key=lambda cost: -(cost.total.bytes + cost.total.flops))[:MOST_PROGRAMS]
 
 
 def _plan_side(loaded: LoadedPlan) -> ProgramSide:
@@ -252,13 +255,13 @@ def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChan
     mine, theirs = sides
     if mine is None or theirs is None:
         return ()
+    compiled = [trace.fact(program_sides)[len(trace.torch_plans) :] for trace in (mine, theirs)]
     costs = [
-        {id(side): cost for side, cost in zip(trace.fact(program_sides), _ordered(trace), strict=False)}
-        for trace in (mine, theirs)
+        {id(side): cost for side, cost in zip(programs, _costs(trace), strict=True)}
+        for programs, trace in zip(compiled, (mine, theirs), strict=True)
     ]
-    pairs = paired_sides(mine.fact(program_sides), theirs.fact(program_sides))
     changes = []
-    for program_side, other in pairs:
+    for program_side, other in paired_sides(*compiled):
         left, right = costs[0][id(program_side)], costs[1][id(other)]
         if left.module.is_scheduled and right.module.is_scheduled:
             change = program_change(
@@ -284,11 +287,6 @@ def _modelled(base: ModuleCost, base_trace: Trace, head: ModuleCost, head_trace:
     except DataError:  # compiled for another platform than it says
         return None
     return spans[0], spans[1]
-
-
-def _ordered(trace: Trace) -> list[ModuleCost]:
-    """Costs in the order of ``program_sides``."""
-    return sorted(trace.fact(hlo_costs), key=lambda cost: -(cost.total.bytes + cost.total.flops))
 
 
 def targets(base: Sequence[Trace], head: Sequence[Trace]) -> TargetOfSide:

@@ -13,11 +13,10 @@ from perfscope.analyzers.compare.programs.exchange import (
     NO_WAITS,
     StepWaits,
     collective_rows,
-    exchange_digest,
-    exchange_totals,
     not_compared,
     plan_exchanges,
     step_ops,
+    sums_of,
     waits_line,
 )
 from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap, Lines, OpKey, line_map
@@ -81,25 +80,21 @@ def plan_totals(loaded: LoadedPlan) -> dict[str, int]:
     step = memory_as_run(loaded.plan)
     if step is not None:
         totals[PLAN_PEAK] = step.peak_bytes
-    return totals | exchange_totals(loaded)
+    exchanges = plan_exchanges(loaded)
+    return totals if exchanges is None else totals | sums_of(exchanges)
 
 
 def plan_fingerprint(loaded: LoadedPlan) -> str:
     """What is planned, as 16 hexadecimal digits: no names of kernels, no files and no lines."""
     plan = loaded.plan
     graphs = [
-        (
-            _function(graph),
-            graph.direction,
-            graph.calls,
-            [_digest(kernel) for kernel in graph.kernels],
-        )
+        (_function(graph), graph.direction, graph.calls, [_digest(kernel) for kernel in graph.kernels])
         for graph in plan.graphs
     ]
     parts: tuple[object, ...] = (graphs, len(plan.breaks))
-    exchanged = exchange_digest(loaded)
-    if exchanged:
-        parts += (exchanged,)
+    exchanges = plan_exchanges(loaded)
+    if exchanges:
+        parts += (tuple((exchange.what, exchange.blocks is not None) for exchange in exchanges),)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -118,7 +113,9 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
     }
     rows: list[ProgramRow] = []
     too_large = max((max(pair) for pair in totals.values()), default=0) > MOST
-    failed = failed_alone(base.plan, head.plan)
+    failed: Literal["", "base", "head"] = ""  # what one side lacks because it failed is no improvement
+    if (base.plan.failure is None) != (head.plan.failure is None):
+        failed = "base" if head.plan.failure is None else "head"
     if too_large or failed:
         return ProgramChange(
             name=head.plan.name,
@@ -147,13 +144,6 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
     )
     change.check()
     return change
-
-
-def failed_alone(base: TorchPlan, head: TorchPlan) -> Literal["", "base", "head"]:
-    """Which side failed while it was planned, where the other did not: what it lacks is no improvement."""
-    if (base.failure is None) == (head.failure is None):
-        return ""
-    return "base" if head.failure is None else "head"
 
 
 def _failed(*sides: LoadedPlan) -> Iterator[str]:

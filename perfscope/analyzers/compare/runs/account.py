@@ -103,7 +103,10 @@ class Part:
 
 
 def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts of one key as one, those that take most time first."""
+    """Parts of one call each as one for each key, those that take most time first.
+
+    What is not called (idle time, work that began before the window) counts as it is.
+    """
     by_key: dict[Key, list[Part]] = {}
     for part in parts:
         by_key.setdefault(part.key, []).append(part)
@@ -113,20 +116,14 @@ def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
             own_ns=sum(part.own_ns for part in same),
             calls=sum(part.calls for part in same),
             busy_ns=sum(part.busy_ns for part in same),
-            typical_ns=_typical(same),
+            typical_ns=float(median(each)) * len(each)
+            if (each := [part.own_ns for part in same if part.calls])
+            else float(sum(part.own_ns for part in same)),
             example=same[0].example,
         )
         for key, same in by_key.items()
     ]
     return tuple(sorted(rows, key=lambda part: (-part.own_ns, -part.calls, part.key.name())))
-
-
-def _typical(parts: Sequence[Part]) -> float:
-    """Of parts of one call each; what is not called (idle time, work that began before the window) counts as it is."""
-    each = [part.own_ns for part in parts if part.calls]
-    if not each:
-        return float(sum(part.own_ns for part in parts))
-    return float(median(each)) * len(each)
 
 
 # Idle time of a device in the compared window by cause; what no gap explains lies before or behind its work.

@@ -104,24 +104,17 @@ def cost_of(finding: Finding | None) -> int | None:
     return finding.cost_ns_per_step if finding.cost_ns_per_step is not None else finding.cost_ns
 
 
-_Signature = Callable[[Finding], tuple[object, ...]]
+def _file_name(finding: Finding) -> str | None:
+    """Without its folder: another checkout lies in another one."""
+    return finding.where.file and PurePath(finding.where.file).name
 
 
-def _exactly(finding: Finding) -> tuple[object, ...]:
-    return (finding.subject, finding.where)
-
-
-def _without_line(finding: Finding) -> tuple[object, ...]:
-    """The file's name alone: another checkout lies in another folder."""
-    where = finding.where
-    return (finding.subject, where.file and PurePath(where.file).name, where.op, where.module)
-
-
-def _subject(finding: Finding) -> tuple[object, ...]:
-    return (finding.subject, finding.where.file and PurePath(finding.where.file).name)
-
-
-_LEVELS: tuple[_Signature, ...] = (_exactly, _without_line, _subject)
+_LEVELS: tuple[Callable[[Finding], tuple[object, ...]], ...] = (
+    lambda finding: (finding.subject, finding.where),
+    lambda finding: (finding.subject, _file_name(finding), finding.where.op, finding.where.module),
+    lambda finding: (finding.subject, _file_name(finding)),
+)
+"""What two findings share that are the same, the closest first."""
 
 
 def _paired(base: Sequence[Finding], head: Sequence[Finding]) -> list[tuple[Finding | None, Finding | None]]:
@@ -129,24 +122,15 @@ def _paired(base: Sequence[Finding], head: Sequence[Finding]) -> list[tuple[Find
     left, right = {id(finding): finding for finding in base}, {id(finding): finding for finding in head}
     pairs: list[tuple[Finding | None, Finding | None]] = []
     for level in _LEVELS:
-        mine, theirs = _grouped(left.values(), level), _grouped(right.values(), level)
-        for shared in (sign for sign in mine if sign in theirs):
-            ours, others = sorted(mine[shared], key=_line), sorted(theirs[shared], key=_line)
-            for finding, other in zip(ours, others, strict=False):
+        groups: dict[tuple[object, ...], tuple[list[Finding], list[Finding]]] = defaultdict(lambda: ([], []))
+        for side, findings in enumerate((left, right)):
+            for finding in sorted(findings.values(), key=lambda finding: finding.where.line or 0):
+                groups[level(finding)][side].append(finding)
+        for mine, theirs in groups.values():
+            for finding, other in zip(mine, theirs, strict=False):
                 pairs.append((finding, other))
                 del left[id(finding)], right[id(other)]
     return [*pairs, *((finding, None) for finding in left.values()), *((None, other) for other in right.values())]
-
-
-def _grouped(findings: Iterable[Finding], level: _Signature) -> dict[tuple[object, ...], list[Finding]]:
-    result: dict[tuple[object, ...], list[Finding]] = defaultdict(list)
-    for finding in findings:
-        result[level(finding)].append(finding)
-    return result
-
-
-def _line(finding: Finding) -> int:
-    return finding.where.line or 0
 
 
 def _worst_first(change: FindingChange) -> tuple[int, int, int, str]:
@@ -337,7 +321,9 @@ class _Shares:
             if (whole := self.metrics.get(metric.name))
         ]
         if self.step_ns:
-            shares.append(_moved(parts) / self.step_ns)
+            every = list(parts)  # time of those whose counts changed; where none did, of all
+            counted = [part for part in every if part.counts_differ]
+            shares.append(sum(abs(part.delta_ns) for part in counted or every) / self.step_ns)
             costs = [abs((cost_of(finding.head) or 0) - (cost_of(finding.base) or 0)) for finding in findings]
             shares += [cost / self.step_ns for cost in costs]
         return max(shares, default=0.0)
@@ -358,10 +344,3 @@ def _first(cause: Cause, judged: Collection[str], naming: Collection[str]) -> tu
         -cause.weight,
         cause.place,
     )
-
-
-def _moved(parts: Iterable[PartChange]) -> int:
-    """Time of the parts whose counts changed; where none did, of all."""
-    every = list(parts)
-    counted = [part for part in every if part.counts_differ]
-    return sum(abs(part.delta_ns) for part in counted or every)

@@ -87,7 +87,9 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         id=folder.resolve().name,
         name=folder.resolve().name.partition(".")[0] if run is None else run.name,
         kind=kind_of(traces[0]) if traces else NO_RECORDING,
-        created_utc=_created(folder) if run is None else run.created_utc,
+        created_utc=datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
+        if run is None
+        else run.created_utc,
         branch=branch if branch is not None else recorded if isinstance(recorded, str) else None,
         commit=commit if is_commit_hash(commit) else None,
         dirty=git.get("dirty") is True,
@@ -106,11 +108,6 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         ),
         notes=(*(() if run is None else run.notes), *notes),
     )
-
-
-def _created(path: Path) -> str:
-    """Of files without a manifest: when they were last written."""
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
 
 
 def _own_version() -> str:

@@ -16,9 +16,8 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated, cost_of, findings_change
-from perfscope.analyzers.compare.runs.change import PartChange, StepChange, TimeChange, time_change
+from perfscope.analyzers.compare.runs.change import PartChange, StepChange, time_change
 from perfscope.analyzers.compare.runs.comparison import STEP_TIME, Comparison, check_alike, differences
-from perfscope.analyzers.compare.runs.keys import Key
 from perfscope.analyzers.compare.runs.run_sets import MACHINE, SOFTWARE, Launch, RunSet, middle_of
 from perfscope.analyzers.compare.runs.structure import SIDES, structure_of
 from perfscope.analyzers.compare.statistics import estimators
@@ -60,7 +59,11 @@ def _of_rule(rule: str, outcomes: Sequence[Outcome], launches: int) -> Outcome:
         }  # of several the costliest
         for signature, finding in once.items():
             by_signature.setdefault(signature, []).append(finding)
-    kept = [_typical(same) for same in by_signature.values() if 2 * len(same) > launches]
+    kept = [
+        sorted(same, key=lambda finding: cost_of(finding) or 0)[(len(same) - 1) // 2]
+        for same in by_signature.values()
+        if 2 * len(same) > launches
+    ]
     blind = [outcome for outcome in outcomes if outcome.status == "abstained" or outcome.reason is not None]
     reason = blind[0].reason if 2 * len(blind) >= launches else None
     if kept:
@@ -71,10 +74,6 @@ def _of_rule(rule: str, outcomes: Sequence[Outcome], launches: int) -> Outcome:
             findings=tuple(sorted(kept, key=lambda finding: -(cost_of(finding) or 0))),
         )
     return Outcome(rule=rule, status="clean" if reason is None else "abstained", reason=reason)
-
-
-def _typical(same: Sequence[Finding]) -> Finding:
-    return sorted(same, key=lambda finding: cost_of(finding) or 0)[(len(same) - 1) // 2]
 
 
 # The step time of two sets of launches: pairs where they ran in turns, else Welch's test, which fails no build.
@@ -264,14 +263,14 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
     traces = read(chosen[0].run), read(chosen[1].run)
     time = time_change(*traces)
     if time is not None:
-        varying = [_varying(side) for side in sides]
-        time = replace(time, median=_steadied(time.median, varying[0], varying[1]))
-    turns = _turns(*sides)
+        time = replace(time, median=_steadied(time.median, sides))
+    when = [[f"{launch.created_utc} {launch.run.name}" for launch in side] for side in sides]
+    turns = turns_of(when[0], when[1])
     environment, no_gate = _environment(sides), _no_gate(sides)
     step, times = _step(sides, turns, no_gate)
-    kernels = _kernels(sides, turns, None if time is None else time.median)
+    median, notes = (None, ()) if time is None else (time.median, time.notes)
+    kernels = _kernels(sides, turns, median)
     built = structure_of([launch.said for launch in sides[0]], [launch.said for launch in sides[1]], middle=middle)
-    median = None if time is None else time.median
     step_ns = None if median is None or median.per != "step" else float(median.head_ns)
     outcomes = [of_most([launch.outcomes for launch in side]) for side in sides]
     findings = corroborated(findings_change(outcomes[0], outcomes[1], step_ns=step_ns), median, built)
@@ -284,7 +283,7 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
         causes=_judged_first(causes(median, built, findings), kernels),
         findings=findings,
         not_looked=built.not_looked,
-        notes=tuple(dict.fromkeys((*differences(chosen[0].summary, chosen[1].summary), *_notes(time, built.notes)))),
+        notes=tuple(dict.fromkeys((*differences(chosen[0].summary, chosen[1].summary), *notes, *built.notes))),
     )
     return SetsComparison(
         comparison=comparison,
@@ -298,22 +297,19 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
     )
 
 
-def _turns(base: Sequence[Launch], head: Sequence[Launch]) -> Turns:
-    when = [[f"{launch.created_utc} {launch.run.name}" for launch in side] for side in (base, head)]
-    return turns_of(when[0], when[1])
-
-
-def _varying(side: Sequence[Launch]) -> set[Key]:
-    """Keys that are not called as often in each launch."""
-    every = {key for launch in side for key in launch.calls}
-    return {key for key in every if len({launch.calls.get(key, 0) for launch in side}) > 1}
-
-
-def _steadied(change: StepChange, base: set[Key], head: set[Key]) -> StepChange:
+def _steadied(change: StepChange, sides: Sequence[Sequence[Launch]]) -> StepChange:
     """Without numbers of calls that differ among launches of one side."""
+    varying = [
+        {
+            key
+            for key in {key for launch in side for key in launch.calls}
+            if len({launch.calls.get(key, 0) for launch in side}) > 1
+        }
+        for side in sides
+    ]
     parts = tuple(
         replace(part, countable=False)
-        if base.intersection(part.base.keys) or head.intersection(part.head.keys)
+        if varying[0].intersection(part.base.keys) or varying[1].intersection(part.head.keys)
         else part
         for part in change.parts
     )
@@ -431,11 +427,6 @@ def _no_gate(sides: tuple[Sequence[Launch], Sequence[Launch]]) -> str | None:
 def _commit(side: Sequence[Launch]) -> str | None:
     commits = {launch.commit for launch in side}
     return commits.pop() if len(commits) == 1 else None
-
-
-def _notes(time: TimeChange | None, more: Sequence[str]) -> Iterator[str]:
-    yield from () if time is None else time.notes
-    yield from more
 
 
 def _remarks(base: RunSet, head: RunSet, turns: Turns, chosen: tuple[Launch, Launch]) -> Iterator[str]:

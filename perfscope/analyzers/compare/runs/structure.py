@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from perfscope.analyzers.compare.programs.keys import LineMap
 from perfscope.analyzers.compare.programs.pairs import MOST_PROGRAMS, ProgramSide, paired_sides, program_sides
+from perfscope.analyzers.compare.programs.row import some_of
 from perfscope.analyzers.compare.programs.units import EXCHANGED
-from perfscope.analyzers.compare.runs.align import same_files
+from perfscope.analyzers.compare.runs.keys import same_files
 from perfscope.analyzers.compare.runs.measures import (
     COMPILED_GRAPHS,
     COMPILED_KERNELS,
     COMPILED_LIBRARY_CALLS,
     Measure,
-    Measured,
     host_ops,
     measures,
 )
@@ -78,13 +78,14 @@ def said_by(traces: Sequence[Trace]) -> Said:
     ranks = [trace.fact(measures) for trace in traces]
     by_name, blind = {}, {}
     for name in dict.fromkeys(name for rank in ranks for name in (*rank.found, *rank.blind)):
-        most = _most(ranks, name)
-        if most is not None:
-            by_name[name] = most
+        if all(name in rank.found for rank in ranks):
+            by_name[name] = max((rank.found[name] for rank in ranks), key=lambda measure: measure.value)
         else:
             blind[name] = next((rank.blind[name] for rank in ranks if name in rank.blind), "not recorded by all ranks")
     ops = host_ops(traces[0]) if traces else None
-    return Said(found=by_name, blind=blind, programs=_programs_of(traces), host_ops=ops)
+    # ranks of a job run the same programs
+    programs = next((trace.fact(program_sides) for trace in traces if trace.hlo or trace.torch_plans), None)
+    return Said(found=by_name, blind=blind, programs=programs, host_ops=ops)
 
 
 def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, LineMap] | None = None) -> Structure:
@@ -123,9 +124,8 @@ def _ops_of_one_side(base: Mapping[str, float] | None, head: Mapping[str, float]
     for side, mine, other in (("base", base, head), ("head", head, base)):
         alone = sorted((name for name in mine if name not in other), key=lambda name: (-mine[name], name))
         if alone:
-            named = ", ".join(f"{name} ({mine[name]:g})" for name in alone[:MOST_OPS])
-            more = f" and {len(alone) - MOST_OPS} more" if len(alone) > MOST_OPS else ""
-            yield f"host ops that ran in the {side} only (calls per step): {named}{more}"
+            named = some_of((f"{name} ({mine[name]:g})" for name in alone), MOST_OPS)
+            yield f"host ops that ran in the {side} only (calls per step): {named}"
 
 
 def _of_traces(
@@ -171,12 +171,6 @@ def _of_as_many_graphs(exact_metric: ExactMetric, by_name: Mapping[str, ExactMet
 def _difference(exact_metric: ExactMetric) -> float:
     base, head = exact_metric.result.base, exact_metric.result.head
     return head - base if isinstance(base, float) and isinstance(head, float) else 0.0
-
-
-def _most(side: Sequence[Measured], name: str) -> Measure | None:
-    """The measure of the rank that has most of it; ``None`` unless every rank has it."""
-    measures = [measured.found[name] for measured in side if name in measured.found]
-    return max(measures, key=lambda measure: measure.value) if measures and len(measures) == len(side) else None
 
 
 def exact_metric(
@@ -319,11 +313,6 @@ def _fingerprints(name: str, base: Sequence[ProgramSide], head: Sequence[Program
         if len({program_side.fingerprint for program_side in side}) > 1
     )
     return replace(result, verdict="inconclusive", remarks=(*result.remarks, *texts)) if texts else result
-
-
-def _programs_of(traces: Sequence[Trace]) -> tuple[ProgramSide, ...] | None:
-    """Programs of the first trace that has any: ranks of a job run the same ones."""
-    return next((trace.fact(program_sides) for trace in traces if trace.hlo or trace.torch_plans), None)
 
 
 def _alone(

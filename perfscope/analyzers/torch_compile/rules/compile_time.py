@@ -58,7 +58,7 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
-from perfscope.model.compile_log import Compile, CompileLog, Graph
+from perfscope.model.compile_log import Compile, CompileLog
 from perfscope.model.finding import Cell, Finding, Severity, fit_title
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.trace import Trace
@@ -100,7 +100,11 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         if trace.compile_log is not None and trace.source.rank is not None
     }
     done = {
-        rank: [_what(compile_time.compile) for compile_time in (*use.cold, *use.uncached)] for rank, use in uses.items()
+        rank: [
+            (compile_time.compile.compile_id, compile_time.compile.function, compile_time.compile.graph_ops)
+            for compile_time in (*use.cold, *use.uncached)
+        ]
+        for rank, use in uses.items()
     }
     if len(uses) < 2 or len({tuple(what) for what in done.values()}) > 1:
         return
@@ -192,13 +196,11 @@ def repeated_part(log: CompileLog, compiles: Iterable[Compile]) -> float:
         if graph.compile_id not in wanted:
             continue
         nodes += len(graph.nodes)
-        again += _made_again(graph)
+        counts = Counter(
+            (node.op, node.dtype, node.shape, node.place) for node in graph.nodes if node.place is not None
+        )
+        again += sum(count - 1 for count in counts.values() if count >= MIN_REPEATS)
     return again / nodes if nodes else 0.0
-
-
-def _made_again(graph: Graph) -> int:
-    counts = Counter((node.op, node.dtype, node.shape, node.place) for node in graph.nodes if node.place is not None)
-    return sum(count - 1 for count in counts.values() if count >= MIN_REPEATS)
 
 
 MIN_REPEATED = 0.5
@@ -268,10 +270,6 @@ def bypass_advice(reason: str) -> str:
     )
 
 
-def _what(compilation: Compile) -> tuple[str, str | None, int | None]:
-    return (compilation.compile_id, compilation.function, compilation.graph_ops)
-
-
 def _cold(trace: Trace, use: CacheUse) -> Finding:
     log = compile_log_of(trace)
     missed = (*use.cold, *use.uncached)
@@ -328,12 +326,16 @@ def _in_steps(trace: Trace, whole: int) -> str:
 
 
 def _row(compile_time: CompileTime) -> dict[str, Cell]:
-    stages, code_line = compile_time.stages_ns, user_place(compile_time.compile.place, compile_time.compile.stack)
+    compilation, stages = compile_time.compile, compile_time.stages_ns
+    code_line = user_place(compilation.place, compilation.stack)
+    answers = ", ".join(f"{cache} {result}" for cache, result in sorted(compilation.caches.items())) or "not asked"
+    if len(set(compilation.caches.values())) == 1:
+        answers = f"each a {next(iter(compilation.caches.values()))}"
     return {
-        "compile_id": compile_time.compile.compile_id,
-        "frame": plain_function(compile_time.compile.function) + (f" ({short_place(code_line)})" if code_line else ""),
-        "ops": compile_time.compile.graph_ops,
-        "caches": _answers(compile_time.compile),
+        "compile_id": compilation.compile_id,
+        "frame": plain_function(compilation.function) + (f" ({short_place(code_line)})" if code_line else ""),
+        "ops": compilation.graph_ops,
+        "caches": answers,
         "total_ns": compile_time.total_ns,
         "tracing_ns": stages.get(Stage.TRACING, 0),
         "aot_ns": stages.get(Stage.AOT, 0),
@@ -343,12 +345,6 @@ def _row(compile_time: CompileTime) -> dict[str, Cell]:
         "tuning_ns": stages.get(Stage.TUNING, 0),
         "loading_ns": stages.get(Stage.CACHES, 0),
     }
-
-
-def _answers(compilation: Compile) -> str:
-    if len(set(compilation.caches.values())) == 1:
-        return f"each a {next(iter(compilation.caches.values()))}"
-    return ", ".join(f"{cache} {result}" for cache, result in sorted(compilation.caches.items())) or "not asked"
 
 
 def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
