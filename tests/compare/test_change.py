@@ -21,7 +21,7 @@ from perfscope.analyzers.compare.runs.keys import (
     without_tiles,
     work_class,
 )
-from perfscope.analyzers.compare.statistics.window import compared_window, cut, inside, without
+from perfscope.analyzers.compare.runs.window import compared_window, cut, inside, without
 from perfscope.model.intervals import Intervals, union
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder

@@ -377,13 +377,18 @@ def _frame(
         stages.update(times[id(compilation)].stages_ns)
     name = next((compilation.function for compilation in compiles if compilation.function), None)
     resumed = resumed_at(name)
+    directions: tuple[Direction, ...] = ("forward", "backward", "inference")
     return FrameSummary(
         function=plain_function(name),
         after_line=None if resumed is None else resumed[1],
         place=held[0].user_place,
         compiles=len(compiles),
         restarts=sum(compilation.attempts - 1 for compilation in compiles),
-        graphs=tuple(_groups(graphs)),
+        graphs=tuple(
+            GraphGroup(direction=direction, count=len(ops), ops_least=min(ops), ops_most=max(ops))
+            for direction in directions
+            if (ops := [count for where, count in graphs if where == direction])
+        ),
         dynamo_graphs=sum(compilation.traced_graphs for compilation in compiles),
         breaks=breaks,
         recompiles=sum(len(frame.recompiles) for frame in held),
@@ -399,14 +404,6 @@ def _frame(
         stages_ns=dict(stages.most_common()),
         state=_state(held, compiles, any_graph=bool(graphs), given_up=given_up),
     )
-
-
-def _groups(graphs: Sequence[tuple[Direction, int]]) -> Iterable[GraphGroup]:
-    directions: tuple[Direction, ...] = ("forward", "backward", "inference")
-    for direction in directions:
-        ops = [count for where, count in graphs if where == direction]
-        if ops:
-            yield GraphGroup(direction=direction, count=len(ops), ops_least=min(ops), ops_most=max(ops))
 
 
 def _state(

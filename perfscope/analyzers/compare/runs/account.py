@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
-from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside, without, work_in_window
+from perfscope.analyzers.compare.runs.window import Window, compared_window, inside, without, work_in_window
 from perfscope.analyzers.time import GapCause, covering_slices, device_busy, gaps, nearest_ancestor
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace

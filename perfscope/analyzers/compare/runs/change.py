@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.analyzers.compare.runs.account import Account, Part, accounts, by_largest_remainder
 from perfscope.analyzers.compare.runs.keys import Key, Level, Match, PartKind, align
-from perfscope.analyzers.compare.statistics.window import compared_window
+from perfscope.analyzers.compare.runs.window import compared_window
 from perfscope.model.documents.comparison import Rank
 from perfscope.model.trace import Trace
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfscope.analyzers.compare.statistics.window import Window
+from perfscope.analyzers.compare.runs.window import Window
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.recompute import autograd_nodes, recomputed_ops

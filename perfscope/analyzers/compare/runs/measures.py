@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.analyzers.compare.runs.keys import instruction_keys, plain_span
-from perfscope.analyzers.compare.statistics.window import Window, compared_window, inside, work_in_window
+from perfscope.analyzers.compare.runs.window import Window, compared_window, inside, work_in_window
 from perfscope.analyzers.memory import trace_memories
 from perfscope.analyzers.plans.graph_cost import step_bytes
 from perfscope.analyzers.time import blocking_calls, call_site, nearest_ancestor

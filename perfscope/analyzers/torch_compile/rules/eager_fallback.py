@@ -159,12 +159,6 @@ def _reached(trace: Trace) -> dict[tuple[str, str] | None, list[Compile]]:
     return result
 
 
-def _is_file(frame: CompiledFrame, file: str) -> bool:
-    """Kineto leaves out what a path shares with ``sys.path``."""
-    code_line = frame.place
-    return code_line is not None and (code_line.file == file or code_line.file.endswith("/" + file))
-
-
 def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[Window]], frozenset[int]]:
     """By index of the frame: runs of its own top-level ops. And the frames that a Python stack shows at all."""
     stacked = trace if "python_stack" in trace.recorded else trace.detail
@@ -227,8 +221,11 @@ def _shown(stacked: Trace, frames: list[CompiledFrame]) -> dict[int, int]:
     result = {}
     for code in np.unique(slices["name"][slices["kind"] == SliceKind.PYTHON]).tolist():
         shown = parse_frame(stacked.text(code))
-        for index in by_function.get(shown.function, ()) if shown is not None else ():
-            if shown is not None and _is_file(frames[index], shown.file):
+        if shown is None:
+            continue
+        for index in by_function.get(shown.function, ()):
+            place = frames[index].place  # Kineto leaves out what a path shares with sys.path
+            if place is not None and f"/{place.file}".endswith(f"/{shown.file}"):
                 result[code] = index
                 break
     return result
