@@ -10,10 +10,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfscope.model.documents.compile_request import Request
 
 FAILED = 3
 """Exit code where a line of the kind ``failed`` says why."""
@@ -51,9 +55,10 @@ def main() -> None:
     request = requests.load(Path(sys.argv[1]))
     try:
         if request.framework == "torch":
-            from perfscope.profiler.ahead.torch.child import plan_all
+            _find_torch_planner(request, writer)
+            from perfscope.profiler.ahead.torch.child import plan_program
 
-            plan_all(request, writer)
+            plan_program(request, writer)
         else:
             from perfscope.profiler.ahead.jax.child import compile_all
 
@@ -74,6 +79,24 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads of a program that was stopped in its middle would keep us alive, and so would its atexit
+
+
+def _find_torch_planner(request: Request, writer: EventWriter) -> None:
+    """Put what planning needs on the path; ``DataError`` in one line where it is not there."""
+    from perfscope.model.errors import DataError
+    from perfscope.profiler.ahead.targets import plugins
+
+    plugin = plugins.find("torch")
+    if isinstance(plugin, plugins.MissingPlugin):
+        raise DataError(f"torch programs cannot be planned: {plugin.reason}; {plugin.advice()}")
+    if plugin.own_folder and str(plugin.folder) not in sys.path:
+        sys.path.append(str(plugin.folder))
+    writer("loaded", versions=plugin.versions, notes=[] if plugin.note is None else [plugin.note])
+    if request.target.platform != "gpu":
+        raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
+    torch = plugin.versions["torch"]
+    if tuple(int(part) for part in re.findall(r"\d+", torch)[:2]) < (2, 12):
+        raise DataError(f"torch {torch} cannot plan without a device; 2.13 is known to work")
 
 
 def _die_with_parent() -> None:

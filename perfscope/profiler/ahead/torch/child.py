@@ -1,4 +1,8 @@
-"""PyTorch programs in the child: the planner's part, with the plugins on the path that it needs."""
+"""PyTorch programs in the child: runs the program with fake tensors, has inductor plan its graphs, writes the plan.
+
+Nothing is computed and nothing large is allocated: a model of 7 billion parameters is planned on a laptop. Imported
+once the packages that planning needs are on the path.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +14,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from perfscope.model.documents.compile_request import Request
-from perfscope.model.errors import DataError
-from perfscope.profiler.ahead.targets import plugins
+from perfscope.model.documents.torch_plan import SCHEMA, TorchPlan, write_plan
+from perfscope.profiler.ahead.common.program import run_program
+from perfscope.profiler.ahead.torch import compat
+from perfscope.profiler.ahead.torch.compat import is_launch, prefer_foreach
+from perfscope.profiler.ahead.torch.compiler import DynamoLog, InductorPlanner, ScheduledGraph
+from perfscope.profiler.ahead.torch.cuda import AttentionRule, FakeCuda
+from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
+from perfscope.profiler.ahead.torch.kernels import KernelReader
+from perfscope.profiler.ahead.torch.memory import OpWatch, StepPeaks
+from perfscope.profiler.ahead.torch.processes import JobPlan
+from perfscope.profiler.ahead.torch.steps import PlanSteps, StopPlanningError, WatcherPause
 
 if TYPE_CHECKING:
-    from perfscope.model.documents.torch_plan import TorchPlan
     from perfscope.profiler.ahead.common.child import EventWriter
-    from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
-    from perfscope.profiler.ahead.torch.cuda import FakeCuda
-
-
-def plan_all(request: Request, send: EventWriter) -> None:
-    """Plan what the program compiles with torch.compile; ``DataError`` in one line where that cannot be."""
-    plugin = plugins.find("torch")
-    if isinstance(plugin, plugins.MissingPlugin):
-        raise DataError(f"torch programs cannot be planned: {plugin.reason}; {plugin.advice()}")
-    if plugin.own_folder and str(plugin.folder) not in sys.path:
-        sys.path.append(str(plugin.folder))
-    send("loaded", versions=plugin.versions, notes=[] if plugin.note is None else [plugin.note])
-    (Path(request.folder) / "plans").mkdir(exist_ok=True)
-    plan_program(request, send)
-
-
-# Runs the program with fake tensors, has inductor plan its graphs, writes the plan. Nothing is computed and nothing
-# large is allocated: a model of 7 billion parameters is planned on a laptop.
 
 
 def plan_program(request: Request, send: EventWriter) -> None:
     """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be."""
-    if request.target.platform != "gpu":
-        raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
-    try:
-        import torch
-    except ImportError as error:
-        raise DataError(f"torch programs cannot be planned: torch is not installed ({error})") from error
-    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-    if version < (2, 12):
-        raise DataError(f"torch {torch.__version__} cannot plan without a device; 2.13 is known to work")
-    from perfscope.profiler.ahead.torch import compat
-
     compat.check()
     _Planning(request, send).run()
 
@@ -64,13 +49,6 @@ class _Planning:
     """One program, from its first line to the file."""
 
     def __init__(self, request: Request, send: EventWriter) -> None:
-        from perfscope.profiler.ahead.torch.compiler import DynamoLog
-        from perfscope.profiler.ahead.torch.cuda import AttentionRule
-        from perfscope.profiler.ahead.torch.fake_tensors import FakeWorld
-        from perfscope.profiler.ahead.torch.kernels import KernelReader
-        from perfscope.profiler.ahead.torch.memory import OpWatch, StepPeaks
-        from perfscope.profiler.ahead.torch.processes import JobPlan
-
         self._request, self._send = request, send
         first = request.arguments[0] if request.arguments else "program"
         self._program = first if request.module else Path(first).stem
@@ -102,8 +80,6 @@ class _Planning:
         self._listen()
 
     def _fake_device(self, capability: tuple[int, int]) -> FakeCuda:
-        from perfscope.profiler.ahead.torch.cuda import FakeCuda
-
         target = self._request.target
         node = self._device.get("node")
         most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
@@ -118,9 +94,6 @@ class _Planning:
         )
 
     def _listen(self) -> None:
-        from perfscope.profiler.ahead.torch.compiler import InductorPlanner
-        from perfscope.profiler.ahead.torch.steps import PlanSteps, WatcherPause
-
         self.planner = InductorPlanner(
             self._planned,
             called=self._called,
@@ -143,11 +116,6 @@ class _Planning:
 
     def run(self) -> None:
         """Run the program and write the plan, also of a program that failed."""
-        from perfscope.model.documents.torch_plan import write_plan
-        from perfscope.profiler.ahead.common.program import run_program
-        from perfscope.profiler.ahead.torch.compat import prefer_foreach
-        from perfscope.profiler.ahead.torch.steps import StopPlanningError
-
         self.planner.install()
         self.dynamo_log.install()
         self.attention.install()
@@ -201,8 +169,6 @@ class _Planning:
             self._send("failure", failure={"text": plan.failure, "lines": []})
 
     def _planned(self, scheduled: ScheduledGraph) -> int:
-        from perfscope.profiler.ahead.torch.compat import is_launch
-
         self.graphs.append(self.reader.graph(scheduled))
         self.memory.planned(scheduled)
         self.processes.planned(len(self.graphs) - 1, scheduled, self.reader.place_of, is_launch)
@@ -228,10 +194,6 @@ class _Planning:
         return f"{type(error).__name__}{where}: {text}"
 
     def _plan(self, failure: str | None) -> Any:
-        import torch
-
-        from perfscope.model.documents.torch_plan import SCHEMA, TorchPlan
-
         steps = self.steps
         if steps.compiled_by is None:
             steps.decide()
@@ -311,8 +273,6 @@ def _file_name(text: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import torch
-
     versions = {"python": sys.version.split()[0], "torch": str(torch.__version__)}
     triton: Any = sys.modules.get("triton")
     return versions if triton is None else {**versions, "triton": str(triton.__version__)}
