@@ -75,6 +75,8 @@ def _together(members: Sequence[Finding], whole_ns: int) -> Finding:
         worst,
         cost_ns=cost,
         cost_ns_per_step=per_step,
+        run_ns=None if apart else worst.run_ns,
+        memory_bytes=None if apart else worst.memory_bytes,
         cost_bytes=(sum(sizes) if apart else max(sizes)) if sizes else None,
         covers_ns=_added(members) if apart else worst.covers_ns,
         evidence=tuple({key: row.get(key) for key in keys} for row in rows[:MOST_ROWS]),

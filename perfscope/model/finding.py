@@ -24,6 +24,9 @@ NAME_LENGTH = 12
 Basis = Literal["measured", "modelled", "structural"]
 """How a cost is known. Structural: it follows from the program alone and carries no time."""
 
+BytesAre = Literal["moved", "freed", "held"]
+"""What bytes of a finding are: traffic through memory, memory that a fix gives back, or memory in use or asked for."""
+
 Severity = Literal["low", "medium", "high"]
 Status = Literal["flagged", "clean", "abstained"]
 Cell = str | int | float | None
@@ -91,7 +94,7 @@ class Finding:
     subject: str
     """What is found, short and without numbers: with the rule and ``where`` it is the stable key."""
     title: str
-    """What is wrong and what it costs, in one line of at most ``TITLE_LENGTH`` characters."""
+    """What is wrong, in one line of at most ``TITLE_LENGTH`` characters. The saving is not in it: it stands beside."""
     severity: Severity
     basis: Basis
     advice: str
@@ -103,7 +106,12 @@ class Finding:
     untraced_ns_per_step: int | None = None
     """What of ``cost_ns_per_step`` a step without a profiler leaves (filled by the engine); ``None`` where no such
     step was timed."""
+    run_ns: int | None = None
+    """What ``cost_ns`` is a share of, where it is that of one run of a compiled program: the least time of a run."""
     cost_bytes: int | None = None
+    bytes_are: BytesAre = "moved"
+    memory_bytes: int | None = None
+    """What ``cost_bytes`` is a share of, where a fix gives it back: the memory at its peak."""
     where: Where = NOWHERE
     evidence: tuple[Mapping[str, Cell], ...] = ()
     """Rows, worst first, all with the same keys; a key carries its unit (``wait_ns``). ``start_ns`` is a moment on the

@@ -125,8 +125,6 @@ def test_flagged_with_time_share_and_line():
     assert finding.cost_ns == finding.cost_ns_per_step == 40_000
     assert finding.basis == "measured"
     assert (finding.where.file, finding.where.line) == ("model.py", 12)
-    assert "40.0 us" in finding.title
-    assert "4.0%" in finding.title
     assert "was not recorded" in finding.advice
     assert finding.evidence[0]["recompute_ns"] == 40_000
 

@@ -1,4 +1,4 @@
-"""A title is one line that says what is wrong and what it costs; the advice begins with the fix."""
+"""A title is one line that says what is wrong, without the saving; the advice begins with the fix."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from perfscope.analyzers.engine import Analysis, analyze, merge_programs
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.errors import DataError
 from perfscope.model.finding import NAME_LENGTH, TITLE_LENGTH, Finding, Outcome, fit_title
+from perfscope.model.units import format_bytes, format_ns
 from tests.conftest import corpus_files
 
 LONGEST_SENTENCE = 160
@@ -40,6 +41,12 @@ def wrong(analysis: Analysis) -> list[str]:
 def problems(rule: str, finding: Finding) -> Iterable[str]:
     if not 0 < len(finding.title) <= TITLE_LENGTH or "\n" in finding.title:
         yield f"{rule}: {len(finding.title)} characters: {finding.title}"
+    costs = (finding.cost_ns, finding.cost_ns_per_step, finding.untraced_ns_per_step)
+    amounts = [format_ns(cost) for cost in costs if cost is not None]
+    if finding.cost_bytes is not None and finding.bytes_are == "freed":
+        amounts.append(format_bytes(finding.cost_bytes))
+    if any(f": {amount}" in finding.title for amount in amounts):
+        yield f"{rule}: the saving stands beside the title and not in it: {finding.title}"
     sentence = re.split(r"(?<=[.!?])\s", finding.advice, maxsplit=1)[0]
     if not 0 < len(sentence) <= LONGEST_SENTENCE:
         yield f"{rule}: a first sentence of {len(sentence)} characters: {sentence}"
@@ -82,6 +89,12 @@ def test_so_do_those_of_jobs(pattern: str, corpus: Path) -> None:
 
 def finding_of(title: str) -> Finding:
     return Finding(subject="x", title=title, severity="low", basis="measured", advice="Do less.", detail="Why.")
+
+
+def test_a_title_with_the_saving_is_reported() -> None:
+    priced = replace(finding_of("copies: 1.00 ms per step, 3 times"), cost_ns_per_step=1_000_000)
+    assert len(list(problems("r", priced))) == 1
+    assert list(problems("r", replace(priced, title="copies: 3 times"))) == []
 
 
 def outcome_of(title: str) -> Outcome:

@@ -79,7 +79,7 @@ def test_share_is_of_a_traced_step_and_not_of_an_untraced_one() -> None:
         Step(rank=0, number=0, duration_ns=69 * MS, traced=True),
         Step(rank=0, number=0, duration_ns=20 * MS, traced=False),
     )
-    assert summarize(analysis(steps=steps)).timed[0].share == "10.0%"
+    assert summarize(analysis(steps=steps)).timed[0].share == "10.0% of step"
 
 
 def test_a_window_is_said_as_a_mean_over_all_ranks_with_its_steps() -> None:
@@ -102,14 +102,14 @@ def test_share_is_of_the_steps_of_the_ranks_that_show_it() -> None:
         Step(rank=0, number=0, duration_ns=69 * MS, traced=True),
         Step(rank=1, number=0, duration_ns=690 * MS, traced=True),
     )
-    assert summarize(analysis(steps=steps)).timed[0].share == "10.0%"
+    assert summarize(analysis(steps=steps)).timed[0].share == "10.0% of step"
 
 
 def test_without_steps_the_saving_is_over_the_whole_trace() -> None:
     finding = Finding(subject="s", title="t", severity="low", basis="measured", advice="a", cost_ns=int(20.6 * MS))
     outcome = Outcome(rule="host_sync", status="flagged", findings=(finding,))
     summary = summarize(analysis(steps=(), outcomes=(outcome,)))
-    assert (summary.timed[0].saves, summary.timed[0].share) == ("20.6 ms in all", "10.0%")
+    assert (summary.timed[0].saves, summary.timed[0].share) == ("20.6 ms in all", "10.0% of span")
     assert "no steps in it: savings are over the whole trace" in summary.facts
 
 
@@ -118,7 +118,7 @@ def test_a_saving_of_zero_is_a_time() -> None:
         subject="s", title="t", severity="low", basis="measured", advice="a", cost_ns=0, cost_ns_per_step=0
     )
     summary = summarize(analysis(outcomes=(Outcome(rule="host_sync", status="flagged", findings=(finding,)),)))
-    assert (summary.timed[0].saves, summary.timed[0].share) == ("0 ns", "0.0%")
+    assert (summary.timed[0].saves, summary.timed[0].share) == ("0 ns", "0.0% of step")
 
 
 def test_structural_findings_stand_last_and_abstentions_are_not_clean() -> None:

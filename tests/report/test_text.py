@@ -10,7 +10,6 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load_all
-from perfscope.dashboards.report.prose import without_amount
 from perfscope.dashboards.report.renderers.text import NARROWEST
 from perfscope.dashboards.report.text import FIRST_FINDINGS, SCREEN, render
 from perfscope.model.finding import Excerpt, Finding, Outcome, Where
@@ -149,25 +148,3 @@ def test_the_first_screen_of_real_recordings_fits_a_small_terminal(corpus: Path,
         shown = min(FIRST_FINDINGS, len(judged.findings()))
         assert len(re.findall(r"^  \d\. ", screen, re.MULTILINE)) == shown
         assert screen.count("Fix: ") == shown
-
-
-@pytest.mark.parametrize(
-    ("title", "shown"),
-    [
-        (
-            "the device waits for launches: 6.90 ms per step (16.4%), 713 gaps",
-            "the device waits for launches: 713 gaps",
-        ),
-        ("the host does other work: 6.90 ms per step (16.4%)", "the host does other work"),
-        ("exposed all_reduce: 6.90 ms per step (16.4%) on rank 5", "exposed all_reduce on rank 5"),
-        ("gates are not fused: 6.90 ms in all, 3 times", "gates are not fused: 3 times"),
-        ("copies: 16.90 ms per step", "copies: 16.90 ms per step"),
-        ("copies: 6.90 ms per step or more", "copies: 6.90 ms per step or more"),
-    ],
-)
-def test_a_title_does_not_repeat_the_saving_beside_it(title: str, shown: str) -> None:
-    assert without_amount(title, ["6.90 ms"]) == shown
-    assert (
-        without_amount("scores at the peak: 2.25 GiB (19.4%)", ["2.25 GiB"], with_share=True)
-        == "scores at the peak: 19.4%"
-    )

@@ -22,10 +22,10 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import program_roofs, roof_of, roof_sum_ns
 from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.time import cost_text, per_step, whole_ns
+from perfscope.analyzers.time import per_step, whole_ns
 from perfscope.model.finding import Basis, Finding, Severity, severity_of
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class Price:
     severity: Severity
     text: str
     """``'3.13 us a run of the program, on H100 SXM (assumed)'``, ``'41.0 us a step'``, ``'120 us in all'``."""
-    brief: str
-    """For a title, with the share that ``severity`` is by: ``'3.13 us a run (1.2%)'``, ``'41.0 us a step (4.0%)'``."""
+    whole_run_ns: int | None
+    """Of programs alone: the least time of one run, which the cost is a share of."""
 
 
 def is_alone(trace: Trace) -> bool:
@@ -128,15 +128,14 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
         roofs = trace.fact(program_roof_ns)
         cost, step = round(run_ns), None
         whole = sum(roofs.get(index, 0.0) for index in known)
-        severity, brief = severity_of(run_ns, whole), f"{format_ns(run_ns)} per run"
-        brief += f" ({format_share(run_ns, whole)})" if whole else ""
+        severity = severity_of(run_ns, whole)
         programs = "program" if len(known) == 1 else "programs"
         text = f"{format_ns(run_ns)} per run of the {programs}" + ("" if device is None else f", on {device.label()}")
     else:
         ran = trace.fact(executions)
         cost = round(sum(ns * ran[index].rounds for index, ns in known_runs.items()))
         step = per_step(trace, cost)
-        severity, brief = severity_of(cost, whole_ns(trace)), cost_text(trace, cost, whole_ns(trace))
+        severity, whole = severity_of(cost, whole_ns(trace)), 0.0
         text = f"{format_ns(cost)} in all" if step is None else f"{format_ns(step)} per step"
         if basis == "modelled" and device is not None:
             text += f", modelled on {device.label()}"
@@ -147,7 +146,7 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
         basis=basis,
         severity=severity if sure or severity != "high" else "medium",
         text=text,
-        brief=brief,
+        whole_run_ns=round(whole) or None,
     )
 
 
@@ -161,6 +160,7 @@ def priced(finding: Finding, saving: Price | None) -> Finding:
         basis=saving.basis,
         cost_ns=saving.cost_ns,
         cost_ns_per_step=saving.cost_ns_per_step,
+        run_ns=saving.whole_run_ns,
     )
 
 

@@ -56,7 +56,6 @@ from perfscope.analyzers.time.spans import (
 )
 from perfscope.analyzers.time.steps import (
     HOST_AHEAD,
-    cost_text,
     late_span_ns,
     per_step,
     planned_cost,
@@ -97,7 +96,6 @@ __all__ = [
     "call_site",
     "communication_in_steps",
     "compiled_rows",
-    "cost_text",
     "covering_slices",
     "detail_row",
     "device_busy",

@@ -15,7 +15,6 @@ from perfscope.model.finding import Basis, Severity, severity_of
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
-from perfscope.model.units import format_ns, format_share
 
 HOST_AHEAD = 1.1
 """Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
@@ -110,12 +109,6 @@ def planned_cost(cost_ns: int, step_ns: int) -> TimedCost:
     """The modelled cost of a finding on a planned step, in ns."""
     severity = severity_of(cost_ns, step_ns)
     return TimedCost(severity=severity, basis="modelled", cost_ns=cost_ns, cost_ns_per_step=cost_ns)
-
-
-def cost_text(trace: Trace, cost_ns: int, whole_ns: int) -> str:
-    """``'5.86 ms per step (7.5%)'``, or of the whole capture where no step is known: ``'5.86 ms (7.5%)'``."""
-    share, each = format_share(cost_ns, whole_ns), per_step(trace, cost_ns)
-    return f"{format_ns(cost_ns)} ({share})" if each is None else f"{format_ns(each)} per step ({share})"
 
 
 def per_step(trace: Trace, cost_ns: int | float) -> int | None:

@@ -25,7 +25,7 @@ from perfscope.dashboards.report.compare.words import (
     side_text,
 )
 from perfscope.dashboards.report.renderers.markdown import escape
-from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, summarize
+from perfscope.dashboards.report.summary import FindingRow, summarize
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
@@ -84,7 +84,7 @@ def _finding_place(finding: Finding, repository: Path) -> dict[str, str]:
 
 
 def _finding_message(row: FindingRow) -> str:
-    share = f" ({row.share} {SHARE_OF[row.per_step]})" if row.share else ""
+    share = f" ({row.share})" if row.share else ""
     where = "" if row.where == "-" else f"\nAt {row.where}"
     fix = f"\nFix: {row.fix}" if row.fix else ""
     return f"{row.title}{row.on_ranks}\nSaves up to: {row.gain}{share}, {row.basis}{where}{fix}"

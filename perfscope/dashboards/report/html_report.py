@@ -20,7 +20,6 @@ from perfscope.dashboards.report.renderers.html import blocks_html, notebook_htm
 from perfscope.dashboards.report.sections.devices import device_sections, fold_devices
 from perfscope.dashboards.report.summary import (
     NO_TIME,
-    SHARE_OF,
     WAITED,
     FindingRow,
     Spread,
@@ -161,7 +160,7 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
         yield _tile("instruction time", format_ns(section.instructions_ns), f"{programs}, thread pools included")
     if summary.timed:
         best = summary.timed[0]
-        share = f"{best.share} {SHARE_OF[best.per_step]}; " if best.share else ""
+        share = f"{best.share}; " if best.share else ""
         yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
     blind = f"; {summary.blind} not evaluated" if summary.blind else ""
     clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
@@ -291,9 +290,8 @@ def nothing_found(summary: Summary) -> str:
 def finding_card(row: FindingRow, *, opened: bool) -> str:
     """One finding with its evidence and advice; ``opened``: its details stand open."""
     amount, over = _per(row.gain)
-    share = f"<span>{escape(f'{row.share} {SHARE_OF[row.per_step]}')}</span>" if row.share else ""
-    if row.memory and not row.saves:
-        share = "<span>of memory</span>"
+    of = row.share or ("of memory" if row.memory and not row.saves else "")
+    share = f"<span>{escape(of)}</span>" if of else ""
     per = f"<span>{over}{', ' if share else ''}</span>" if over else ""
     saves = f"<b>{escape(amount)}</b>{per}{share}" if row.saves or row.memory else f"<span>{NO_TIME}</span>"
     text = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)

@@ -12,7 +12,7 @@ from perfscope.dashboards.report.blocks import Listing, Table, Text
 from perfscope.dashboards.report.evidence import evidence_cell, evidence_header
 from perfscope.dashboards.report.prose import blocks
 from perfscope.dashboards.report.renderers.values import rest_text, shown
-from perfscope.dashboards.report.summary import NO_TIME, SHARE_OF, FindingRow, Summary, summarize
+from perfscope.dashboards.report.summary import NO_TIME, FindingRow, Summary, summarize
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _saving(row: FindingRow) -> str:
 
 
 def _finding(number: int, row: FindingRow) -> Iterator[str]:
-    share = f" ({row.share} {SHARE_OF[row.per_step]})" if row.share else ""
+    share = f" ({row.share})" if row.share else ""
     yield f"### {number}. {row.rule}: {_plain(row.title + row.on_ranks)}"
     yield f"- {_saving(row)}{share}; severity {row.severity}; basis: {row.basis}"
     if row.detail:

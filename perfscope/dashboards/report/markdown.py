@@ -20,7 +20,7 @@ from perfscope.dashboards.report.renderers.markdown import (
     table_markdown,
 )
 from perfscope.dashboards.report.sections.devices import device_sections
-from perfscope.dashboards.report.summary import SHARE_OF, FindingRow, Summary, summarize
+from perfscope.dashboards.report.summary import FindingRow, Summary, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -116,8 +116,7 @@ def _folded(summary: Summary) -> Iterable[str]:
 
 
 def _table(rows: Sequence[FindingRow]) -> str:
-    share = SHARE_OF[any(row.per_step for row in rows)]
-    return markdown_table(("", "saves up to", share, "finding", "where", "basis"), list(map(_row, rows)), "lrrlll")
+    return markdown_table(("", "saves up to", "share", "finding", "where", "basis"), list(map(_row, rows)), "lrrlll")
 
 
 def _count(summary: Summary, level: str) -> int:

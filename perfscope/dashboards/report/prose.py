@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
@@ -90,21 +90,3 @@ def advice_html(text: str) -> Iterator[str]:
             yield code_html(block.text)
         else:
             yield f"<p>{prose(block.text)}</p>"
-
-
-_AFTER_AMOUNT = re.compile(r"(?: (?:per step|per run|in all))?(?: \(([\d.,]+%)\))?(?=, | on |$)")
-
-
-def without_amount(title: str, amounts: Iterable[str], *, with_share: bool = False) -> str:
-    """A title without the first of ``amounts`` that is in it, which stands beside it; ``with_share``: its share stays.
-
-    ``'it waits for launches: 63.7 ms per step (72.9%), 713 gaps'`` -> ``'it waits for launches: 713 gaps'``
-    """
-    for amount in amounts:
-        before, found, after = title.partition(f": {amount}")
-        known = _AFTER_AMOUNT.match(after)
-        if found and known is not None:
-            share = known[1] if with_share else None
-            rest = ", ".join(filter(None, (share, after[known.end() :].removeprefix(", "))))
-            return before + (rest if rest.startswith(" on ") else f": {rest}" if rest else "")
-    return title

@@ -26,7 +26,7 @@ from perfscope.dashboards.report.coverage import (
     remarks,
 )
 from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
-from perfscope.dashboards.report.prose import blocks, without_amount
+from perfscope.dashboards.report.prose import blocks
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share, host_sections
 from perfscope.dashboards.report.sections.collectives import collectives_sections
@@ -101,17 +101,8 @@ FEW_STEPS = 10
 WAITED = "without a profiler, waited for at both ends"
 """How steps were timed whose work the devices go on with behind them."""
 
-GIVES_BACK = frozenset({"donation_missed", "memory_fragmentation", "memory_leak", "missing_remat", "peak_owner"})
-"""Rules whose ``cost_bytes`` are memory that a fix gives back."""
-
-OF_MEMORY = frozenset({*GIVES_BACK, "oom_near"})
-"""Rules on memory: their bytes are held or asked for, and not moved."""
-
 NO_TIME = "no time"
 """Stands where a saving would: the finding is known from the program alone."""
-
-SHARE_OF = {True: "of step", False: "of span"}
-"""What a share is of, by whether a step is known."""
 
 PATH_LIMIT = 64
 """Characters of the path in the headline, which is one line; the table of sources holds all."""
@@ -134,7 +125,7 @@ TITLE_LIMIT = 320
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRow:
-    """A finding as a row. ``share`` is of the step (or of the device's span), ``''`` if unknown."""
+    """A finding as a row. ``share`` says what it is of: the step, a run, the device's span; ``''`` if unknown."""
 
     rule: str
     title: str
@@ -143,7 +134,6 @@ class FindingRow:
     """``'6.90 ms'`` per step, ``'6.90 ms in all'``, ``'6.90 ms per run'`` of a program without a recording, or ``''``
     where no time is known."""
     share: str
-    per_step: bool
     where: str
     place: tuple[tuple[str, str], ...]
     """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
@@ -156,6 +146,8 @@ class FindingRow:
     """What it moves through memory."""
     memory: str
     """What a fix gives back of the memory at its peak, ``''`` where that is not what the rule is about."""
+    of_memory: bool
+    """Whether it is about memory that is held, which a page of its own shows over time."""
     detail: str
     """What the title has no room for; ``''`` where it says all."""
     advice: str
@@ -493,7 +485,12 @@ def _finding_row(
     whole = wholes.of(finding)
     if finding.untraced_ns_per_step is not None:
         cost, whole = finding.untraced_ns_per_step, wholes.untraced(finding)
-    share = "" if cost is None or not whole else format_share(cost, whole)
+    of = "of step" if finding.cost_ns_per_step is not None else "of span"
+    if whole is None and finding.run_ns is not None:
+        whole, of = finding.run_ns, "of run"
+    share = "" if cost is None or not whole else f"{format_share(cost, whole)} {of}"
+    if cost is None and finding.cost_bytes and finding.memory_bytes:
+        share = f"{format_share(finding.cost_bytes, finding.memory_bytes)} of memory"
     code, around, link = _code_of(finding)
     line = finding.where.label() if finding.where.file is not None else None
     advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
@@ -505,19 +502,18 @@ def _finding_row(
     )
     return FindingRow(
         rule=sanitize(rule),
-        title=_short_title(rule, finding, share=share)
-        + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
+        title=sanitize(finding.title, TITLE_LIMIT) + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
         severity=finding.severity,
         saves="" if cost is None else f"{format_ns(cost)}{over}",
         share=share,
-        per_step=finding.cost_ns_per_step is not None,
         where=sanitize(finding.where.label(), TEXT_LIMIT),
         place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in place if name),
         basis=finding.basis,
         traced=_while_traced(finding),
         on_ranks=_on_ranks(finding.ranks) if several else "",
-        bytes="" if finding.cost_bytes is None or rule in OF_MEMORY else format_bytes(finding.cost_bytes),
-        memory="" if finding.cost_bytes is None or rule not in GIVES_BACK else format_bytes(finding.cost_bytes),
+        bytes=format_bytes(finding.cost_bytes) if finding.cost_bytes and finding.bytes_are == "moved" else "",
+        memory=format_bytes(finding.cost_bytes) if finding.cost_bytes and finding.bytes_are == "freed" else "",
+        of_memory=finding.bytes_are != "moved",
         detail=sanitize(finding.detail, TEXT_LIMIT),
         advice=advice,
         fix=_first_sentence(advice),
@@ -527,15 +523,6 @@ def _finding_row(
         evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),
         evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
     )
-
-
-def _short_title(rule: str, finding: Finding, *, share: str) -> str:
-    """The title without the saving, which every format shows beside it; a share that is not beside it stays."""
-    costs = (finding.cost_ns_per_step, finding.cost_ns, finding.untraced_ns_per_step)
-    amounts = [format_ns(cost) for cost in costs if cost is not None]
-    if finding.cost_bytes is not None and rule in GIVES_BACK:
-        amounts.append(format_bytes(finding.cost_bytes))
-    return without_amount(sanitize(finding.title, TITLE_LIMIT), amounts, with_share=not share)
 
 
 def _code_of(finding: Finding) -> tuple[str, tuple[str, ...], str]:

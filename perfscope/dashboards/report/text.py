@@ -22,7 +22,7 @@ from perfscope.dashboards.report.renderers.text import (
     sections_text,
 )
 from perfscope.dashboards.report.sections.devices import device_sections
-from perfscope.dashboards.report.summary import AGAIN, AGAIN_SHORT, NO_TIME, SHARE_OF, FindingRow, Summary, summarize
+from perfscope.dashboards.report.summary import AGAIN, AGAIN_SHORT, NO_TIME, FindingRow, Summary, summarize
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def findings_part(summary: Summary, width: int, *, verbose: bool, brief: Brief =
 
 
 def _saving(row: FindingRow) -> tuple[str, str]:
-    return row.gain, f"{row.share} {SHARE_OF[row.per_step]}" if row.share else ""
+    return row.gain, row.share
 
 
 def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) -> Iterator[RenderableType]:

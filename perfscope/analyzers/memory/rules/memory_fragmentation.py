@@ -46,7 +46,7 @@ from perfscope.analyzers.ops import spans_at
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_share
+from perfscope.model.units import format_bytes
 
 NEEDS = ()
 
@@ -114,12 +114,13 @@ def _failed(trace: Trace, fragmentation: Fragmentation) -> Finding | None:
         label = fragmentation.timeline.label
         return Finding(
             subject="fragmented device memory",
-            title=f"{label} ran out of memory{wanted}: {format_bytes(unused)} reserved but not in use",
+            title=f"{label} ran out of memory{wanted}: memory is reserved but not in use",
             detail=f"It lies in pieces: {format_bytes(moment.reserved_bytes)} reserved, "
             f"{format_bytes(moment.allocated_bytes)} in use.",
             severity="high",
             basis="measured",
             cost_bytes=unused,
+            bytes_are="freed",
             evidence=tuple(_pool_rows(fragmentation)),
             spans=spans_at(fragmentation.timeline, moment.position),
             advice=f"{EXPANDABLE}. {_by_pools(fragmentation)}",
@@ -178,11 +179,13 @@ def _finding(
         where = where_of(line_of(timeline, first), op=op)
     return Finding(
         subject="fragmented device memory",
-        title=f"{timeline.label} reserves more than its blocks need: {format_bytes(cost)} ({format_share(cost, most)})",
+        title=f"{timeline.label} reserves more than its blocks need",
         detail=f"{format_bytes(most)} are reserved for at most {format_bytes(used)} in use.{times}",
         severity=severity_of_bytes(cost, most, timeline),
         basis="measured",
         cost_bytes=cost,
+        bytes_are="freed",
+        memory_bytes=most,
         where=where,
         evidence=tuple(
             {

@@ -143,6 +143,7 @@ def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
         severity=_severity(left, growth.by_trend),
         basis="measured",
         cost_bytes=per_step * growth.judged,
+        bytes_are="freed",
         where=_where(growing_place),
         evidence=tuple(
             _row(growing_place)
@@ -198,6 +199,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
             severity=_severity(left, False) if growing_place is not None else "low",
             basis="measured",
             cost_bytes=counters.grown_bytes,
+            bytes_are="freed",
             where=_where(growing_place),
             evidence=tuple(_row(growing_place) for growing_place in growing_places[:MOST_ROWS]),
             spans=spans_of_blocks(timeline, _left(timeline, growing_places)),
@@ -227,6 +229,7 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
         severity="medium",
         basis="measured",
         cost_bytes=sum(grown_stack.grown_bytes for grown_stack in leaking),
+        bytes_are="freed",
         where=where_of(line),
         evidence=tuple(
             {

@@ -51,7 +51,7 @@ from perfscope.analyzers.ops import spans_of_peak
 from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_bytes, format_share
+from perfscope.model.units import format_bytes
 
 NEEDS = ()
 
@@ -137,14 +137,15 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
     least = judged.peak_bytes - judged.saved_bytes
     return Finding(
         subject=f"{judged.avoidable.kind} at the peak of the {timeline.space}",
-        title=f"{judged.avoidable.title} at the {timeline.label} peak: {format_bytes(judged.saved_bytes)} "
-        f"({format_share(judged.saved_bytes, judged.peak_bytes)})",
+        title=f"{judged.avoidable.title} at the {timeline.label} peak",
         detail=f"{judged.avoidable.description[0].upper()}{judged.avoidable.description[1:]}{line_text} hold "
         f"{format_bytes(judged.held_bytes)} of "
         f"the peak of {format_bytes(judged.peak_bytes)}; without them it falls to {format_bytes(least)} at best.",
         severity=severity_of_bytes(judged.saved_bytes, judged.peak_bytes, timeline),
         basis="measured",
         cost_bytes=judged.saved_bytes,
+        bytes_are="freed",
+        memory_bytes=judged.peak_bytes,
         where=where_of(
             line,
             op=asking_op(recorded, int(timeline.blocks["op"][first])),

@@ -45,7 +45,6 @@ from perfscope.analyzers.plans import PlanWork, bytes_ns, launches, op_bytes, pl
 from perfscope.analyzers.time import (
     WorkTime,
     call_site,
-    cost_text,
     device_busy,
     named_slices,
     nearest_ancestor,
@@ -61,7 +60,7 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Whe
 from perfscope.model.intervals import covered
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ("host_ops",)
 
@@ -138,7 +137,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
     loop = style == "loop"
     between = "between its kernels" if len(trace.rows["kernels"]) else "on the host between its ops"
     site = call_site(trace, busiest.first_op)
-    title = f"{optimizer} updates {_form(loop)}: fused saves {cost_text(trace, cost, whole)}"
+    title = f"{optimizer} updates {_form(loop)} and not fused"
     detail = f"{busiest.ops.total():,} update ops in an optimizer step; "
     detail += f"fused saves up to {format_ns(cost / len(members))} of each"
     if idle:
@@ -361,8 +360,7 @@ def _plan_finding(
     return Finding(
         subject=_subject(optimizer, loop),
         title=fit_title(
-            f"{optimizer} updates {_form(loop)}: fused saves {format_ns(saved)} per step "
-            f"({format_share(saved, whole)})",
+            f"{optimizer} updates {_form(loop)} and not fused",
             optimizer,
         ),
         detail=f"{len(updates):,} launches per step; fused saves up to {format_bytes(saved_bytes)} of memory traffic.",

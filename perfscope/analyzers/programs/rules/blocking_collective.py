@@ -123,8 +123,8 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         saved = None
     finding = Finding(
         subject=f"blocking {kind}",
-        title=f"{count:,} {kind}{'s' if several else ''} overlap{'' if several else 's'} with no work: "
-        + (f"{least}{format_bytes(moved)} a device" if saved is None else saved.brief),
+        title=f"{count:,} {kind}{'s' if several else ''} overlap{'' if several else 's'} with no work"
+        + (f": {least}{format_bytes(moved)} a device" if saved is None else ""),
         detail=f"{least}{times:,} per run move {least}{format_bytes(moved)} a device while nothing computes, "
         f"{format_share(moved, whole)} of what the collectives move; {_beside(could, count)}{_times(waits, saved)}.",
         severity=_severity(waits, moved, whole),

@@ -159,7 +159,7 @@ def _row(member: DenseRagged | SelectionProduct, why: Mapping[str, Cell]) -> dic
 
 
 def _cost(wasted: float, total: float, saving: Price | None) -> str:
-    return f"{100 * wasted / total:.1f}% of the arithmetic" if saving is None else saving.brief
+    return f": {100 * wasted / total:.1f}% of the arithmetic" if saving is None else ""
 
 
 def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total: int, saving: Price | None) -> Finding:
@@ -167,7 +167,7 @@ def _dense_finding(trace: Trace, where: Where, members: list[DenseRagged], total
     groups = max(member.groups or 0 for member in members)
     finding = Finding(
         subject="ragged product computed densely",
-        title=f"{len(members):,} ragged product{'' if len(members) == 1 else 's'} computed densely: "
+        title=f"{len(members):,} ragged product{'' if len(members) == 1 else 's'} computed densely"
         f"{_cost(wasted, total, saving)}",
         detail=f"Every row is multiplied with all {groups:,} matrices: {flops / 1e9:,.3g} GFLOP per run where "
         f"{(flops - wasted) / 1e9:,.3g} would do ({100 * wasted / total:.1f}% of the program's arithmetic)"
@@ -197,7 +197,7 @@ def _selection_finding(
     )
     finding = Finding(
         subject="rows selected by a matrix product",
-        title=f"{len(members):,} matrix {'product only moves' if len(members) == 1 else 'products only move'} rows: "
+        title=f"{len(members):,} matrix {'product only moves' if len(members) == 1 else 'products only move'} rows"
         f"{_cost(wasted, total, saving)}",
         detail=f"Of a factor at most 1 in {1 / densest:,.0f} elements is not zero (one-hot): {flops / 1e9:,.3g} GFLOP "
         "a "

@@ -39,7 +39,7 @@ from perfscope.analyzers.programs.donation import Donation, Refused, Update, don
 from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_share
+from perfscope.model.units import format_bytes
 
 NEEDS = ("hlo",)
 
@@ -104,8 +104,7 @@ def _finding(trace: Trace, donation: Donation) -> Finding:
     return Finding(
         subject=f"arguments of {donation.module.name.partition('(')[0]} not donated",
         title=fit_title(
-            f"{label} does not donate {shown}: {format_bytes(donation.saved_bytes)} "
-            f"({format_share(donation.saved_bytes, donation.peak_bytes)} of the peak)",
+            f"{label} does not donate {shown}",
             shown,
             label,
         ),
@@ -115,6 +114,8 @@ def _finding(trace: Trace, donation: Donation) -> Finding:
         severity="medium" if donation.saved_bytes >= MEDIUM_SHARE * donation.peak_bytes else "low",
         basis="structural",
         cost_bytes=donation.saved_bytes,
+        bytes_are="freed",
+        memory_bytes=donation.peak_bytes,
         where=_where(donation),
         evidence=tuple(_row(donation, update) for update in donation.updates[:MAX_ROWS]),
         spans=spans_of_instructions(trace, donation.module, (update.written_by for update in donation.updates)),

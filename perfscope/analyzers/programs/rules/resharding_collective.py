@@ -136,8 +136,8 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         severity = saved.severity
     return Finding(
         subject=f"unrequested {kind}",
-        title=f"{len(members):,} {kind}{'s' if several else ''} that no line asks for: "
-        + (f"{least}{format_bytes(moved)} a device" if saved is None else saved.brief),
+        title=f"{len(members):,} {kind}{'s' if several else ''} that no line asks for"
+        + (f": {least}{format_bytes(moved)} a device" if saved is None else ""),
         detail=f"{least}{times:,} per run, {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
         f"the collectives move: the partitioner changes the layout of values of {makers}"
         + ("." if saved is None else f"; the device waits {saved.text}.")
@@ -146,6 +146,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
         cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        run_ns=None if saved is None else saved.whole_run_ns,
         cost_bytes=moved,
         where=where,
         evidence=tuple(_row(trace, member) for member in members[:MAX_ROWS]),

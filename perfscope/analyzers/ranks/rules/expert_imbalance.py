@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.time import cost_text, exposed_communication, spans_of_ranks, timed_cost
+from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
 
@@ -140,7 +140,7 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
     who = f"rank {rank} is the fullest in {fullest[rank]:,} of them" if steady else "ranks are the fullest in turn"
     return Finding(
         subject="all-to-alls are uneven",
-        title=f"{len(heavy):,} of {exchanges:,} all-to-alls are uneven: {cost_text(trace, cost, whole)}",
+        title=f"{len(heavy):,} of {exchanges:,} all-to-alls are uneven",
         detail=f"Over {worst.collective.size} ranks the fullest receives up to {max(item.load for item in heavy):.1f} "
         f"times the mean; {who}. The cost is that of the exchanges alone.",
         **timed_cost(trace, cost, whole, "modelled"),

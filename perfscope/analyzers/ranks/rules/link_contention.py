@@ -40,7 +40,7 @@ from perfscope.analyzers.ranks.job import Local, Member, locals_of, only_compare
 from perfscope.analyzers.ranks.matching import Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet, comparable, matched_records, nothing_alone
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time import cost_text, exposed_communication, spans_of_ranks, timed_cost
+from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
@@ -113,8 +113,7 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
     median = float(np.median([shared.collective.core_ns for shared in slowed]))
     return Finding(
         subject=f"{worst.operation} beside another",
-        title=f"{len(slowed):,} {worst.operation} are {kind.slower:.1f} times slower beside another: "
-        f"{cost_text(trace, cost, whole)}",
+        title=f"{len(slowed):,} {worst.operation} are {kind.slower:.1f} times slower beside another",
         detail=f"Those of {format_bytes(worst.message_bytes or 0)} in a group of {worst.size} take {format_ns(median)} "
         f"beside {' and '.join(others)}, and {format_ns(kind.median_alone_ns)} alone (medians, {len(kind.alone_ns):,} "
         "alone).",

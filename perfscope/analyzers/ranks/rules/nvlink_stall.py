@@ -45,7 +45,7 @@ import numpy as np
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, of_job, stalled
 from perfscope.analyzers.ranks.sets import comparable, matched_records, nothing_alone
-from perfscope.analyzers.time import cost_text, spans_of_ranks, timed_cost
+from perfscope.analyzers.time import spans_of_ranks, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -110,8 +110,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
     name = trace.text(int(trace.rows["kernels"]["name"][worst.side.kernel])).split("(", 1)[0]
     return Finding(
         subject=f"collectives far below their {'network' if ideal.network else 'links'}",
-        title=f"{len(stalls):,} {worst.operation} reach {reached / 1e9:.1f} of {ideal.bandwidth / 1e9:.0f} GB/s: "
-        f"{cost_text(trace, cost, whole)}",
+        title=f"{len(stalls):,} {worst.operation} reach {reached / 1e9:.1f} of {ideal.bandwidth / 1e9:.0f} GB/s",
         detail=f"Median, of {ideal.link} in a group of {len(worst.group)}: one of {format_bytes(worst.message_bytes)} "
         f"takes {format_ns(worst.took_ns)} after the last rank came, where {format_ns(worst.ideal_ns)} are ideal.",
         **timed_cost(trace, cost, whole, "modelled"),

@@ -39,7 +39,6 @@ from perfscope.analyzers.ranks.job import MIXED, Local, Member, has_ranks, local
 from perfscope.analyzers.ranks.matching import Group, waits_by_kernel
 from perfscope.analyzers.ranks.sets import RankSet, named_axis, rank_sets
 from perfscope.analyzers.time import (
-    cost_text,
     device_times,
     exposed_communication,
     spans_of_ranks,
@@ -142,8 +141,7 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
     )
     return Finding(
         subject="stages of uneven size" if is_uneven else "bubble of the schedule",
-        title=f"{size} pipeline stages wait for their neighbours: {cost_text(traces[slowest.rank], cost, longest)} "
-        "each",
+        title=f"{size} pipeline stages wait for their neighbours",
         detail=f"{explains[0].upper()}{explains[1:]} {format_share(uneven, cost)} of it; {least}.",
         **timed_cost(traces[slowest.rank], cost, longest),
         where=Where(op="send, recv"),

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
-from perfscope.analyzers.time import call_site, cost_text, exposed_communication, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns, worst_spans
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -144,8 +144,7 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
     operation = worst.members[0].operation
     return Finding(
         subject="small collectives that could be bucketed",
-        title=f"{count:,} small collectives could be {sum(row.buckets for row in rows):,}: "
-        f"{cost_text(trace, cost, whole)}",
+        title=f"{count:,} small collectives could be {sum(row.buckets for row in rows):,}",
         detail=f"They come in {len(rows):,} row{'s' if len(rows) > 1 else ''}; in the first {len(worst.members):,} "
         f"{operation} of {format_bytes(worst.bytes / len(worst.members))} on average take "
         f"{format_ns(worst.latency_ns)} each, whatever their size.",

@@ -61,7 +61,7 @@ from perfscope.analyzers.ranks.waits import (
     Straggling,
     lateness_of,
 )
-from perfscope.analyzers.time import cost_text, per_step, spans_of_ranks, whole_ns, worst_spans
+from perfscope.analyzers.time import per_step, spans_of_ranks, whole_ns, worst_spans
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share
@@ -115,7 +115,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     )
     return Finding(
         subject="one rank comes late" if alone else "ranks come late in turn",
-        title=f"{who}: {cost_text(trace, cost, late.whole_ns)}, {times:,} of {late.collectives:,} collectives",
+        title=f"{who}: {times:,} of {late.collectives:,} collectives",
         detail=(f"It causes {share:.0%} of all waiting." if alone else f"Of all waiting: {_shares(named, late)}.")
         + f" Before {_one(first)} {'it' if alone else f'rank {first.rank}'} was {format_ns(first.lateness_ns)} late: "
         + f"{_DID[first.before.what]}."
@@ -291,8 +291,7 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
     return Finding(
         subject="one device comes late" if one_is_late else "devices come unevenly",
         title=f"{devices} devices wait for one another: {format_ns(mean)} each "
-        f"({format_share(mean, whole_ns(trace))}), "
-        f"{len(judged):,} collectives",
+        f"({format_share(mean, whole_ns(trace))}), {len(judged):,} collectives",
         detail=f"{verdict[0].upper()}{verdict[1:]}.",
         severity="medium" if one_is_late else "low",
         basis="measured",

@@ -26,7 +26,7 @@ from perfscope.analyzers.time.account import account_windows
 from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import cost_text, timed_cost
+from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
@@ -116,7 +116,7 @@ def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: I
     order = np.argsort(-exposed[rows], kind="stable")[:MOST_ROWS]
     return Finding(
         subject=_DIRECTIONS[kind],
-        title=f"{len(rows):,} {_DIRECTIONS[kind]} hidden by no kernel: {cost_text(trace, cost, whole)}",
+        title=f"{len(rows):,} {_DIRECTIONS[kind]} hidden by no kernel",
         detail=amount,
         **timed_cost(trace, cost, whole),
         cost_bytes=size or None,

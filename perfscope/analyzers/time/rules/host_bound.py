@@ -48,7 +48,7 @@ from perfscope.analyzers.time.samples import (
 )
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import cost_text, timed_cost
+from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.intervals import EMPTY, Int64, Intervals, intersection, merge, union
 from perfscope.model.trace import MISSING, Trace
@@ -143,11 +143,11 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
     lines, source = _lines(trace, cause, spans)
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     function, best = _most(lines)
-    most = f", mostly in {function}" if function is not None else ""
+    most = f": mostly in {function}" if function is not None else ""
     advice = advice.replace(" it out", f" `{function}` out", 1) if function and best.file is not None else advice
     return Finding(
         subject=subject,
-        title=fit_title(f"the host {verb}: {cost_text(trace, cost, account.whole_ns)}{most}", function or ""),
+        title=fit_title(f"the host {verb}{most}", function or ""),
         detail=f"Meanwhile {whose}." + (f" Most of the time is in {function}." if function is not None else ""),
         **timed_cost(trace, cost, account.whole_ns),
         advice=f"{advice}{_SOURCES[source]}",
@@ -308,9 +308,7 @@ def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:
     cost = round(waited.share * account.whole_ns)
     yield Finding(
         subject="waiting for the interpreter's lock",
-        title=fit_title(
-            f"the host waits for the GIL: {cost_text(trace, cost, account.whole_ns)}, held by thread {name}", name
-        ),
+        title=fit_title(f"the host waits for the GIL: held by thread {name}", name),
         detail=f"Meanwhile thread {name} runs {site.function or 'Python'}. Only one thread of a process runs Python at "
         "a time. Waiting inside an op is shown as the op's in the account.",
         **timed_cost(trace, cost, account.whole_ns),

@@ -47,7 +47,7 @@ from perfscope.analyzers.time.calls import NO_OP, blocking_calls, framework
 from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.documents.torch_plan import ALL_STEPS
 from perfscope.model.finding import (
     MEDIUM_SHARE,
@@ -314,8 +314,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
     return Finding(
         subject="/".join(sorted(line.calls)) if line.op == NO_OP else line.op,
         title=fit_title(
-            f"{words} drains the device: {cost_text(trace, line.idle_ns, whole)}, "
-            f"{line.charged:,} of {line.waits:,} waits cost",
+            f"{words} drains the device: {line.charged:,} of {line.waits:,} waits cost",
             words,
         ),
         detail=detail,

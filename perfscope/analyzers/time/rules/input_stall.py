@@ -42,7 +42,7 @@ from perfscope.analyzers.time.samples import (
 )
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, outermost, union_of, worst_spans
-from perfscope.analyzers.time.steps import cost_text, step_windows, timed_cost, whole_ns
+from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -178,8 +178,7 @@ def _finding(
     ]
     return Finding(
         subject=name,
-        title=f"{who} waits for the next batch: {cost_text(trace, cost, whole)}, "
-        f"{len(rows):,} fetch{'es' if len(rows) > 1 else ''}",
+        title=f"{who} waits for the next batch: {len(rows):,} fetch{'es' if len(rows) > 1 else ''}",
         detail="" if work is None else f"{_slowest(work)}. {_workers_needed(work, cost, whole)}".strip(),
         **timed_cost(trace, cost, whole),
         covers_ns={"input": cost},

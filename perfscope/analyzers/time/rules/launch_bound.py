@@ -37,7 +37,7 @@ from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, 
 from perfscope.analyzers.time.records import launched_records
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import cost_text, timed_cost
+from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 
@@ -114,8 +114,7 @@ def _overhead(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
     )
     return Finding(
         subject="launch overhead",
-        title=f"the device waits for launches: {cost_text(trace, cost, account.whole_ns)}, "
-        f"{len(idle):,} gap{'s' if len(idle) != 1 else ''}",
+        title=f"the device waits for launches: {len(idle):,} gap{'s' if len(idle) != 1 else ''}",
         detail=queue,
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"launch": cost},
@@ -129,8 +128,7 @@ def _allocator(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
     cost = account.total_ns["memory"]
     return Finding(
         subject="device memory calls",
-        title=f"the device waits for allocation of device memory: {cost_text(trace, cost, account.whole_ns)}, "
-        f"{len(idle):,} gap{'s' if len(idle) != 1 else ''}",
+        title=f"the device waits for allocation of device memory: {len(idle):,} gap{'s' if len(idle) != 1 else ''}",
         detail="The allocator asked the driver for memory, or gave it back, within the steps.",
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"memory": cost},

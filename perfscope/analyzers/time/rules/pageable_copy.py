@@ -29,7 +29,7 @@ from perfscope.analyzers.time.calls import NO_OP, ops_of_calls
 from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import MEDIUM_SHARE, MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
@@ -162,10 +162,10 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         else "Copy into one pinned buffer with `buffer.copy_(x, non_blocking=True)` and read it a step later."
     )
     also = f", {format_ns(line.idle_ns)} idle after waiting for them, which host_sync names too" if line.idle_ns else ""
-    amount = f", {format_bytes(size)}" if known.any() else ""
+    amount = f": {format_bytes(size)}" if known.any() else ""
     return Finding(
         subject=f"pageable {line.direction}",
-        title=f"{len(rows):,} pageable copies {line.direction}: {cost_text(trace, line.cost_ns, whole)}{amount}",
+        title=f"{len(rows):,} pageable copies {line.direction}{amount}",
         detail=f"{format_ns(line.exposed_ns)} alone on the device{also}.",
         **timed_cost(trace, line.cost_ns, whole),
         covers_ns={"exposed_copy": line.exposed_ns, "sync": line.idle_ns},

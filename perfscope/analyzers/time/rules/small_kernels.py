@@ -27,7 +27,7 @@ from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.records import launched_records
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import cost_text, timed_cost, whole_ns
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, Cell, Finding
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
@@ -72,8 +72,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
     starts, ends = (kernels[key][pairs.kernel] for key in ("start_ns", "end_ns"))
     return Finding(
         subject="short kernels",
-        title=f"{short:,} of {compute:,} kernels are shorter than {format_ns(SHORT_NS)}: "
-        f"{cost_text(trace, cost, whole_ns(trace))} if merged",
+        title=f"{short:,} of {compute:,} kernels are shorter than {format_ns(SHORT_NS)}",
         detail="Modelled: what merging kernels that follow each other would save. Only pairs that were queued count; "
         "idle time in which the host was late is in launch_bound.",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),

@@ -25,7 +25,7 @@ import numpy as np
 from perfscope.analyzers.time.account import Cause, StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import cost_text, timed_cost
+from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Scope
 from perfscope.model.intervals import merge
 from perfscope.model.trace import MISSING, Trace
@@ -116,7 +116,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     whose = "main thread" if account.device == MISSING else "device"
     yield Finding(
         subject="time without a finding",
-        title=f"{whose} does not compute: {cost_text(trace, cost, account.whole_ns)}, mostly {most}",
+        title=f"{whose} does not compute: mostly {most}",
         detail="No other finding covers this time.",
         **timed_cost(trace, cost, account.whole_ns),
         advice=_fix(ordered[0][0], compiled=bool(len(trace.rows["hlo_ops"]))),

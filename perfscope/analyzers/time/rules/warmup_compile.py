@@ -37,7 +37,7 @@ from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MOST_ROWS, AbstainError, Finding
 from perfscope.model.intervals import Intervals, intersection, union
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_ns
 
 NEEDS = ()
 
@@ -75,9 +75,8 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         timed["cost_ns_per_step"] = None
     yield Finding(
         subject="compilation in measured steps",
-        title=f"code is compiled or loaded within the steps: {format_ns(cost)} "
-        f"({format_share(cost, account.whole_ns)})"
-        + (f", {len(account.cold):,} cold step{'s' if len(account.cold) > 1 else ''}" if account.cold else ""),
+        title="code is compiled or loaded within the steps"
+        + (f": {len(account.cold):,} cold step{'s' if len(account.cold) > 1 else ''}" if account.cold else ""),
         detail=_detail(account.cold, explained),
         **timed,
         covers_ns={"compilation": whole},  # beside what others explain, as the largest of several rules counts

@@ -116,8 +116,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     costliest = max((*first.cold, *first.uncached), key=lambda compile_time: compile_time.cached_ns).compile
     yield Finding(
         subject="every rank compiles the same cold",
-        title=f"{len(ranks)} ranks compile the same {len(done[ranks[0]]):,} graphs cold: {format_ns(least)} or more "
-        "each",
+        title=f"{len(ranks)} ranks compile the same {len(done[ranks[0]]):,} graphs cold",
         severity="medium",
         basis="structural",
         where=where_of(user_place(costliest.place, costliest.stack)),
@@ -290,8 +289,7 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
         detail += f"; without perfscope's own settings ({', '.join(log.settings)}) they may hit"
     return Finding(
         subject="cold compilation",
-        title=f"{len(missed):,} of {compilations:,} compilations miss the caches: {format_ns(use.spared_ns)} "
-        f"({format_share(use.spared_ns, whole)} of compiling)",
+        title=f"{len(missed):,} of {compilations:,} compilations miss the caches",
         detail=f"{detail}.",
         # of a run whose settings are not the program's own it is not known whether that one starts cold
         severity="low" if log.settings else _severity(use.spared_ns),
@@ -361,7 +359,7 @@ def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
         worst = max(members, key=lambda compile_time: _refused_ns(cache, compile_time)).compile
         yield Finding(
             subject=f"not cacheable ({cache})",
-            title=fit_title(f"{len(members):,} compilations bypass {cache}: {format_ns(spent)} at each start", cache),
+            title=fit_title(f"{len(members):,} compilations bypass {cache} at each start", cache),
             detail=f"They are not cacheable, also when the caches are warm: {reason}.",
             severity=_severity(spent),
             basis="measured",

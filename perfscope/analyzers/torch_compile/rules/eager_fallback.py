@@ -37,7 +37,6 @@ from perfscope.analyzers.ops import spans_of_windows
 from perfscope.analyzers.time import (
     REGION,
     Window,
-    cost_text,
     detail_row,
     lineage,
     nearest_ancestor,
@@ -253,7 +252,7 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
     return Finding(
         subject=f"{function} in eager mode",
         title=fit_title(
-            f"{function} runs in eager mode" + ("" if cost is None else f": {cost_text(trace, cost.cost_ns, whole)}"),
+            f"{function} runs in eager mode",
             function,
         ),
         detail=f"All of it: {why}.{whose}{inner if count else ''}{ends}",

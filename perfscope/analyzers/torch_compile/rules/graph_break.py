@@ -39,7 +39,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from perfscope.analyzers.ops import spans_of_windows
-from perfscope.analyzers.time import Region, Window, cost_text, per_step, regions, step_windows
+from perfscope.analyzers.time import Region, Window, per_step, regions, step_windows
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
@@ -265,8 +265,7 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     return Finding(
         subject=f"graph break in {name}",
         title=fit_title(
-            f"{first.reason} ends a graph in {name}"
-            + ("" if cost is None else f": {cost_text(trace, cost.cost_ns, whole)}"),
+            f"{first.reason} ends a graph in {name}",
             first.reason,
             name,
         ),

@@ -272,9 +272,7 @@ def _of_guards(trace: Trace, again: Again) -> Finding:
         trace,
         again,
         subject=f"recompilation of {function}",
-        title=fit_title(
-            f"{function} is compiled {len(again.rows):,} more times: {format_ns(again.spans.total())} in all", function
-        ),
+        title=fit_title(f"{function} is compiled {len(again.rows):,} more times", function),
         why=why,
         advice=_fix(guard),
     )

@@ -45,7 +45,6 @@ from perfscope.dashboards.report.compare.words import (
     verdict,
     written_line,
 )
-from perfscope.dashboards.report.prose import without_amount
 from perfscope.dashboards.report.renderers.values import percent, signed_ns
 from perfscope.model.units import format_ns
 
@@ -212,14 +211,8 @@ FINDING_COLUMNS: tuple[Column[FindingChange], ...] = (
     Column("cost per step", lambda change: None if change.head is None else change.head.cost_ns_per_step, "ns", drop=3),
     Column("was", lambda change: None if change.base is None else change.base.cost_ns_per_step, "ns", drop=2),
     Column("severity", lambda change: change.shown.severity, drop=1),
-    Column("what", lambda change: _what(change)),
+    Column("what", lambda change: change.shown.title),
 )
-
-
-def _what(change: FindingChange) -> str:
-    """The title without the cost, which has a column."""
-    cost = change.shown.cost_ns_per_step
-    return change.shown.title if cost is None else without_amount(change.shown.title, [format_ns(cost)])
 
 
 def _findings(findings: Sequence[FindingChange]) -> Section:

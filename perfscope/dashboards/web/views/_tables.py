@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.blocks import Column
-from perfscope.dashboards.report.summary import OF_MEMORY, FindingRow
+from perfscope.dashboards.report.summary import FindingRow
 from perfscope.dashboards.web.views._not_recorded import told_of
 from perfscope.model.finding import NOWHERE, Finding
 from perfscope.model.untrusted_text import sanitize
@@ -63,18 +63,13 @@ def why_unplaced(analysis: Analysis, row: FindingRow, finding: Finding, *, anyth
     programs = bool(analysis.programs.programs)
     if told_of(analysis) or (programs and not anything):
         return "compiled program: nothing ran"
-    if is_of_memory(row):
+    if row.of_memory:
         return _of_memory(analysis)
     if not anything:
         return "no event with a time was recorded"
     if finding.where == NOWHERE:
         return "it is about the recording as a whole"
     return "no recorded event is of its line, module, op, kernel or instruction"
-
-
-def is_of_memory(row: FindingRow) -> bool:
-    """Whether its rule is about memory that is held, which a page of its own shows over time."""
-    return row.rule in OF_MEMORY
 
 
 def _of_memory(analysis: Analysis) -> str:

@@ -13,7 +13,7 @@ from perfscope.dashboards.report.summary import FindingRow, summarize
 from perfscope.dashboards.web.timeline.index import events_kept
 from perfscope.dashboards.web.timeline.marks import marked, numbers
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.dashboards.web.views._tables import is_of_memory, why_unplaced
+from perfscope.dashboards.web.views._tables import why_unplaced
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
@@ -48,7 +48,7 @@ def view(job: Job) -> dict[str, Any]:
             "none": ""
             if item.spans and not empty
             else why_unplaced(job.analysis, item.row, item.finding, anything=not empty),
-            "memory": is_of_memory(item.row),
+            "memory": item.row.of_memory,
             "find": [] if empty else _names(item.row),
         }
         for index, item in enumerate(marked(job, indexed))

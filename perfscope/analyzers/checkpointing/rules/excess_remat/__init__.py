@@ -74,7 +74,7 @@ from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import compil
 from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
-from perfscope.analyzers.time import NO_WORK, call_site, cost_text, named_slices, per_step, program_records, whole_ns
+from perfscope.analyzers.time import NO_WORK, call_site, named_slices, per_step, program_records, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, severity_of
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -181,8 +181,7 @@ def _finding(
         cost = round(cost * bargain.avoidable)
     return Finding(
         subject="recomputed forward",
-        title=f"forward work runs again in backward: {cost_text(trace, time.exposed_ns, whole)}, "
-        f"{len(members):,} region{'' if len(members) == 1 else 's'}",
+        title=f"forward work runs again in backward: {len(members):,} region{'' if len(members) == 1 else 's'}",
         detail=f"{detail}.",
         severity=severity_of(cost, whole),
         basis="measured",

@@ -17,7 +17,6 @@ from perfscope.analyzers.ops import spans_of_slices
 from perfscope.analyzers.time import (
     REGION,
     compiled_rows,
-    cost_text,
     lineage,
     named_slices,
     per_step,
@@ -296,9 +295,7 @@ def _finding(
     kept = sum(node_bytes(node) for node in nodes)
     ops = ", ".join(sorted({node.op.split(".")[1] for node in nodes}))
     title = f"the compiled backward recomputes {len(nodes):,} {ops}"
-    if cost is not None:
-        title += f": {cost_text(trace, cost, whole_ns(trace))}"
-    elif flops:
+    if cost is None and flops:
         title += f": {format_count(flops)}FLOPs per run"
     detail = f"{format_count(flops)}FLOPs per run; " if flops else ""
     if kept:

@@ -98,7 +98,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         finding = Finding(
             subject="recomputed forward",
             title=f"jax.checkpoint runs {len(products):,} matrix {'product' if len(products) == 1 else 'products'} "
-            f"again: {f'{_percent(share, cost)} of the arithmetic' if spent is None else spent.brief}",
+            "again" + (f": {_percent(share, cost)} of the arithmetic" if spent is None else ""),
             detail=f"{_percent(share, cost)} of the program's arithmetic. Keeping the results takes "
             f"{format_bytes(kept)}{lost}." + (f" {EVEN}" if even else ""),
             severity="low" if even else _severity(share),
@@ -157,8 +157,8 @@ def _cloned(trace: Trace, members: list[Cloned], cost: ModuleCost) -> Iterator[F
     spent = price(trace, cloned_parts(trace, members))
     finding = Finding(
         subject="rematerialized by XLA",
-        title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again to save memory: "
-        + (f"{_percent(share, cost)} of the arithmetic" if spent is None else spent.brief),
+        title=f"XLA computes {copies:,} {'instruction' if copies == 1 else 'instructions'} again to save memory"
+        + (f": {_percent(share, cost)} of the arithmetic" if spent is None else ""),
         detail=f"The program did not fit into memory. {_percent(share, cost)} of its arithmetic, "
         f"{format_bytes(sum(clone.bytes for clone in members))} more moved per run"
         + ("." if spent is None else f"; it takes {spent.text}."),

@@ -86,12 +86,14 @@ def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
     added = chosen.simulation.recompute_ns - today.recompute_ns
     yield Finding(
         subject="activations kept in scarce memory",
-        title=fit_title(f"{_short(model, held_bytes)}: checkpointing saves {format_bytes(saved)}", model.label),
+        title=fit_title(f"{_short(model, held_bytes)}: checkpointing lowers the peak", model.label),
         detail=f"Checkpointing {_names(steps, chosen)} takes {format_bytes(saved)} off the peak and runs "
         f"{format_ns(added)} of a step again{_of_step_share(model, added)}.",
         severity=severity,
         basis="modelled",
         cost_bytes=saved,
+        bytes_are="freed",
+        memory_bytes=today.peak_bytes,
         where=Where(module=steps[0].unit),
         evidence=tuple(_row(order, step) for order, step in enumerate(steps[:MAX_ROWS], 1)),
         spans=_spans(trace, [step.unit for step in steps[: steps.index(chosen) + 1]]),

@@ -63,7 +63,7 @@ from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 from perfscope.analyzers.predict.assumptions import vendor_factors
-from perfscope.analyzers.time import call_site, cost_text, op_records, time_of, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, op_records, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
@@ -114,7 +114,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     site = call_site(trace, groups[0].op)
     yield Finding(
         subject="float32 matrix products",
-        title=f"{kernels:,} float32 matrix products: {fast} saves up to {cost_text(trace, cost, whole)}",
+        title=f"{kernels:,} float32 matrix products could run in {fast}",
         detail=f"They take {format_ns(sum(group.kernel_ns for group in groups))} on {device.name}; its peak in {fast} "
         f"is {ratio:.1f} times that in float32.",
         **timed_cost(trace, cost, whole, "modelled"),

@@ -15,7 +15,7 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Wher
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import PlannedGraph
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_count, format_ns, format_share
+from perfscope.model.units import format_count
 
 HALVES = ("bfloat16", "float16")
 
@@ -92,8 +92,7 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
         order = sorted(range(len(found)), key=lambda index: -saved[index])
         yield Finding(
             subject="float32 matrix products" if mixed is None else f"float32 products among {mixed} ones",
-            title=f"{sum(product.runs for product in found):,} {slow} matrix products per step: {fast} saves up to "
-            f"{format_ns(cost)} per step ({format_share(cost, whole)})",
+            title=f"{sum(product.runs for product in found):,} {slow} matrix products per step could run in {fast}",
             detail=f"They have {format_count(flops)}FLOPs{among}; on {device.name} {fast} has {ratio:.1f} times the "
             f"peak of {slow}.",
             **planned_cost(cost, whole),

@@ -156,10 +156,9 @@ def _finding(
         what = f"{'ask' if several else 'asks'} for full {name}"
     else:
         what = f"{'run' if several else 'runs'} in full {name}"
-    title = f"{len(found):,} matrix {'products' if several else 'product'} {what}: "
-    title += (
-        f"{100 * share:.1f}% of the arithmetic" if saving is None else f"{saving.brief} more than the fast precision"
-    )
+    title = f"{len(found):,} matrix {'products' if several else 'product'} {what}"
+    if saving is None:
+        title += f": {100 * share:.1f}% of the arithmetic"
     detail = f"{flops / 1e9:,.3g} GFLOP per run, {100 * share:.1f}% of the program's arithmetic, off the matrix cores."
     if on_cpu:
         detail += " Compiled for a CPU here, which has no faster kind: on a GPU or TPU it stays off the matrix cores."

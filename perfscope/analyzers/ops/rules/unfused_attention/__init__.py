@@ -74,11 +74,11 @@ from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
 from perfscope.analyzers.plans import bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
-from perfscope.analyzers.time import WorkTime, call_site, cost_text, op_records, planned_cost, timed_cost, whole_ns
+from perfscope.analyzers.time import WorkTime, call_site, op_records, planned_cost, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes
 
 NEEDS = ()
 
@@ -149,11 +149,7 @@ def _graph_finding(
     trace: Trace, graph: OpGraph, members: list[GraphAttention], saved: Saving, where: Where, by_sdpa: bool
 ) -> Finding:
     first = members[0]
-    cost = (
-        f"{format_bytes(saved.bytes)} per step ({100 * saved.share_of_bytes:.1f}% of its bytes)"
-        if saved.ns is None
-        else f"{format_ns(saved.ns)} per step ({100 * saved.share:.1f}%)"
-    )
+    moved = f": {format_bytes(saved.bytes)} per step ({100 * saved.share_of_bytes:.1f}% of its bytes)"
     detail = f"{format_bytes(saved.bytes)} of traffic on {_shape(first.score_shape)} scores."
     if by_sdpa:
         detail += f" Why: {_why_math(graph, first)}."
@@ -170,7 +166,7 @@ def _graph_finding(
     ]
     return Finding(
         subject=_subject(by_sdpa),
-        title=f"{_what(by_sdpa)} {_times(len(members))}: {cost}",
+        title=f"{_what(by_sdpa)} {_times(len(members))}{moved if saved.ns is None else ''}",
         detail=detail,
         severity=saved.severity,
         basis="structural" if saved.ns is None else "modelled",
@@ -238,7 +234,7 @@ def _trace_finding(
     names = trace.rows["slices"]["name"]
     return Finding(
         subject=_subject(by_sdpa),
-        title=f"{_what(by_sdpa)} {_times(len(members))}: {cost_text(trace, cost, whole)}",
+        title=f"{_what(by_sdpa)} {_times(len(members))}",
         detail=f"Modelled: the time between its matmuls, on {_shape(worst[0][0].score.shape)} scores.",
         **timed_cost(trace, cost, whole, "modelled"),
         where=where,
@@ -289,9 +285,7 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
                 continue
             yield Finding(
                 subject=_subject(False),
-                title=f"{_what(False)} {_times(len(members))}: {format_ns(saved)} per step "
-                f"({format_share(saved, whole)}), "
-                "compiled",
+                title=f"{_what(False)} {_times(len(members))}, compiled",
                 detail=f"Compiled, {format_bytes(moved)} of {_shape(members[0].score_shape)} scores still go through "
                 "memory.",
                 **planned_cost(saved, whole),

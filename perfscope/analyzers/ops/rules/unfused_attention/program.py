@@ -93,22 +93,22 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
     inside = sum(member.chip_bytes for member in members)
     on_chip = not moved and inside > 0
     saving = None if on_cpu or on_chip else price(trace, _parts(trace, members))
-    title = f"attention is written out {_times(members)} per run: "
+    title = f"attention is written out {_times(members)} per run"
     scores = f"{_shape(worst)} scores ({format_bytes(worst.shape.bytes)})"
     if on_cpu:
-        title += f"{format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
+        title += f": {format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
         detail = (
             f"The {scores} go from kernel to kernel. Compiled for a CPU here, where they may stay in its caches: on a "
             "GPU each time would be a trip through memory."
         )
     elif on_chip:
-        title += f"{format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
+        title += f": {format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
         detail = (
             f"The {scores} stay within the chip's own memory (VMEM, {format_bytes(inside)}). With longer sequences "
             "each time is a trip through HBM."
         )
     else:
-        title += f"{format_bytes(moved)} of traffic" if saving is None else saving.brief
+        title += f": {format_bytes(moved)} of traffic" if saving is None else ""
         detail = (
             f"{format_bytes(moved)} of traffic of its {_shape(worst)} scores "
             f"({format_share(moved, whole)} of the program's bytes)"

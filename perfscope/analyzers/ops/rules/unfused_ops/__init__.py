@@ -79,7 +79,7 @@ from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, Ke
 from perfscope.analyzers.ops.rules.unfused_ops.graph import chain_text, graph_findings
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
-from perfscope.analyzers.time import call_site, cost_text, op_records, time_of, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, op_records, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
@@ -142,7 +142,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
         moved = sum(chain.eager_bytes - chain.fused_bytes for chain in chains)
         yield Finding(
             subject=text,
-            title=fit_title(f"{text} is not fused: {cost_text(trace, cost, whole)}, {len(chains):,} times", text),
+            title=fit_title(f"{text} is not fused: {len(chains):,} times", text),
             detail=f"It looks like one expression: {len(chains):,} chains of {kernels:,} kernels, guessed from shapes "
             f"and order; {100 * FORWARD_PRECISION:.0f}% of such links were real.",
             **timed_cost(trace, cost, whole, "modelled"),

@@ -15,7 +15,7 @@ from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, ste
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.op_graph import OpGraph, Phase
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns
+from perfscope.model.units import format_bytes
 
 LONGEST_CHAIN = 6
 """Names shown of a chain: what a line of a report holds."""
@@ -168,13 +168,11 @@ def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
     groups = sum(len(pattern.groups) for pattern in site.patterns)
     fewer = sum(pattern.kernels_saved for pattern in site.patterns)
     chain = chain_text(site.patterns[0].names)
-    cost = f"{format_ns(total_ns)} per step ({100 * share:.1f}%)"
-    if not timed:
-        cost = f"{format_bytes(total_bytes)} per step ({100 * share:.1f}% of its bytes)"
+    moved = "" if timed else f"{format_bytes(total_bytes)} per step ({100 * share:.1f}% of its bytes), "
     severity = severity_of(share, 1)
     yield Finding(
         subject=chain,
-        title=fit_title(f"{chain} runs op by op: {cost}, {groups:,} time{'' if groups == 1 else 's'}", chain),
+        title=fit_title(f"{chain} runs op by op: {moved}{groups:,} time{'' if groups == 1 else 's'}", chain),
         detail=f"{fewer + groups:,} ops per step where {groups:,} would do: {format_bytes(total_bytes)} of avoidable "
         "memory traffic.",
         severity=severity if timed or severity != "high" else "medium",

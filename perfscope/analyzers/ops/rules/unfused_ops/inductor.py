@@ -13,7 +13,7 @@ from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
 from perfscope.analyzers.plans import PlanWork, plan_works
-from perfscope.analyzers.time import compiled_rows, cost_text, per_step, planned_cost, whole_ns, work_time
+from perfscope.analyzers.time import compiled_rows, per_step, planned_cost, whole_ns, work_time
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel
@@ -21,7 +21,7 @@ from perfscope.model.finding import MOST_ROWS, Cell, Finding, Severity, Span, Wh
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, PlannedRefusal
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes, format_share
 
 MIN_SHARE = 0.02
 """Of the steps' time, or of the bytes of the graph's kernels where no time is known: as for other chains, for the
@@ -129,10 +129,10 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
     means = fusion_reason(reason)
     count = len({(pair.pair.refusal.first, pair.pair.refusal.second) for pair in pairs})
     share = f" ({format_share(moved, graph_bytes)} of the graph's bytes)" if graph_bytes else ""
-    cost = f"{format_bytes(moved)} per run{share}" if saved is None else cost_text(trace, saved, whole_ns(trace))
+    size = f": {format_bytes(moved)} per run{share}" if saved is None else ""
     return Finding(
         subject=_subject(reason),
-        title=f"inductor keeps {_pairs(count)} of kernels apart: {cost}",
+        title=f"inductor keeps {_pairs(count)} of kernels apart{size}",
         detail=f"The reason: {means.meaning}. {format_bytes(moved)} per run go through memory between them.",
         severity=_severity(saved, whole_ns(trace), moved, graph_bytes, pairs),
         basis="structural" if saved is None else "modelled",
@@ -268,8 +268,7 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
             means = fusion_reason(reason)
             yield Finding(
                 subject=_subject(reason),
-                title=f"inductor would keep {_pairs(len(pairs))} of kernels apart: {format_ns(saved)} per step "
-                f"({format_share(saved, whole)})",
+                title=f"inductor would keep {_pairs(len(pairs))} of kernels apart",
                 detail=f"The reason: {means.meaning}. {format_bytes(moved)} per step go through memory between them.",
                 **planned_cost(saved, whole),
                 cost_bytes=moved,

@@ -100,7 +100,7 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
     kernels = len({trip.producer.name for trip in trips})
     count = f"{kernels:,} {'kernel' if kernels == 1 else 'kernels'}"
     share = format_share(moved, whole)
-    cost = f"{format_bytes(moved)} per run ({share} of the bytes)" if saved is None else saved.brief
+    cost = f"{format_bytes(moved)} per run ({share} of the bytes), " if saved is None else ""
     detail = f"{format_bytes(moved)} per run ({share} of the program's bytes) go through memory to the next kernel."
     if reached < moved:
         cached = "All of it" if not reached else format_bytes(moved - reached)
@@ -109,12 +109,13 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
         detail += f" Fusing saves up to {saved.text}."
     return Finding(
         subject=what,
-        title=f"{what} are not fused: {cost}, {count}",
+        title=f"{what} are not fused: {cost}{count}",
         detail=detail,
         severity=_severity(what, saved, reached, whole),
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
         cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        run_ns=None if saved is None else saved.whole_run_ns,
         cost_bytes=moved,
         where=where,
         evidence=tuple(

@@ -138,7 +138,7 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
         severity = saved.severity
     return Finding(
         subject="sequential scan",
-        title=f"{count} {launches:,} {ops} one after another" + ("" if saved is None else f": {saved.brief}"),
+        title=f"{count} {launches:,} {ops} one after another",
         detail=f"{worst.trips:,} steps of {len(worst.kernels):,} {kernels}, with {format_ns(worst.work_ns)} of work a "
         f"step on {worst.device}. The carry is linear, so a parallel prefix computes the same"
         + ("." if saved is None else f", up to {saved.text} sooner.")
@@ -148,6 +148,7 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
         cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
+        run_ns=None if saved is None else saved.whole_run_ns,
         where=where,
         evidence=tuple(
             {

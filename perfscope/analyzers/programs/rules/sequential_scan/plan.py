@@ -14,7 +14,7 @@ from perfscope.model.finding import Finding, Where, severity_of
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import TorchPlan
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns
+from perfscope.model.units import format_bytes
 
 LINEAR = frozenset(
     {
@@ -112,8 +112,7 @@ def scan_findings(trace: Trace, *, least_turns: int, advice: str) -> Iterator[Fi
                 continue
             yield Finding(
                 subject="sequential scan",
-                title=f"a loop of {loop.turns:,} turns takes {launches:,} launches one after another: "
-                f"{format_ns(saved)} per step",
+                title=f"a loop of {loop.turns:,} turns takes {launches:,} launches one after another",
                 detail=f"{_also(work, loop, compiled)[0].upper()}{_also(work, loop, compiled)[1:]}. What it carries is "
                 "linear, so a parallel prefix computes the same.",
                 severity=severity_of(saved, max(whole.step.low, launches * LAUNCH_NS)),

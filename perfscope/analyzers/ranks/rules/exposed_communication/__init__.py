@@ -53,7 +53,6 @@ from perfscope.analyzers.time import (
     StepAccount,
     account_windows,
     communication_in_steps,
-    cost_text,
     step_accounts,
     step_windows,
     timed_cost,
@@ -256,8 +255,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
         line = NOWHERE if instruction is None else where_of(instruction)
         yield Finding(
             subject=kind,
-            title=f"exposed {kind}: {cost_text(trace, cost, device.whole_ns)}, {len(members):,} "
-            f"kernel{'' if len(members) == 1 else 's'}",
+            title=f"exposed {kind}: {len(members):,} kernel{'' if len(members) == 1 else 's'}",
             detail=f"It runs while nothing computes: {format_share(cost, total)} of the time of its kernels."
             + (ALONE if alone else ""),
             **timed_cost(trace, cost, device.whole_ns),

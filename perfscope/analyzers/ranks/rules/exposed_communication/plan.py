@@ -8,7 +8,7 @@ from perfscope.analyzers.plans import ExchangeRow, exchange_rows, plan_works
 from perfscope.analyzers.time import planned_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes, format_ns, format_share
+from perfscope.model.units import format_bytes
 
 
 def planned_exposure(trace: Trace, *, least: float, part: float, advice: Callable[[str], str]) -> Iterator[Finding]:
@@ -48,7 +48,7 @@ def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: 
     least = "" if known else "; the links are not known, so this is the least"
     return Finding(
         subject=f"exposed {kind} (planned)",
-        title=f"planned: the step waits for {several}: {format_ns(cost)} or more ({format_share(cost, whole)})",
+        title=f"planned: the step waits for {several}",
         detail=f"{beside[0].upper()}{beside[1:]}{least}.",
         **planned_cost(cost, whole),
         cost_bytes=moved,

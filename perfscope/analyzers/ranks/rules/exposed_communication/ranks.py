@@ -11,7 +11,7 @@ from perfscope.analyzers.ranks.job import shown_group
 from perfscope.analyzers.ranks.waits import Share, summed
 from perfscope.analyzers.time import spans_of_ranks
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, severity_of
-from perfscope.model.units import format_ns, format_share
+from perfscope.model.units import format_ns
 
 MOST_NAMED = 3
 """Late members in a title: the evidence has all."""
@@ -74,7 +74,7 @@ def exposed_finding(
         more = f"; {member} {costly.total.member} has most besides waiting, {format_ns(cost)}"
     return replace(
         worst.finding,
-        title=f"exposed {worst.finding.subject}: {_of_step(whole.exposed_ns, worst)} on {member} {whole.member}"
+        title=f"exposed {worst.finding.subject} on {member} {whole.member}"
         + (f", {_mostly(whole, member)}" if len(texts) > 1 else ""),
         detail=f"It runs while nothing computes: {', '.join(texts)}{more}.",
         severity=severity_of(cost, costly.whole_ns),
@@ -87,12 +87,6 @@ def exposed_finding(
         spans=spans_of_ranks(_pieces(sides)) if member == "rank" else worst.finding.spans,
         advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
     )
-
-
-def _of_step(exposed_ns: int, side: Side) -> str:
-    """``'17.1 ms a step (5.7%)'``, or of the whole capture where no step is known."""
-    time = format_ns(round(exposed_ns / side.steps)) + " per step" if side.steps else format_ns(exposed_ns)
-    return f"{time} ({format_share(exposed_ns, side.whole_ns)})"
 
 
 def _mostly(whole: Share, member: str) -> str:
