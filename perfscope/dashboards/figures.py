@@ -13,6 +13,7 @@ import numpy as np
 
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.picture import memory_picture
+from perfscope.analyzers.savings import FEW_STEPS
 from perfscope.dashboards.report.charts import FREE_COLOR, PARTS, TOO_MUCH, TRACED_COLOR
 from perfscope.dashboards.report.sections.devices import fold_devices
 from perfscope.dashboards.report.sections.memory_picture import (
@@ -24,7 +25,6 @@ from perfscope.dashboards.report.sections.memory_picture import (
     category_words,
 )
 from perfscope.dashboards.report.sections.sweep import choice_words, colors_of, drawn, headline, words
-from perfscope.dashboards.report.summary import FEW_STEPS
 from perfscope.model.documents.sweep import Sweep, load
 from perfscope.model.errors import UsageError
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from perfscope.dashboards.report.markdown import MOST_CHARACTERS, code, escape, in_html, render
+from perfscope.dashboards.report.markdown import MOST_CHARACTERS, render
+from perfscope.dashboards.report.renderers.markdown import code, escape, in_html
 from perfscope.model.finding import Finding, Outcome, Where
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, hostile
 

@@ -16,8 +16,9 @@ from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.sections.memory import MemorySection
 from perfscope.dashboards.report import html_report, json_report, markdown, text
-from perfscope.dashboards.report.blocks import Picture, Table
+from perfscope.dashboards.report.blocks import Picture, Table, Tile
 from perfscope.dashboards.report.html_report import render
+from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.advice import PlansReport, plan_sections, plans_report, render_html
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.memory_picture import ceiling, legend, memory_chart, picture_view
@@ -46,7 +47,7 @@ def judged() -> Analysis:
 def test_the_words_of_a_peak(judged: Analysis) -> None:
     (memory,) = memory_sections(judged.memory)
     assert (memory.title, memory.summary) == (TITLE, HEADLINE)
-    assert memory_tile(judged.memory) == (
+    assert memory_tile(judged.memory) == Tile(
         "peak memory",
         "1.08 KiB",
         "cuda:2 on rank 2, the fullest of 4 ranks; held before the recording began 90.1%, activation 9.9%",
@@ -223,10 +224,12 @@ def test_what_a_fix_gives_back_of_the_memory_is_its_gain_and_not_what_it_moves()
     )  # fmt: skip
     freed, held_bytes = replace(finding, bytes_are="freed"), replace(finding, bytes_are="held")
     told = [
-        summarize(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(item,)),))).findings[0]
+        finding_words(
+            summarize(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(item,)),))).findings[0]
+        )
         for item in (freed, held_bytes, finding)
     ]
-    assert [(row.gain, row.bytes) for row in told] == [
+    assert [(row.gain, row.moves) for row in told] == [
         ("2.00 GiB", ""), ("no time", ""), ("no time", "2.00 GiB"),
     ]  # fmt: skip
     held = analysis(outcomes=(Outcome(rule="peak_owner", status="flagged", findings=(freed,)),))
@@ -252,7 +255,7 @@ def test_a_memory_of_which_nothing_was_in_use_says_what_it_knows() -> None:
     assert fact.startswith("2.00 MiB reserved at most, 100.0% of it not in use then")
     assert note == "all 2 events of the history are of 0 bytes"
     assert memory_fact(judged.memory) == "memory of cuda:0: nothing was in use"
-    assert memory_tile(judged.memory) == ("peak memory", "0 B", "cuda:0")
+    assert memory_tile(judged.memory) == Tile("peak memory", "0 B", "cuda:0")
     said = text.render(judged, verbose=True)
     assert "Memory of cuda:0: nothing was in use\n" in said
     assert "all 2 events of the history are of 0 bytes" in said

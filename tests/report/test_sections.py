@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from perfscope.analyzers.checkpointing.plans import plan_memory
 from perfscope.analyzers.engine import Analysis, analyze
@@ -23,11 +24,14 @@ from perfscope.dashboards.report.blocks import (
     Column,
     Command,
     Effect,
+    FindingBlock,
+    Head,
     Listing,
     Marked,
     Picture,
     Range,
     Section,
+    Table,
     Text,
     table,
 )
@@ -35,8 +39,10 @@ from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.markdown import sections_markdown
 from perfscope.dashboards.report.renderers.text import printed, sections_text
 from perfscope.dashboards.report.sections.advice import plan_sections, plans_report
+from perfscope.dashboards.report.sections.findings import evidence_table
 from perfscope.dashboards.report.sections.sweep import sweep_sections
 from perfscope.dashboards.report.summary import sections
+from perfscope.model.finding import Excerpt, Finding, Where
 from tests.checkpointing.steps import layers
 from tests.memory.test_section import of_rank
 from tests.plans.build import graph, kernel, plan, trace_of
@@ -113,8 +119,21 @@ def hostile(text: str) -> tuple[Section, ...]:
         Advice(text, f"{text}\n\n```python\n{text}\n```\n\n{text}"),
         Code((text, f"    {text}")),
         table(columns, [text], bar="effects"),
+        Table(heads=(Head(text, "text"), Head(text, "share")), rows=((text, 0.5),), rest=text, left=2),
+        Table(heads=(Head("part", "text"), Head("share", "share")), rows=((text, 0.5), (text, 0.5)), bar="parts"),
+        finding(text),
     )
     return (Section(title=text, summary=text, blocks=blocks), Section(title=text, summary=text, detail=True))
+
+
+def finding(text: str) -> FindingBlock:
+    where = Where(op=text, kernel=text, module=text, file=text, line=2)
+    made = Finding(
+        subject=text, title=text, severity="high", basis="measured", advice=f"{text}\n\n    {text}", detail=text,
+        where=where, cost_ns_per_step=1, excerpt=Excerpt(path="/a.py", first=1, lines=(text, text, text)),
+    )  # fmt: skip
+    evidence = evidence_table([{"op": text, "site": text, "words": text, text: text, "wait_ns": 3}], {})
+    return FindingBlock(rule=text, finding=made, saves=Amount(1, "ns"), ranks=(0, 1), evidence=evidence)
 
 
 @given(st.one_of(st.just(EVIL), st.text(min_size=1)))
@@ -122,7 +141,7 @@ def test_no_text_of_a_file_is_obeyed(text: str) -> None:
     shown = hostile(text)
     said = terminal(shown, verbose=True)
     assert not any(ord(character) < 32 and character != "\n" for character in said)
-    assert max(map(len, said.splitlines())) <= 100
+    assert max(map(cell_len, said.splitlines())) <= 100
     page = "".join(sections_html(shown))
     assert Parsed(page).open == []
     assert "<script" not in page

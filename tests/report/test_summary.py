@@ -8,23 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfscope.analyzers.coverage import ONE_PROCESS, not_evaluated
 from perfscope.analyzers.engine import Analysis, Step, TimedWindow, analyze
 from perfscope.analyzers.memory.holders import NO_MEMORY
 from perfscope.analyzers.registry import RULES
-from perfscope.dashboards.report.coverage import ONE_PROCESS, not_evaluated
-from perfscope.dashboards.report.evidence import (
-    MOST_EVIDENCE,
-    evidence_cell,
-    evidence_header,
-    evidence_headers,
-    shown_rows,
-)
-from perfscope.dashboards.report.sections.devices import MOST_DEVICE_ROWS, fold_devices, span_text
-from perfscope.dashboards.report.summary import Spread, summarize
+from perfscope.analyzers.savings import Spread
+from perfscope.dashboards.report.blocks import Table
+from perfscope.dashboards.report.renderers.values import FindingWords, finding_words, shown, span_text
+from perfscope.dashboards.report.sections.devices import MOST_DEVICE_ROWS, fold_devices
+from perfscope.dashboards.report.sections.findings import MOST_EVIDENCE, evidence_table
+from perfscope.dashboards.report.summary import summarize
 from perfscope.model.finding import Cell, Finding, Outcome
 from tests.build import EVERYTHING, TraceBuilder
 from tests.memory.build import MemoryBuilder
 from tests.report.analyses import BRANCH, HOST_SYNC, MS, analysis, device, source
+
+
+def words(judged: Analysis) -> list[FindingWords]:
+    return [finding_words(block) for block in summarize(judged).findings]
+
+
+def cells(table: Table | None) -> list[dict[str, str]]:
+    """Rows as they are shown, by title."""
+    assert table is not None
+    return [
+        {head.title: shown(value, head) for value, head in zip(row, table.heads, strict=True)} for row in table.rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +88,7 @@ def test_share_is_of_a_traced_step_and_not_of_an_untraced_one() -> None:
         Step(rank=0, number=0, duration_ns=69 * MS, traced=True),
         Step(rank=0, number=0, duration_ns=20 * MS, traced=False),
     )
-    assert summarize(analysis(steps=steps)).timed[0].share == "10.0% of step"
+    assert words(analysis(steps=steps))[0].share == "10.0% of step"
 
 
 def test_a_window_is_said_as_a_mean_over_all_ranks_with_its_steps() -> None:
@@ -102,14 +111,15 @@ def test_share_is_of_the_steps_of_the_ranks_that_show_it() -> None:
         Step(rank=0, number=0, duration_ns=69 * MS, traced=True),
         Step(rank=1, number=0, duration_ns=690 * MS, traced=True),
     )
-    assert summarize(analysis(steps=steps)).timed[0].share == "10.0% of step"
+    assert words(analysis(steps=steps))[0].share == "10.0% of step"
 
 
 def test_without_steps_the_saving_is_over_the_whole_trace() -> None:
     finding = Finding(subject="s", title="t", severity="low", basis="measured", advice="a", cost_ns=int(20.6 * MS))
     outcome = Outcome(rule="host_sync", status="flagged", findings=(finding,))
     summary = summarize(analysis(steps=(), outcomes=(outcome,)))
-    assert (summary.timed[0].saves, summary.timed[0].share) == ("20.6 ms in all", "10.0% of span")
+    (row,) = map(finding_words, summary.findings)
+    assert (row.saves, row.share) == ("20.6 ms in all", "10.0% of span")
     assert "no steps in it: savings are over the whole trace" in summary.facts
 
 
@@ -117,14 +127,14 @@ def test_a_saving_of_zero_is_a_time() -> None:
     finding = Finding(
         subject="s", title="t", severity="low", basis="measured", advice="a", cost_ns=0, cost_ns_per_step=0
     )
-    summary = summarize(analysis(outcomes=(Outcome(rule="host_sync", status="flagged", findings=(finding,)),)))
-    assert (summary.timed[0].saves, summary.timed[0].share) == ("0 ns", "0.0% of step")
+    (row,) = words(analysis(outcomes=(Outcome(rule="host_sync", status="flagged", findings=(finding,)),)))
+    assert (row.saves, row.share) == ("0 ns", "0.0% of step")
 
 
 def test_structural_findings_stand_last_and_abstentions_are_not_clean() -> None:
     summary = summarize(analysis())
-    assert [row.title for row in summary.findings][-1] == BRANCH.title
-    assert [row.title for row in summary.untimed] == [BRANCH.title]
+    assert [block.finding for block in summary.findings if block not in summary.timed] == [BRANCH]
+    assert summary.findings[-1].finding == BRANCH
     assert summary.clean == ("input_stall", "launch_bound")
     assert summary.abstained == (
         ("not recorded: collectives with their sizes", ("exposed_communication", "nvlink_stall")),
@@ -137,9 +147,9 @@ def test_a_partly_blind_rule_is_said() -> None:
 
 
 def test_ranks_are_named_only_where_there_are_several_sources() -> None:
-    assert summarize(analysis()).findings[0].on_ranks == ""
-    several = summarize(analysis(sources=(source(rank=0), source("b", 1))))
-    assert several.findings[0].on_ranks == " (rank 0)"
+    assert words(analysis())[0].on_ranks == ""
+    several = words(analysis(sources=(source(rank=0), source("b", 1))))
+    assert several[0].on_ranks == " (rank 0)"
 
 
 def test_notes_that_differ_in_numbers_only_are_said_once() -> None:
@@ -183,22 +193,24 @@ def test_traces_that_may_be_of_different_jobs_are_pointed_out() -> None:
         ("busy_percent", 12.34, "busy", "12.3%"),
         ("calls", 12, "calls", "12"),
         ("calls", 1_234_567, "calls", "1,234,567"),
-        ("ratio", 0.123456, "ratio", "0.1235"),
+        ("ratio", 0.123456, "ratio", "0.123"),
         ("name", "x", "name", "x"),
-        ("line", None, "line", "-"),
     ],
 )
 def test_evidence_carries_its_unit(key: str, value: str | float | None, header: str, cell: str) -> None:
-    assert (evidence_header(key), evidence_cell(key, value)) == (header, cell)
+    assert cells(evidence_table([{key: value}], {})) == [{header: cell}]
 
 
 def test_evidence_is_capped_and_columns_that_hold_nothing_are_left_out() -> None:
     rows = tuple({"kernel": f"k{n}", "site": None, "group": "", "wait_ns": 0, "line": n if n == 3 else None}
                  for n in range(384))  # fmt: skip
     finding = Finding(subject="s", title="t", severity="low", basis="measured", advice="a", evidence=rows)
-    row = summarize(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))).findings[0]
-    assert [list(cells) for cells in row.evidence] == [["kernel", "wait_ns", "line"]] * MOST_EVIDENCE
-    assert row.evidence_left == 384 - MOST_EVIDENCE
+    table = (
+        summarize(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))).findings[0].evidence
+    )
+    assert [list(row) for row in cells(table)] == [["kernel", "wait", "line"]] * MOST_EVIDENCE
+    assert table is not None
+    assert table.left == 384 - MOST_EVIDENCE
 
 
 @pytest.mark.parametrize(
@@ -269,21 +281,21 @@ def test_a_moment_is_counted_from_the_beginning_of_its_trace() -> None:
         {"source": "rank 0", "start_ns": EPOCH_NS + 1_500, "idle_ns": 20},
         {"source": "rank 3", "start_ns": EPOCH_NS + 9_500, "idle_ns": 10},
     ]
-    found = shown_rows(rows, {"rank 0": EPOCH_NS, "rank 3": EPOCH_NS + 9_000})
-    assert [list(row.items()) for row in found] == [
-        [("source", "rank 0"), ("since_start_ns", 1_500), ("idle_ns", 20)],
-        [("source", "rank 3"), ("since_start_ns", 500), ("idle_ns", 10)],
+    assert cells(evidence_table(rows, {"rank 0": EPOCH_NS, "rank 3": EPOCH_NS + 9_000})) == [
+        {"source": "rank 0", "since start": "1.50 us", "idle": "20 ns"},
+        {"source": "rank 3", "since start": "500 ns", "idle": "10 ns"},
     ]
-    assert (evidence_header("since_start_ns"), evidence_cell("since_start_ns", 1_500)) == ("since start", "1.50 us")
 
 
 def test_columns_that_would_be_called_the_same_say_what_they_count() -> None:
     keys = ("at", "saved_ns", "launches", "saved_bytes", "moved_bytes")
-    assert list(evidence_headers(keys).values()) == ["at", "saved time", "launches", "saved bytes", "moved"]
+    (row,) = cells(evidence_table([dict.fromkeys(keys, 1)], {}))
+    assert list(row) == ["at", "saved time", "launches", "saved bytes", "moved"]
 
 
 def test_without_a_known_beginning_no_moment_is_shown() -> None:
-    assert shown_rows([{"start_ns": EPOCH_NS, "idle_ns": 20}], {}) == ({"idle_ns": 20},)
+    assert cells(evidence_table([{"start_ns": EPOCH_NS, "idle_ns": 20}], {})) == [{"idle": "20 ns"}]
+    assert evidence_table([{"start_ns": EPOCH_NS}], {}) is None
 
 
 def _stalled(begin: float, rank: int | None) -> TraceBuilder:
@@ -293,19 +305,17 @@ def _stalled(begin: float, rank: int | None) -> TraceBuilder:
     return build
 
 
-def _since(found: Analysis) -> list[Cell]:
-    (row,) = [one for one in summarize(found).findings if one.rule == "host_bound"]
-    return [cells["since_start_ns"] for cells in row.evidence]
+def _since(found: Analysis) -> list[str | None]:
+    (block,) = [one for one in summarize(found).findings if one.rule == "host_bound"]
+    return [row.get("since start") for row in cells(block.evidence)]
 
 
 def test_one_trace_and_several_count_alike() -> None:
     begin_us = 5e9
-    assert _since(analyze(_stalled(begin_us, None).build())) == [1_000_000]
+    assert _since(analyze(_stalled(begin_us, None).build())) == ["1.00 ms"]
     ranks = [_stalled(begin_us, 0).build(), _stalled(begin_us + 50_000, 1).build()]
-    assert _since(analyze(ranks)) == [1_000_000, 1_000_000]
+    assert _since(analyze(ranks)) == ["1.00 ms", "1.00 ms"]
 
 
 def test_an_analysis_made_without_beginnings_is_still_shown() -> None:
-    bare = replace(analyze(_stalled(0, None).build()), starts_ns=())
-    (row,) = [one for one in summarize(bare).findings if one.rule == "host_bound"]
-    assert all("since_start_ns" not in cells and "start_ns" not in cells for cells in row.evidence)
+    assert set(_since(replace(analyze(_stalled(0, None).build()), starts_ns=()))) == {None}

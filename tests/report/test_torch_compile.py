@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from perfscope.analyzers.coverage import COMPILE_RULES, DUMPS_ALONE, LOG_ALONE
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.analyzers.sections.compile import CompileSection, RankCompile
 from perfscope.dashboards.report import html_report, json_report, markdown, text
 from perfscope.dashboards.report.blocks import Command
-from perfscope.dashboards.report.coverage import COMPILE_RULES, DUMPS_ALONE, LOG_ALONE
 from perfscope.dashboards.report.sections.compile import compile_sections, headline
 from perfscope.dashboards.report.summary import summarize
 from perfscope.model.finding import Outcome

@@ -6,9 +6,13 @@ once for all sections. A new column is one line in a section, a new section one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from perfscope.model.finding import Finding
 
 Unit = Literal[
     "text", "code", "place", "ns", "signed_ns", "bytes", "count", "quantity", "share", "change", "chance", "bytes_per_s"
@@ -179,7 +183,35 @@ class Picture:
     markup: str
 
 
-Block = Table | Text | Listing | Command | Advice | Code | Picture
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingBlock:
+    """A finding: what is wrong and where, what fixing it saves at most, and what to do."""
+
+    rule: str
+    finding: Finding
+    saves: Amount | None = None
+    """Time, else memory that a fix gives back; ``None`` where neither is known."""
+    over: str = ""
+    """What a time is over where that is not a step: ``'per run'``, ``'in all'``."""
+    share: float | None = None
+    """Of what is saved, 0 to 1."""
+    share_of: str = ""
+    """``'step'``, ``'span'`` of the devices, ``'run'`` of a program, ``'memory'`` at its peak."""
+    ranks: tuple[int, ...] = ()
+    """Those that show it, where there are several sources."""
+    evidence: Table | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A number at the top of a page."""
+
+    name: str
+    value: str
+    note: str
+
+
+Block = Table | Text | Listing | Command | Advice | Code | Picture | FindingBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,3 +275,68 @@ def tables(*made: Table) -> tuple[Table, ...]:
 def notes(*texts: str, detail: bool = False) -> tuple[Text, ...]:
     """A paragraph for each text that is not empty."""
     return tuple(Text(text, detail) for text in texts if text)
+
+
+# What stands in an advice.
+
+
+_FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})(\w*)\s*$")
+_SPAN = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paragraph:
+    """A paragraph (lines joined by spaces), or code as it was written (``is_code``)."""
+
+    text: str
+    is_code: bool
+    language: str = ""
+
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        """(text, is code) of a paragraph: what stands between single backticks is code."""
+        for index, piece in enumerate(_SPAN.split(self.text)):
+            if piece:
+                yield piece, bool(index % 2)
+
+
+def paragraphs(advice: str) -> Iterator[Paragraph]:
+    """The paragraphs of ``advice`` and its code: fenced (closed or not), or indented by four spaces."""
+    prose: list[str] = []
+    code: list[str] = []
+    language: str | None = None
+    for line in advice.splitlines():
+        fence = _FENCE.match(line)
+        if language is not None:  # inside a fence, where every line but its end is code
+            if fence is None:
+                code.append(line)
+                continue
+            yield from _code(code, language)
+            language = None
+        elif fence is not None:
+            yield from _code(code)
+            yield from _paragraph(prose)
+            language = fence[1]
+        elif line.startswith("    ") and not prose:
+            code.append(line[4:])
+        elif not line.strip():
+            yield from _paragraph(prose)
+            if code:
+                code.append("")
+        else:
+            yield from _code(code)
+            prose.append(line.strip())
+    yield from _paragraph(prose)
+    yield from _code(code, language or "")
+
+
+def _paragraph(lines: list[str]) -> Iterator[Paragraph]:
+    if lines:
+        yield Paragraph(text=" ".join(lines), is_code=False)
+        lines.clear()
+
+
+def _code(lines: list[str], language: str = "") -> Iterator[Paragraph]:
+    text = "\n".join(lines).strip("\n")
+    if text:
+        yield Paragraph(text=text, is_code=True, language=language)
+    lines.clear()

@@ -8,10 +8,10 @@ from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.programs import programs
 from perfscope.dashboards.report.blocks import Column, Marked, Range, table
-from perfscope.dashboards.report.renderers.text import WIDTH, printed, sections_text, table_text
+from perfscope.dashboards.report.renderers.text import WIDTH, line_of, printed, sections_text, table_text
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.summary import summarize
-from perfscope.dashboards.report.text import coverage, findings_part, line_of, not_flagged
+from perfscope.dashboards.report.text import coverage, findings_part, not_flagged
 from perfscope.model.errors import DataError
 from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize

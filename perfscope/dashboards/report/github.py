@@ -25,12 +25,14 @@ from perfscope.dashboards.report.compare.words import (
     side_text,
 )
 from perfscope.dashboards.report.renderers.markdown import escape
-from perfscope.dashboards.report.summary import FindingRow, summarize
+from perfscope.dashboards.report.renderers.values import finding_words
+from perfscope.dashboards.report.summary import summarize
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
+    from perfscope.dashboards.report.blocks import FindingBlock
     from perfscope.model.documents.comparison import Document, FindingChange, Metric
     from perfscope.model.finding import Finding
 
@@ -54,25 +56,26 @@ def render(analysis: Analysis, *, repository: Path | None = None) -> str:
     ``repository``: the checkout, the working directory if left out; a place is given where it is a file of it.
     """
     summary = summarize(analysis)
-    findings = [finding for _, finding in analysis.findings()]
-    lines = list(_finding_warnings(summary.findings, findings, repository or Path()))
+    lines = list(_finding_warnings(summary.findings, repository or Path()))
     report = text.render(analysis)
     # A line of the report could be a command: the runner reads none until the token, which no text of it can hold.
     token = hashlib.sha256(report.encode("utf-8", "replace")).hexdigest()
-    group = [command("group", {}, f"perfscope: {summary.headline}"), f"::stop-commands::{token}"]
+    group = [command("group", {}, f"perfscope: {sanitize(summary.headline, TEXT_LIMIT)}"), f"::stop-commands::{token}"]
     return "".join(f"{line}\n" for line in [*lines, *group, *report.splitlines(), f"::{token}::", "::endgroup::"])
 
 
-def _finding_warnings(rows: Sequence[FindingRow], findings: Sequence[Finding], repository: Path) -> Iterator[str]:
+def _finding_warnings(blocks: Sequence[FindingBlock], repository: Path) -> Iterator[str]:
     """GitHub shows ten warnings of a step: of more the last one says how many are left."""
-    kept = len(rows) if len(rows) <= MOST_OF_A_KIND else MOST_OF_A_KIND - 1
-    for row, finding in zip(rows[:kept], findings, strict=False):
+    kept = len(blocks) if len(blocks) <= MOST_OF_A_KIND else MOST_OF_A_KIND - 1
+    for block in blocks[:kept]:
         yield command(
-            "warning", {**_finding_place(finding, repository), "title": f"perfscope: {row.rule}"}, _finding_message(row)
+            "warning",
+            {**_finding_place(block.finding, repository), "title": f"perfscope: {sanitize(block.rule)}"},
+            _finding_message(block),
         )
-    if kept < len(rows):
+    if kept < len(blocks):
         yield command(
-            "warning", {"title": "perfscope"}, f"{len(rows) - kept} more findings are in the log of this step"
+            "warning", {"title": "perfscope"}, f"{len(blocks) - kept} more findings are in the log of this step"
         )
 
 
@@ -83,11 +86,12 @@ def _finding_place(finding: Finding, repository: Path) -> dict[str, str]:
     return {"file": path, **({"line": str(finding.where.line)} if finding.where.line else {})}
 
 
-def _finding_message(row: FindingRow) -> str:
-    share = f" ({row.share})" if row.share else ""
-    where = "" if row.where == "-" else f"\nAt {row.where}"
-    fix = f"\nFix: {row.fix}" if row.fix else ""
-    return f"{row.title}{row.on_ranks}\nSaves up to: {row.gain}{share}, {row.basis}{where}{fix}"
+def _finding_message(block: FindingBlock) -> str:
+    words = finding_words(block)
+    share = f" ({words.share})" if words.share else ""
+    where = f"\nAt {words.where}" if words.where else ""
+    fix = f"\nFix: {words.fix}" if words.fix else ""
+    return f"{words.title}{words.on_ranks}\nSaves up to: {words.gain}{share}, {words.basis}{where}{fix}"
 
 
 # A comparison.

@@ -9,24 +9,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from perfscope.analyzers.savings import Spread, window_mean
 from perfscope.dashboards.report import charts
-from perfscope.dashboards.report.blocks import Block, Column, Listing, Section, notes, table
-from perfscope.dashboards.report.coverage import coverage_sections
-from perfscope.dashboards.report.evidence import evidence_table
-from perfscope.dashboards.report.html_page import card, page
+from perfscope.dashboards.report.blocks import Block, Column, Listing, Section, Tile, notes, table
 from perfscope.dashboards.report.json_report import document
-from perfscope.dashboards.report.prose import advice_html, prose
-from perfscope.dashboards.report.renderers.html import blocks_html, notebook_html, sections_html
+from perfscope.dashboards.report.renderers.html import card, finding_card, notebook_html, sections_html
+from perfscope.dashboards.report.renderers.page import page
+from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.devices import device_sections, fold_devices
-from perfscope.dashboards.report.summary import (
-    NO_TIME,
-    WAITED,
-    FindingRow,
-    Spread,
-    Summary,
-    summarize,
-    window_mean,
-)
+from perfscope.dashboards.report.summary import WAITED, Summary, coverage_sections, spread_text, summarize
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
@@ -88,7 +79,7 @@ def embedded(analysis: Analysis) -> str:
 
 def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
-    yield f'<p class="sub">{escape(summary.headline)}</p></header>'
+    yield f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p></header>'
     yield tiles(summary, analysis)
     yield from sections_html(summary.account)
     yield from findings(summary)
@@ -103,16 +94,16 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
 def overview_parts(
     summary: Summary,
     analysis: Analysis,
-    more: Sequence[tuple[str, str, str]] = (),
+    more: Sequence[Tile] = (),
     *,
-    first: Sequence[tuple[str, str, str]] = (),
+    first: Sequence[Tile] = (),
 ) -> dict[str, str]:
     """What the dashboard's first page shows around the findings, by name: HTML, its texts escaped.
 
-    ``first`` and ``more``: further tiles, (name, value, note), before and behind the others.
+    ``first`` and ``more``: further tiles, before and behind the others.
     """
     return {
-        "headline": f'<p class="sub">{escape(summary.headline)}</p>',
+        "headline": f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p>',
         "tiles": tiles(summary, analysis, more, first=first),
         "devices": "".join(sections_html((*summary.account, *summary.top, *device_sections(summary.devices)))),
         "steps": "".join(_step_cards(analysis)),
@@ -125,12 +116,12 @@ def overview_parts(
 def tiles(
     summary: Summary,
     analysis: Analysis,
-    more: Sequence[tuple[str, str, str]] = (),
+    more: Sequence[Tile] = (),
     *,
-    first: Sequence[tuple[str, str, str]] = (),
+    first: Sequence[Tile] = (),
 ) -> str:
-    """The few numbers at the top; ``first`` and ``more``: further ones, (name, value, note)."""
-    drawn = (*(_tile(*item) for item in first), *_tiles(summary, analysis), *(_tile(*item) for item in more))
+    """The few numbers at the top; ``first`` and ``more``: further ones."""
+    drawn = map(_tile, (*first, *_tiles(summary, analysis), *more))
     return f'<section class="tiles">{"".join(drawn)}</section>'
 
 
@@ -139,48 +130,49 @@ def _step_cards(analysis: Analysis) -> Iterator[str]:
         yield card("Step times", "".join(_steps(analysis.steps)))
 
 
-def _tiles(summary: Summary, analysis: Analysis) -> Iterator[str]:
+def _tiles(summary: Summary, analysis: Analysis) -> Iterator[Tile]:
     free = [step.duration_ns for step in analysis.steps if not step.traced]
     spread = Spread.of(free or [step.duration_ns for step in analysis.steps])
     waited = window_mean(analysis, median(free) if free else None)
     if waited is not None:
-        yield _tile("step time", format_ns(waited[0]), f"mean of {waited[1]:,} {WAITED}")
+        yield Tile("step time", format_ns(waited[0]), f"mean of {waited[1]:,} {WAITED}")
     elif spread is not None:
         how = "no profiler on" if free else "while traced"
         around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
         note = f"median of {spread.count:,}, {how}; {around}" if spread.count > 1 else f"one, {how}"
-        yield _tile("step time", format_ns(spread.median_ns), note)
-    yield from (_tile(*tile) for tile in summary.tiles)
+        yield Tile("step time", format_ns(spread.median_ns), note)
+    yield from summary.tiles
     spans = sum(device.span_ns for device in analysis.devices)
     if spans:
         yield _busy_tile(analysis, spans)
     section = analysis.programs
     if section.on_cpu and not spans:
         programs = f"{section.ran:,} program{'' if section.ran == 1 else 's'} on XLA's CPU backend"
-        yield _tile("instruction time", format_ns(section.instructions_ns), f"{programs}, thread pools included")
+        yield Tile("instruction time", format_ns(section.instructions_ns), f"{programs}, thread pools included")
     if summary.timed:
-        best = summary.timed[0]
+        best = finding_words(summary.timed[0])
         share = f"{best.share}; " if best.share else ""
-        yield _tile("largest saving, up to", best.saves, f"{share}{best.rule}")
+        yield Tile("largest saving, up to", best.saves, f"{share}{best.rule}")
     blind = f"; {summary.blind} not evaluated" if summary.blind else ""
     clean = f"{len(summary.clean)} rule{'' if len(summary.clean) == 1 else 's'} clean"
-    yield _tile("findings", str(len(summary.findings)), f"{clean}{blind}")
+    yield Tile("findings", str(len(summary.findings)), f"{clean}{blind}")
 
 
-def _busy_tile(analysis: Analysis, spans: int) -> str:
+def _busy_tile(analysis: Analysis, spans: int) -> Tile:
     count, busy, of = len(analysis.devices), sum(device.busy_ns for device in analysis.devices), "its span"
     accounts = [account for account in analysis.accounts if account.device != MISSING and account.whole_ns]
     if accounts:
         count, busy = len(accounts), sum(account.busy_ns for account in accounts)
         spans = sum(account.whole_ns for account in accounts)
         of = "the step" if any(account.numbers for account in accounts) else "the capture"
-    return _tile("device busy", f"{100 * busy / spans:.1f}%", f"of {of}" if count == 1 else f"mean of {count} devices")
+    return Tile("device busy", f"{100 * busy / spans:.1f}%", f"of {of}" if count == 1 else f"mean of {count} devices")
 
 
-def _tile(name: str, value: str, note: str) -> str:
+def _tile(tile: Tile) -> str:
+    name, value, note = (escape(sanitize(text, TEXT_LIMIT)) for text in (tile.name, tile.value, tile.note))
     return (
-        f'<div class="card"><div class="tile">{escape(name)}</div><div class="big">{escape(value)}</div>'
-        f'<div class="note">{escape(note)}</div></div>'
+        f'<div class="card"><div class="tile">{name}</div><div class="big">{value}</div>'
+        f'<div class="note">{note}</div></div>'
     )
 
 
@@ -193,7 +185,7 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
     for words, color, members in kinds:
         spread = Spread.of([step.duration_ns for step in members])
         if spread is not None:
-            yield f"<span>{charts.swatch(color)} {escape(spread.text(words))}</span>"
+            yield f"<span>{charts.swatch(color)} {escape(spread_text(spread, words))}</span>"
     yield "</div>"
     shown_steps = [step for _, _, members in kinds for step in members]
     yield charts.step_chart(shown_steps)
@@ -287,45 +279,6 @@ def nothing_found(summary: Summary) -> str:
     return f"{summary.nothing[:1].upper()}{summary.nothing[1:]}." if summary.nothing else ""
 
 
-def finding_card(row: FindingRow, *, opened: bool) -> str:
-    """One finding with its evidence and advice; ``opened``: its details stand open."""
-    amount, over = _per(row.gain)
-    of = row.share or ("of memory" if row.memory and not row.saves else "")
-    share = f"<span>{escape(of)}</span>" if of else ""
-    per = f"<span>{over}{', ' if share else ''}</span>" if over else ""
-    saves = f"<b>{escape(amount)}</b>{per}{share}" if row.saves or row.memory else f"<span>{NO_TIME}</span>"
-    text = " · ".join(f"{escape(what)} <code>{escape(name)}</code>" for what, name in row.place)
-    detail = f'<div class="detail">{prose(row.detail)}</div>' if row.detail else ""
-    code = f"<pre>{escape(chr(10).join(row.around))}</pre>" if row.around else ""
-    traced = f" · {escape(row.traced)}" if row.traced else ""
-    moves = f" · moves {escape(row.bytes)}" if row.bytes else ""
-    return (
-        f'<article class="card finding {row.severity}"><div class="row">'
-        f'<div class="saves">{saves}</div>'
-        f'<div class="what"><div class="title">{escape(row.rule)}: {prose(row.title + row.on_ranks)}</div>'
-        f'{detail}<div class="where">{text}{moves}{traced}</div>{code}</div>'
-        f'<div class="chips"><span class="chip {row.severity}">{row.severity}</span>'
-        f'<span class="chip">{escape(row.basis)}</span></div></div>'
-        f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
-        f"{''.join(advice_html(row.advice))}{_evidence(row)}</details></article>"
-    )
-
-
-def _per(gain: str) -> tuple[str, str]:
-    """``'6.90 ms per run'`` -> ``('6.90 ms', 'per run')``: the amount stands large, what it is of below it."""
-    for over in ("per run", "in all"):
-        if gain.endswith(f" {over}"):
-            return gain.removesuffix(f" {over}"), over
-    return gain, ""
-
-
-def _evidence(row: FindingRow) -> str:
-    """The rows of evidence; of many the first ones stand open."""
-    if not row.evidence:
-        return ""
-    return f"<h3>Evidence</h3>{''.join(blocks_html((evidence_table(row.evidence, row.evidence_left),)))}"
-
-
 MOST_CELL_FINDINGS = 20
 """Of a cell's output; ``analysis.findings()`` holds all."""
 
@@ -360,7 +313,7 @@ def analysis_html(analysis: Analysis) -> str:
     remarks = (Section(title="Notes", blocks=notes(*summary.remarks)),) if summary.remarks else ()
     return notebook_html(
         (
-            f"<p><b>perfscope</b> {escape(summary.headline)}</p>{facts}",
+            f"<p><b>perfscope</b> {escape(sanitize(summary.headline, TEXT_LIMIT))}</p>{facts}",
             *sections_html((*summary.account, *devices)),
             *findings(summary, most=MOST_CELL_FINDINGS, opened=0),
             *sections_html((*coverage_sections(summary), *remarks)),

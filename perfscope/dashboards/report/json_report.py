@@ -11,6 +11,7 @@ import json
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.memory import HeldCategory, Memory, Reserved
 from perfscope.analyzers.memory.holders import Holder
 from perfscope.analyzers.memory.picture import MemoryPicture
@@ -25,7 +26,6 @@ from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection
 from perfscope.analyzers.sections.programs import EstimateSection, PlanSummary, ProgramsSection, ProgramTime
 from perfscope.analyzers.time import DeviceTime, Generation, HostAccount, ModelCall, StepAccount
 from perfscope.analyzers.torch_compile import CompileSummary
-from perfscope.dashboards.report.coverage import programs_alone
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.sections.generation import MOST_CALLS
 from perfscope.model.compile_log import CodeLine

@@ -6,20 +6,20 @@ Every number has its basis, and every finding says how to check it.
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Listing, Table, Text
-from perfscope.dashboards.report.evidence import evidence_cell, evidence_header
-from perfscope.dashboards.report.prose import blocks
-from perfscope.dashboards.report.renderers.values import rest_text, shown
-from perfscope.dashboards.report.summary import NO_TIME, FindingRow, Summary, summarize
-from perfscope.model.untrusted_text import sanitize
+from perfscope.dashboards.report.blocks import Listing, Table, Text, paragraphs
+from perfscope.dashboards.report.renderers.values import finding_words, rest_text, shown
+from perfscope.dashboards.report.summary import Summary, summarize
+from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.report.blocks import Section
+    from perfscope.dashboards.report.blocks import FindingBlock, Section
+    from perfscope.dashboards.report.renderers.values import FindingWords
 
 SUFFIXES = ()
 
@@ -62,10 +62,8 @@ def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
     Findings lose their evidence and advice before they are left out, the cheapest first.
     """
     limit = budget * CHARACTERS_PER_TOKEN
-    summary, path = (
-        summarize(analysis),
-        " ".join(shlex.quote(_plain(sanitize(source.path))) for source in analysis.sources[:1]),
-    )
+    summary = summarize(analysis)
+    path = " ".join(shlex.quote(_plain(sanitize(source.path))) for source in analysis.sources[:1])
     head, tail = "\n".join(_head(summary, path)), "\n".join(_tail(summary))
     top = "\n\n".join("\n".join([*_section(section, TOP_ROWS), TOP_BASIS]) for section in summary.top)
     room = limit - len(head) - min(len(tail), limit // 4) - LEFT_OUT_LENGTH
@@ -86,14 +84,15 @@ LEFT_OUT_LENGTH = 100
 """Characters that the line about findings without room takes at most."""
 
 
-def _fitting(rows: Sequence[FindingRow], room: int) -> list[str]:
+def _fitting(blocks: Sequence[FindingBlock], room: int) -> list[str]:
     """The first findings in full while all others fit as one line, then one line each."""
+    rows = [finding_words(block) for block in blocks]
     short = [_short(number, row) for number, row in enumerate(rows, 1)]
     parts: list[str] = []
     rest = sum(len(line) + 2 for line in short)
-    for number, (row, line) in enumerate(zip(rows, short, strict=True), 1):
+    for number, (row, block, line) in enumerate(zip(rows, blocks, short, strict=True), 1):
         rest -= len(line) + 2
-        whole = "\n".join(_finding(number, row))
+        whole = "\n".join(_finding(number, row, block.evidence))
         part = whole if len(whole) + 2 + min(rest, room // 2) <= room else line
         if len(part) + 2 > room:
             break
@@ -137,46 +136,46 @@ def _section(section: Section, most: int) -> Iterator[str]:
             yield from filter(None, (rest_text(block, max(0, len(block.rows) - most)),))
 
 
-def _short(number: int, row: FindingRow) -> str:
-    where = "" if row.where == "-" else f" at `{_plain(row.where)}`"
-    return f"{number}. {row.rule} ({row.severity}, {row.basis}), {_saving(row)}{where}"
+def _short(number: int, words: FindingWords) -> str:
+    where = f" at `{_plain(words.where)}`" if words.where else ""
+    return f"{number}. {words.rule} ({words.severity}, {words.basis}), {_saving(words)}{where}"
 
 
-def _saving(row: FindingRow) -> str:
-    return "saving not known" if row.gain == NO_TIME else f"saves up to {row.gain}"
+def _saving(words: FindingWords) -> str:
+    return f"saves up to {words.saves}" if words.saves else "saving not known"
 
 
-def _finding(number: int, row: FindingRow) -> Iterator[str]:
-    share = f" ({row.share})" if row.share else ""
-    yield f"### {number}. {row.rule}: {_plain(row.title + row.on_ranks)}"
-    yield f"- {_saving(row)}{share}; severity {row.severity}; basis: {row.basis}"
-    if row.detail:
-        yield f"- detail: {_plain(row.detail)}"
-    place = ", ".join(f"{what} `{_plain(name)}`" for what, name in row.place)
-    if place:
-        yield f"- place: {place}"
-    if row.code:
-        yield f"- source line: `{_plain(row.code)}`"
-    if row.bytes:
-        yield f"- moves {row.bytes}"
-    for cells in row.evidence[:MOST_EVIDENCE]:
+def _finding(number: int, words: FindingWords, evidence: Table | None) -> Iterator[str]:
+    share = f" ({words.share})" if words.share else ""
+    yield f"### {number}. {words.rule}: {_plain(words.title + words.on_ranks)}"
+    yield f"- {_saving(words)}{share}; severity {words.severity}; basis: {words.basis}"
+    place = ", ".join(f"{what} `{_plain(name)}`" for what, name in words.place)
+    known = (
+        ("detail: ", _plain(words.detail)),
+        ("place: ", place),
+        ("source line: ", f"`{_plain(words.code)}`" if words.code else ""),
+        ("moves ", words.moves),
+    )
+    yield from (f"- {lead}{text}" for lead, text in known if text)
+    for row in () if evidence is None else evidence.rows[:MOST_EVIDENCE]:
+        cells = zip(evidence.heads if evidence is not None else (), row, strict=True)
         yield "- evidence: " + ", ".join(
-            f"{evidence_header(key)} {_plain(evidence_cell(key, value))}"
-            for key, value in cells.items()
+            f"{_plain(head.title)} {_plain(shown(value, replace(head, limit=NAME_LIMIT)))}"
+            for head, value in cells
             if value is not None
         )
-    for index, block in enumerate(blocks(row.advice)):
+    for index, block in enumerate(paragraphs(words.advice)):
         if block.is_code:
             yield from (f"      {line}" for line in block.text.splitlines())
         else:
             yield f"{'  ' if index else '- fix: '}{_plain(block.text)}"
-    again = f"`perfscope analyze PATH --rule {row.rule} -v`"
-    yield f"- verify: {_CHECKS[row.basis].format(rule=row.rule)}; {again} shows all evidence"
+    again = f"`perfscope analyze PATH --rule {words.rule} -v`"
+    yield f"- verify: {_CHECKS[words.basis].format(rule=words.rule)}; {again} shows all evidence"
 
 
 def _tail(summary: Summary) -> Iterator[str]:
     yield "## Rules without a finding"
-    yield f"- clean (evaluated, nothing found): {', '.join(summary.clean) or 'none'}"
+    yield f"- clean (evaluated, nothing found): {', '.join(map(_plain, summary.clean)) or 'none'}"
     yield f"- not evaluated: {summary.blind} rules; `perfscope analyze PATH -v` has the reasons"
     yield from (f"- {_plain(remark)}" for remark in summary.remarks)
     yield ""
@@ -186,5 +185,5 @@ def _tail(summary: Summary) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """One line without backticks: it ends no code and begins no block."""
-    return " ".join(text.replace("`", "'").split())
+    """One line without backticks, control characters and secrets: it ends no code and begins no block."""
+    return sanitize(text, TEXT_LIMIT).replace("`", "'")

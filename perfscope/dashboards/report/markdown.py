@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.coverage import coverage_sections
-from perfscope.dashboards.report.evidence import evidence_table
 from perfscope.dashboards.report.renderers.markdown import (
-    advice_text,
-    code,
+    SEVERITY_MARKS,
     escape,
-    fenced,
-    in_html,
+    finding_markdown,
+    finding_row,
     markdown_table,
     open_section,
     prose,
     section_markdown,
     sections_markdown,
-    table_markdown,
 )
 from perfscope.dashboards.report.sections.devices import device_sections
-from perfscope.dashboards.report.summary import FindingRow, Summary, summarize
+from perfscope.dashboards.report.summary import Summary, coverage_sections, summarize
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perfscope.analyzers.engine import Analysis
+    from perfscope.dashboards.report.blocks import FindingBlock
 
 SUFFIXES = (".md", ".markdown")
 
@@ -41,11 +40,6 @@ ROOM = 120
 MOST_ROWS = 50
 """Findings in the tables: more than anyone acts on in one pull request."""
 
-MOST_EVIDENCE = 5
-"""Evidence rows of a finding: a comment is an overview, the other formats hold all."""
-
-_MARKS = {"high": "\N{LARGE RED CIRCLE}", "medium": "\N{LARGE YELLOW CIRCLE}", "low": "\N{MEDIUM WHITE CIRCLE}"}
-
 
 def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
     """The report as Markdown of at most ``limit`` characters; what does not fit is said to be missing.
@@ -58,7 +52,7 @@ def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
     table = len("".join(_others(summary, (), "")))
     room = limit - len(head) - table - min(len(tail), limit // 3) - ROOM
     kept: list[str] = []
-    for part in map(_finding, summary.findings):
+    for part in map(finding_markdown, summary.findings):
         if len(part) > room:
             break
         kept.append(part)
@@ -93,14 +87,15 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _head(summary: Summary) -> Iterable[str]:
-    counts = [f"{_MARKS[level]} {count} {level}" for level in _MARKS if (count := _count(summary, level))]
+    of_level: Counter[str] = Counter(block.finding.severity for block in summary.findings)
+    counts = [f"{mark} {of_level[level]} {level}" for level, mark in SEVERITY_MARKS.items() if of_level[level]]
     leading, _ = summary.leading
     yield f"### perfscope: {', '.join(counts) or 'no findings'}"
-    yield escape(summary.headline)
+    yield escape(sanitize(summary.headline, TEXT_LIMIT))
     if summary.nothing:
         yield escape(summary.nothing)
     if summary.facts:
-        yield " · ".join(map(escape, summary.facts))
+        yield " · ".join(escape(sanitize(fact, TEXT_LIMIT)) for fact in summary.facts)
     yield from (open_section(section) for section in leading or device_sections(summary.devices))
     if summary.findings:
         yield _table(summary.findings[:FIRST_FINDINGS])
@@ -115,41 +110,12 @@ def _folded(summary: Summary) -> Iterable[str]:
             yield sections_markdown(sections)
 
 
-def _table(rows: Sequence[FindingRow]) -> str:
-    return markdown_table(("", "saves up to", "share", "finding", "where", "basis"), list(map(_row, rows)), "lrrlll")
-
-
-def _count(summary: Summary, level: str) -> int:
-    return sum(row.severity == level for row in summary.findings)
-
-
-def _row(row: FindingRow) -> tuple[str, ...]:
-    title = f"**{escape(row.rule)}**: {escape(row.title + row.on_ranks)}"
-    return (_MARKS[row.severity], row.gain, row.share, title, "" if row.where == "-" else code(row.where), row.basis)
-
-
-def _finding(row: FindingRow) -> str:
-    """One finding folded away: place, evidence, advice."""
-    title = f"{in_html(row.rule)}: {in_html(row.title)}"  # a line of HTML: no Markdown is read in it
-    parts = [f"\n<details><summary>{title}</summary>\n"]
-    if row.detail:
-        parts.append(f"{prose(row.detail)}\n")
-    known = [f"{what} {code(name)}" for what, name in row.place]
-    if row.bytes:
-        known.append(f"moves {row.bytes}")
-    if known:
-        parts.append(", ".join(known) + "\n")
-    if row.around:
-        parts.append(fenced("\n".join(row.around)) + "\n")
-    if row.evidence:
-        shown = evidence_table(row.evidence[:MOST_EVIDENCE])
-        parts.append(table_markdown(shown.heads, shown.rows) + "\n")
-    parts.append(advice_text(row.advice))
-    parts.append("\n</details>\n")
-    return "\n".join(parts)
+def _table(blocks: Sequence[FindingBlock]) -> str:
+    heads = ("", "saves up to", "share", "finding", "where", "basis")
+    return markdown_table(heads, map(finding_row, blocks), "lrrlll")
 
 
 def _tail(summary: Summary) -> Iterable[str]:
     yield from _folded(summary)
     yield from (f"{section_markdown(section, MOST_ROWS)}\n" for section in coverage_sections(summary))
-    yield from (f"{prose(remark)}\n" for remark in summary.remarks)
+    yield from (f"{prose(sanitize(remark, TEXT_LIMIT))}\n" for remark in summary.remarks)

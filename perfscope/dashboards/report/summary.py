@@ -1,204 +1,52 @@
-"""What every report says, decided once: which rows, in which order, with which words.
+"""What every report of an analysis shows, decided once: which sections and findings, in which order.
 
-The faces differ in layout alone. All text here is already fit to be shown
-but escaped for no format.
+Values and sentences; every format masks, cuts and escapes them by its renderer.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePath
-from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.time import HOST_AHEAD
-from perfscope.dashboards.report.coverage import (
-    REASON_LIMIT,
-    logs_alone,
-    memory_alone,
-    not_evaluated,
-    programs_alone,
-    rank_sources,
-    recordable,
-    remarks,
-)
-from perfscope.dashboards.report.evidence import MOST_EVIDENCE, shown_rows
-from perfscope.dashboards.report.prose import blocks
-from perfscope.dashboards.report.renderers.values import place_end
+from perfscope.analyzers.coverage import logs_alone, memory_alone, not_evaluated, programs_alone, recordable
+from perfscope.analyzers.savings import Spread, window_mean
+from perfscope.dashboards.report.blocks import Listing, Section, Text
+from perfscope.dashboards.report.renderers.values import place_end, span_text
 from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share, host_sections
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
-from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows, span_text
+from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
+from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
 from perfscope.dashboards.report.sections.top_work import top_sections, utilization_sentences
 from perfscope.model.documents.run import failure_of
-from perfscope.model.finding import source_label
-from perfscope.model.units import format_bytes, format_ns, format_share
-from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
+from perfscope.model.units import format_ns, format_share
+from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.report.blocks import Section
-    from perfscope.model.finding import Cell, Finding, Severity
-
-
-# What a saving is a share of.
-
-
-class Wholes:
-    """What costs are a share of: the mean step of the ranks that pay, else the longest span of their devices."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        """Of an analysis' own steps and devices."""
-        traced = any(step.traced for step in analysis.steps)
-        self._steps: dict[int | None, tuple[int, int]] = {}
-        """(summed ns, number) of steps by rank."""
-        for step in analysis.steps:
-            if step.traced == traced and not step.compiled:
-                total, number = self._steps.get(step.rank, (0, 0))
-                self._steps[step.rank] = (total + step.duration_ns, number + 1)
-        self._spans: dict[int | None, int] = {}
-        for device in analysis.devices:
-            self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
-        for account in analysis.accounts:
-            self._spans[account.rank] = max(account.whole_ns, self._spans.get(account.rank, 0))
-
-        self._untraced: dict[int | None, list[int]] = {}
-        for step in analysis.steps:
-            if not step.traced:
-                self._untraced.setdefault(step.rank, []).append(step.duration_ns)
-
-    def untraced(self, finding: Finding) -> float | None:
-        """Median step without a profiler of the ranks that pay, in ns; ``None`` where none was timed."""
-        mine = {*finding.ranks, None}
-        times = [time for rank, each in self._untraced.items() if not finding.ranks or rank in mine for time in each]
-        return median(times) if times else None
-
-    def of(self, finding: Finding) -> float | None:
-        """ns, ``None`` if neither steps nor devices tell."""
-        mine = {*finding.ranks, None}
-        if finding.cost_ns_per_step is not None:
-            sums = [pair for rank, pair in self._steps.items() if not finding.ranks or rank in mine]
-            count = sum(number for _, number in sums)
-            return sum(total for total, _ in sums) / count if count else None
-        spans = [span for rank, span in self._spans.items() if not finding.ranks or rank in mine]
-        return max(spans, default=None)
-
-
-FEW_STEPS = 10
-"""Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
+    from perfscope.dashboards.report.blocks import FindingBlock, Tile
+    from perfscope.model.trace import Source
 
 WAITED = "without a profiler, waited for at both ends"
 """How steps were timed whose work the devices go on with behind them."""
 
-NO_TIME = "no time"
-"""Stands where a saving would: the finding is known from the program alone."""
-
 PATH_LIMIT = 64
 """Characters of the path in the headline, which is one line; the table of sources holds all."""
 
-FIX_LIMIT = 160
-"""Characters of a fix in one sentence."""
-
-SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.;])\s")
-"""A space after the end of a sentence or clause."""
-
-CODE_INDENT = 40
-"""Columns of indentation that are kept of a line of code."""
-
 NAME_LIMIT = 60
 """Characters of what a step is."""
-
-TITLE_LIMIT = 320
-"""Characters of a title: a sentence and a kernel name in it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingRow:
-    """A finding as a row. ``share`` says what it is of: the step, a run, the device's span; ``''`` if unknown."""
-
-    rule: str
-    title: str
-    severity: Severity
-    saves: str
-    """``'6.90 ms'`` per step, ``'6.90 ms in all'``, ``'6.90 ms per run'`` of a program without a recording, or ``''``
-    where no time is known."""
-    share: str
-    where: str
-    place: tuple[tuple[str, str], ...]
-    """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
-    basis: str
-    traced: str
-    """``'10.7 ms while traced'`` where ``saves`` is of steps without a profiler and the title of slower traced ones."""
-    on_ranks: str
-    """``' (ranks 0-7)'``, ``''`` where there is one source only."""
-    bytes: str
-    """What it moves through memory."""
-    memory: str
-    """What a fix gives back of the memory at its peak, ``''`` where that is not what the rule is about."""
-    of_memory: bool
-    """Whether it is about memory that is held, which a page of its own shows over time."""
-    detail: str
-    """What the title has no room for; ``''`` where it says all."""
-    advice: str
-    fix: str
-    """The first sentence of the advice."""
-    code: str
-    """The line of the program, ``''`` where it is not known."""
-    around: tuple[str, ...]
-    """That line and two before and after it, each with its number; a mark stands before that of the finding."""
-    link: str
-    """``file:`` address of the source file on this machine; ``''`` where it is not here."""
-    evidence: tuple[Mapping[str, Cell], ...]
-    """The first rows, without columns that hold nothing."""
-    evidence_left: int
-    """Rows that are not in ``evidence``."""
-
-    @property
-    def gain(self) -> str:
-        """What a fix saves: time where that is known, else memory, else that no time is known."""
-        return self.saves or self.memory or NO_TIME
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """The middle of some durations and how far they spread: the range, or 10th to 90th percentile."""
-
-    count: int
-    median_ns: float
-    low_ns: float
-    high_ns: float
-    how: str
-    """``'min-max'`` or ``'p10-p90'``."""
-
-    @classmethod
-    def of(cls, durations_ns: Sequence[int]) -> Spread | None:
-        """``None`` if there are no durations."""
-        if not durations_ns:
-            return None
-        low, high, how = float(min(durations_ns)), float(max(durations_ns)), "min-max"
-        if len(durations_ns) >= FEW_STEPS:
-            deciles = quantiles(durations_ns, n=10, method="inclusive")
-            low, high, how = deciles[0], deciles[-1], "p10-p90"
-        return cls(count=len(durations_ns), median_ns=median(durations_ns), low_ns=low, high_ns=high, how=how)
-
-    def text(self, when: str) -> str:
-        """``'41.2 ms (median of 20 while traced, p10-p90 40.8 ms to 41.9 ms)'``."""
-        middle = format_ns(self.median_ns)
-        if self.count == 1:
-            return f"{middle} (one, {when})"
-        spread = f"{self.how} {format_ns(self.low_ns)} to {format_ns(self.high_ns)}"
-        return f"{middle} (median of {self.count:,} {when}, {spread})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +60,8 @@ class Summary:
     facts: tuple[str, ...]
     """Sentences on the whole: step time, how busy the devices were."""
     devices: tuple[DeviceRow, ...]
-    timed: tuple[FindingRow, ...]
-    """Findings with a time, the costliest first."""
-    untimed: tuple[FindingRow, ...]
-    """Findings known from the program alone: no time is known."""
+    findings: tuple[FindingBlock, ...]
+    """Those with a time first, the costliest first."""
     clean: tuple[str, ...]
     blind: int
     """Rules that were not evaluated."""
@@ -243,8 +89,8 @@ class Summary:
     """Where there is no finding: how many rules were evaluated, and how much of the step the account explains."""
     sections: tuple[Section, ...] = ()
     """Plans, modelled time, programs, compilation, collectives and memories: those that there are."""
-    tiles: tuple[tuple[str, str, str], ...] = ()
-    """Name, value and note of further numbers at the top: modelled time, the peak of memory."""
+    tiles: tuple[Tile, ...] = ()
+    """Further numbers at the top: modelled time, the peak of memory."""
 
     @property
     def headline(self) -> str:
@@ -253,7 +99,7 @@ class Summary:
 
     def titled(self, limit: int) -> str:
         """``headline`` with at most ``limit`` characters of the path."""
-        return f"{place_end(self.subject, limit)}{self.read}"
+        return f"{place_end(sanitize(self.subject, TEXT_LIMIT), limit)}{self.read}"
 
     @property
     def leading(self) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
@@ -263,20 +109,16 @@ class Summary:
         return self.sections[:1], self.sections[1:]
 
     @property
-    def findings(self) -> tuple[FindingRow, ...]:
-        """All findings: with a time first."""
-        return (*self.timed, *self.untimed)
+    def timed(self) -> tuple[FindingBlock, ...]:
+        """Findings with a time; of the others it is not known."""
+        return tuple(block for block in self.findings if block.saves is not None and block.saves.unit == "ns")
 
 
 def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
-    wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
-    starts = starts_by_label(analysis)
     subject, read = _titled(analysis)
-    rows = [
-        _finding_row(rule, finding, wholes, starts, several=several, alone=alone)
-        for rule, finding in analysis.findings()
-    ]
+    findings = finding_blocks(analysis)
+    compiled = "" if analysis.compile.detail is None else compile_fact(analysis.compile)
     return Summary(
         subject=subject,
         read=read,
@@ -288,7 +130,7 @@ def summarize(analysis: Analysis) -> Summary:
                 (
                     generation_fact(analysis.generations),
                     estimate_fact(analysis.estimate),
-                    _compiled(analysis),
+                    compiled,
                     memory_fact(analysis.memory),
                 ),
             ),
@@ -297,16 +139,15 @@ def summarize(analysis: Analysis) -> Summary:
         account=account_sections(analysis.warm_accounts),
         memory_alone=memory_alone(analysis),
         explained="" if (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
-        nothing="" if rows else _nothing(analysis),
+        nothing="" if findings else _nothing(analysis),
         top=top_sections(analysis.top),
-        timed=tuple(row for row in rows if row.saves),
-        untimed=tuple(row for row in rows if not row.saves),
-        clean=tuple(sanitize(outcome.rule) for outcome in analysis.outcomes if outcome.status == "clean"),
+        findings=findings,
+        clean=tuple(outcome.rule for outcome in analysis.outcomes if outcome.status == "clean"),
         blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
         recordable=recordable(analysis),
         abstained=not_evaluated(analysis),
         partly=tuple(
-            (sanitize(outcome.rule), sanitize(outcome.reason, REASON_LIMIT))
+            (outcome.rule, outcome.reason)
             for outcome in analysis.outcomes
             if outcome.status == "flagged" and outcome.reason
         ),
@@ -349,11 +190,7 @@ def _failed(analysis: Analysis) -> Iterator[str]:
     run = analysis.run or {}
     failed = failure_of(str(run.get("state")), run.get("exit_code"), run.get("error"))
     if failed is not None:
-        yield sanitize(failed, TEXT_LIMIT)
-
-
-def _compiled(analysis: Analysis) -> str:
-    return "" if analysis.compile.detail is None else compile_fact(analysis.compile)
+        yield failed
 
 
 AGAIN, AGAIN_SHORT = "-v for evidence and advice", "-v: more"
@@ -375,7 +212,7 @@ def _titled(analysis: Analysis) -> tuple[str, str]:
         return "nothing was read", ""
     unit = "instructions" if programs_alone(analysis) else "records" if logs_alone(analysis) else "events"
     events = f"{sum(source.events_read for source in sources):,} {unit}"
-    formats = ", ".join(sorted({sanitize(source.format) for source in sources}))
+    formats = ", ".join(sorted({source.format for source in sources}))
     ranks = [source.rank for source in sources if source.rank is not None]
     if len(sources) == 1:
         files = sources[0].path.split(", ") if (sources[0].programs or 0) > 1 else [sources[0].path]
@@ -393,10 +230,10 @@ def _place(files: Sequence[str], what: str) -> tuple[str, str]:
     """Where files lie: the file, their folder, or the first of them; and how many they are."""
     folders = {str(PurePath(file).parent) for file in files}
     if len(set(files)) == 1:
-        return sanitize(files[0], TEXT_LIMIT), "" if len(files) == 1 else f", {len(files):,} {what}"
+        return files[0], "" if len(files) == 1 else f", {len(files):,} {what}"
     if len(folders) == 1:
-        return sanitize(folders.pop(), TEXT_LIMIT), f", {len(files):,} {what}"
-    return sanitize(files[0], TEXT_LIMIT), f" and {len(files) - 1:,} more"
+        return folders.pop(), f", {len(files):,} {what}"
+    return files[0], f" and {len(files) - 1:,} more"
 
 
 def _facts(analysis: Analysis) -> list[str]:
@@ -410,12 +247,12 @@ def _facts(analysis: Analysis) -> list[str]:
     more = f"{_steps_are(analysis)}{_left_out(analysis)}"
     if free is not None:
         slower = "" if traced is None else f"; {format_ns(traced.median_ns)} while traced{more}"
-        said.append(f"step {free.text('without a profiler')}{slower}")
+        said.append(f"step {spread_text(free, 'without a profiler')}{slower}")
     whole = timed_window(analysis, None if free is None else free.median_ns)
     if whole is not None:
         said.append(whole)
     if traced is not None and free is None:
-        said.append(f"step {traced.text('while traced')}{more}")
+        said.append(f"step {spread_text(traced, 'while traced')}{more}")
     if free is None and traced is None and whole is None:
         said.append("no steps in it: savings are over the whole trace")
     spans = sum(device.span_ns for device in analysis.devices)
@@ -453,13 +290,13 @@ def _assumed_devices(analysis: Analysis) -> list[str]:
     ]
 
 
-def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] | None:
-    """(mean step in ns, steps) with the devices waited for, unless the host's own (``host_ns``) says the same."""
-    steps = sum(window.steps for window in analysis.windows)
-    if not steps:
-        return None
-    mean_ns = sum(window.duration_ns for window in analysis.windows) / steps
-    return None if host_ns is not None and mean_ns < HOST_AHEAD * host_ns else (mean_ns, steps)
+def spread_text(spread: Spread, when: str) -> str:
+    """``'41.2 ms (median of 20 while traced, p10-p90 40.8 ms to 41.9 ms)'``."""
+    middle = format_ns(spread.median_ns)
+    if spread.count == 1:
+        return f"{middle} (one, {when})"
+    around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
+    return f"{middle} (median of {spread.count:,} {when}, {around})"
 
 
 def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
@@ -468,94 +305,86 @@ def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
     return None if results is None else f"step {format_ns(results[0])} (mean of {results[1]:,} {WAITED})"
 
 
-def starts_by_label(analysis: Analysis) -> dict[str, int]:
-    """When each source begins, by what evidence calls it; ``""``: the only one."""
-    if len(analysis.starts_ns) == 1:
-        return {"": analysis.starts_ns[0]}
-    labels = [source_label(source.rank, index) for index, source in enumerate(analysis.sources)]
-    return dict(zip(labels, analysis.starts_ns, strict=False))  # one made by hand has none
+# What a reader must know of the sources, and what was not evaluated.
 
 
-def _finding_row(
-    rule: str, finding: Finding, wholes: Wholes, starts: Mapping[str, int], *, several: bool, alone: bool
-) -> FindingRow:
-    cost, over = finding.cost_ns_per_step, ""
-    if cost is None and finding.cost_ns is not None:
-        cost, over = finding.cost_ns, " per run" if alone else " in all"
-    whole = wholes.of(finding)
-    if finding.untraced_ns_per_step is not None:
-        cost, whole = finding.untraced_ns_per_step, wholes.untraced(finding)
-    of = "of step" if finding.cost_ns_per_step is not None else "of span"
-    if whole is None and finding.run_ns is not None:
-        whole, of = finding.run_ns, "of run"
-    share = "" if cost is None or not whole else f"{format_share(cost, whole)} {of}"
-    if cost is None and finding.cost_bytes and finding.memory_bytes:
-        share = f"{format_share(finding.cost_bytes, finding.memory_bytes)} of memory"
-    code, around, link = _code_of(finding)
-    line = finding.where.label() if finding.where.file is not None else None
-    advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
-    place = (
-        ("at", line),
-        ("module", finding.where.module),
-        ("op", finding.where.op),
-        ("kernel", finding.where.kernel),
-    )
-    return FindingRow(
-        rule=sanitize(rule),
-        title=sanitize(finding.title, TITLE_LIMIT) + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
-        severity=finding.severity,
-        saves="" if cost is None else f"{format_ns(cost)}{over}",
-        share=share,
-        where=sanitize(finding.where.label(), TEXT_LIMIT),
-        place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in place if name),
-        basis=finding.basis,
-        traced=_while_traced(finding),
-        on_ranks=_on_ranks(finding.ranks) if several else "",
-        bytes=format_bytes(finding.cost_bytes) if finding.cost_bytes and finding.bytes_are == "moved" else "",
-        memory=format_bytes(finding.cost_bytes) if finding.cost_bytes and finding.bytes_are == "freed" else "",
-        of_memory=finding.bytes_are != "moved",
-        detail=sanitize(finding.detail, TEXT_LIMIT),
-        advice=advice,
-        fix=_first_sentence(advice),
-        code=code,
-        around=around,
-        link=link,
-        evidence=shown_rows(finding.evidence[:MOST_EVIDENCE], starts),
-        evidence_left=max(0, len(finding.evidence) - MOST_EVIDENCE),
-    )
+_NUMBER = re.compile(r"\d[\d,.]*")
 
 
-def _code_of(finding: Finding) -> tuple[str, tuple[str, ...], str]:
-    """``code``, ``around`` and ``link`` of a row."""
-    excerpt = finding.excerpt
-    if excerpt is None or finding.where.line is None:
-        return "", (), ""
-    lines = textwrap.dedent("\n".join(map(_code_line, excerpt.lines))).split("\n")
-    numbered = [(excerpt.first + index, line) for index, line in enumerate(lines)]
-    width = len(str(numbered[-1][0]))
-    around = [f"{'>' if number == finding.where.line else ' '} {number:>{width}}  {line}" for number, line in numbered]
-    return lines[finding.where.line - excerpt.first].strip(), tuple(around), PurePath(excerpt.path).as_uri()
+def remarks(analysis: Analysis) -> Iterator[str]:
+    """One line each: what is silenced and configured, then of the sources, counts summed over them."""
+    if silenced := analysis.silenced():
+        counts = Counter((rule, finding.where.label(), finding.silenced) for rule, finding in silenced)
+        named = "; ".join(f"{rule} {where}: {reason}" for rule, where, reason in counts)
+        count = f"{len(silenced)} finding{'' if len(silenced) == 1 else 's'}"
+        yield f"silenced: {count} ({named})"
+    yield from (f"configured: {text}" for text in analysis.settings)
+    yield from _of_sources(analysis.sources)
 
 
-def _code_line(line: str) -> str:
-    """The line fit to be shown, with its indentation."""
-    spread = line.expandtabs(4)
-    words = sanitize(spread.strip(), TEXT_LIMIT)
-    return " " * min(len(spread) - len(spread.lstrip()), CODE_INDENT) + words if words else ""
+def _of_sources(sources: Sequence[Source]) -> Iterator[str]:
+    """Counts are summed over the sources, and notes that differ in numbers only are said once."""
+    unplaced = sum(source.events_unplaced for source in sources)
+    if unplaced:
+        why = _counted([source.unplaced for source in sources])
+        read = sum(source.events_read for source in sources)
+        yield f"unplaced: {unplaced:,} of {read:,} events" + (f" ({why})" if why else "")
+    if repairs := _counted([source.repairs for source in sources]):
+        yield f"repaired: {repairs}"
+    ranks = Counter(source.rank for source in sources if source.rank is not None)
+    if twice := [rank for rank, count in ranks.items() if count > 1]:
+        yield f"note: several traces of rank {span_text(twice)}: judged as one job, which they may not be"
+    yield from _notes(sources)
 
 
-def _first_sentence(advice: str) -> str:
-    """Of the first paragraph that is not code, at most ``FIX_LIMIT`` characters."""
-    paragraph = next((block.text for block in blocks(advice) if not block.is_code), "")
-    return shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT)
+def rank_sources(sources: Sequence[Source]) -> str:
+    """What tells the ranks of the sources; where it differs, of how many."""
+    counts = Counter(source.rank_source for source in sources if source.rank is not None and source.rank_source)
+    names = (f"{name}{_of_many(count, len(sources))}" for name, count in sorted(counts.items()))
+    return ", ".join(names)
 
 
-def _while_traced(finding: Finding) -> str:
-    traced, free = finding.cost_ns_per_step, finding.untraced_ns_per_step
-    return "" if traced is None or free in (None, traced) else f"{format_ns(traced)} while traced"
+def _counted(parts: Sequence[Mapping[str, int]]) -> str:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return "; ".join(f"{count:,} {reason}" for reason, count in sorted(total.items()))
 
 
-def _on_ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return ""
-    return f" (rank{'s' if len(ranks) > 1 else ''} {span_text(ranks)})"
+def _notes(sources: Sequence[Source]) -> Iterator[str]:
+    """Each kind of note with its first wording; of many sources, how many have it."""
+    kinds: dict[str, tuple[str, int]] = {}
+    for source in sources:
+        for note in source.notes:
+            kind = _NUMBER.sub("#", note)
+            first, count = kinds.get(kind, (note, 0))
+            kinds[kind] = (first, count + 1)
+    for first, count in kinds.values():
+        yield f"note: {first}{_of_many(count, len(sources))}"
+
+
+def _of_many(count: int, sources: int) -> str:
+    return "" if count == sources else f" ({count} of {sources} sources)"
+
+
+def coverage_sections(summary: Summary) -> tuple[Section, ...]:
+    """Rules that are clean, and those that were not evaluated, with the reasons as details."""
+    made = []
+    if summary.clean:
+        count = len(summary.clean)
+        names = Text(f"rules: {', '.join(summary.clean)}", detail=True)
+        made.append(Section(title="Evaluated and clean", summary=_rules(count), blocks=(names,)))
+    if summary.abstained or summary.partly:
+        items = [f"{', '.join(rules)}: {reason}" for reason, rules in summary.abstained]
+        items += [f"{rule}, in part: {reason}" for rule, reason in summary.partly]
+        partly = f", {len(summary.partly)} in part only" if summary.partly else ""
+        blocks = (
+            Text("these rules lack what they need; they say nothing, neither good nor bad", detail=True),
+            Listing(items=tuple(items), few=len(items), rest="reasons"),
+        )
+        made.append(Section(title="Not evaluated", summary=f"{_rules(summary.blind)}{partly}", blocks=blocks))
+    return tuple(made)
+
+
+def _rules(count: int) -> str:
+    return f"{count:,} rule{'' if count == 1 else 's'}"

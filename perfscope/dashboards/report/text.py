@@ -6,23 +6,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.padding import Padding
-from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from perfscope.dashboards.report.blocks import Text as TextBlock
-from perfscope.dashboards.report.evidence import evidence_table
 from perfscope.dashboards.report.renderers.text import (
     INDENT,
+    MARGIN,
     WIDTH,
-    block_text,
+    finding_detail,
+    finding_text,
     flowing,
+    indented,
+    line_of,
     printed,
     section_text,
     sections_text,
+    shorten_end,
 )
+from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.devices import device_sections
-from perfscope.dashboards.report.summary import AGAIN, AGAIN_SHORT, NO_TIME, FindingRow, Summary, summarize
+from perfscope.dashboards.report.summary import AGAIN, AGAIN_SHORT, Summary, summarize
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
@@ -43,12 +46,6 @@ FIRST_REMARKS = 4
 
 LEAST_PATH = 24
 """Characters of the path in the headline that stay on a narrow terminal."""
-
-LEAST_CODE = 30
-"""Characters of code that stand beside its place; with less room it has a line of its own."""
-
-MARGIN = 5
-"""Columns before the text of a finding."""
 
 LEAD = "perfscope: "
 
@@ -81,8 +78,6 @@ BRIEFS = (
 FIRST_FACTS = 2
 """Facts that always stay: that the program failed, the step time, how busy the devices were."""
 
-_STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
-
 
 def render(
     analysis: Analysis, *, width: int = WIDTH, color: bool = False, links: bool = False, verbose: bool = False
@@ -92,15 +87,12 @@ def render(
     ``links``: places link to their files, where there is ``color``: terminals show that, logs do not.
     """
     summary = summarize(analysis)
-    if not links:
-        timed, untimed = (tuple(replace(row, link="") for row in rows) for rows in (summary.timed, summary.untimed))
-        summary = replace(summary, timed=timed, untimed=untimed)
-    return printed(lambda columns: _parts(summary, columns, verbose=verbose), width=width, color=color)
+    return printed(lambda columns: _parts(summary, columns, verbose=verbose, links=links), width=width, color=color)
 
 
-def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+def _parts(summary: Summary, width: int, *, verbose: bool, links: bool) -> Iterator[RenderableType]:
     leading, others = summary.leading
-    yield from _first_screen(summary, leading, width, verbose=verbose)
+    yield from _first_screen(summary, leading, width, verbose=verbose, links=links)
     yield ""
     if leading and len(summary.devices) > 1:
         yield from sections_text(device_sections(summary.devices), width, verbose=verbose)
@@ -118,12 +110,12 @@ def _parts(summary: Summary, width: int, *, verbose: bool) -> Iterator[Renderabl
 
 
 def _first_screen(
-    summary: Summary, leading: Sequence[Section], width: int, *, verbose: bool
+    summary: Summary, leading: Sequence[Section], width: int, *, verbose: bool, links: bool
 ) -> Iterable[RenderableType]:
     """What was analysed, where the time or the memory went, what to do, and how to see more."""
     if verbose:
-        return _screen(summary, leading, width, IN_FULL, verbose=True)
-    made = (list(_screen(summary, leading, width, brief, verbose=False)) for brief in BRIEFS)
+        return _screen(summary, leading, width, IN_FULL, verbose=True, links=links)
+    made = (list(_screen(summary, leading, width, brief, verbose=False, links=links)) for brief in BRIEFS)
     for parts in made:
         if _lines(parts, width) <= SCREEN:
             break
@@ -135,20 +127,22 @@ def _lines(parts: Sequence[RenderableType], width: int) -> int:
 
 
 def _screen(
-    summary: Summary, leading: Sequence[Section], width: int, brief: Brief, *, verbose: bool
+    summary: Summary, leading: Sequence[Section], width: int, brief: Brief, *, verbose: bool, links: bool
 ) -> Iterator[RenderableType]:
     path = max(LEAST_PATH, width - len(LEAD) - len(summary.read))
     yield line_of(LEAD, _cut(summary.titled(path), width - len(LEAD), brief), style="bold")
     facts = summary.facts[: FIRST_FACTS if brief.notes else None]
-    yield from flowing([Text(_cut(fact, width - INDENT, brief)) for fact in facts], width, gap=" · ")
+    yield from flowing(
+        [Text(_cut(sanitize(fact, TEXT_LIMIT), width - INDENT, brief)) for fact in facts], width, gap=" · "
+    )
     yield from _gap(brief)
     for section in leading or device_sections(summary.devices):
         yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
         yield from _gap(brief)
-    yield from findings_part(summary, width, verbose=verbose, brief=brief)
+    yield from findings_part(summary, width, verbose=verbose, brief=brief, links=links)
     yield from not_flagged(summary) if verbose else coverage(summary, width, brief)
     if summary.findings:
-        line = f"next: perfscope explain {summary.findings[0].rule}   "
+        line = f"next: perfscope explain {sanitize(summary.findings[0].rule)}   "
         again = next((text for text in (summary.again, AGAIN) if len(line) + len(text) <= width - INDENT), AGAIN_SHORT)
         yield Padding(Text(line + again), (0, 0, 0, INDENT))
 
@@ -186,67 +180,28 @@ def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType
     yield ""
 
 
-def shorten_end(text: str, limit: int) -> str:
-    """The beginning of a line that is too long; control characters and secrets masked."""
-    shown = sanitize(text, TEXT_LIMIT)
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
-
-
-def findings_part(summary: Summary, width: int, *, verbose: bool, brief: Brief = IN_FULL) -> Iterator[RenderableType]:
+def findings_part(
+    summary: Summary, width: int, *, verbose: bool, brief: Brief = IN_FULL, links: bool = False
+) -> Iterator[RenderableType]:
     """The findings, costliest first, or that there are none. An empty line ends them."""
-    rows = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
-    if rows:
-        of = f" ({len(rows)} of {len(summary.findings)})" if len(rows) < len(summary.findings) else ""
-        yield Padding(Text.assemble((f"Findings{of}", "bold"), ": what fixing each saves at most"), (0, 0, 0, INDENT))
-        gain, share = (max(len(text) for text in texts) for texts in zip(*map(_saving, rows), strict=True))
-        for number, row in enumerate(rows, 1):
-            code = "" if verbose or brief.wrapped else row.code
-            shown = replace(row, title=_cut(row.title, width - MARGIN, brief), code=code)
-            yield from _finding(number, shown, (gain, share), width)
-            if verbose:
-                yield from _detail(row, width)
-            elif row.fix:
-                yield _indented(_cut(f"Fix: {row.fix}", width - MARGIN, brief), "dim")
-        yield from _gap(brief)
-    else:
+    blocks = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
+    if not blocks:
         known = f"; causes are known for {summary.explained} of the time" if summary.explained else ""
         yield line_of("  ", f"no findings{known}" if summary.clean else "no rule could be evaluated")
-
-
-def _saving(row: FindingRow) -> tuple[str, str]:
-    return row.gain, row.share
-
-
-def _finding(number: int, row: FindingRow, widths: tuple[int, int], width: int) -> Iterator[RenderableType]:
-    """What it saves and where, and what it is: a line each; its code beside the place where both fit."""
-    code = row.code
-    (gain, share), (most_gain, most_share) = _saving(row), widths
-    head = Text(f"  {number}. ")
-    head.append(f"{gain:<{most_gain}}", "dim" if gain == NO_TIME else _STYLES[row.severity])
-    head.append(f"  {share:>{most_share}}" if most_share else "")
-    head.append("  ").append(row.rule, "bold")
-    known = "; ".join(filter(None, (row.basis, row.on_ranks.strip(" ()"), row.traced)))
-    fitting = (text for text in (f" ({known})", f" ({row.basis})") if len(head) + len(text) <= width)
-    head.append(next(fitting, ""))
-    where = "" if row.where == "-" else row.where
-    beside = len(head) + INDENT + len(where) <= width
-    place = Style(color="cyan", link=row.link or None)
-    if where and beside:
-        head.append("  ").append(where, place)
-    yield head
-    yield _indented(row.title)
-    if where and not beside:
-        line, room = Text(where, place, overflow="fold"), width - MARGIN - len(where) - 4
-        if code and room >= LEAST_CODE:
-            line.append(f"  > {shorten_end(code, room)}", "italic")
-            code = ""
-        yield Padding(line, (0, 0, 0, MARGIN))
-    if code:
-        yield _indented(f"> {shorten_end(code, width - MARGIN - 2)}", "italic")
-
-
-def _indented(text: str, style: str | Style = "") -> RenderableType:
-    return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, MARGIN))
+        return
+    of = f" ({len(blocks)} of {len(summary.findings)})" if len(blocks) < len(summary.findings) else ""
+    yield Padding(Text.assemble((f"Findings{of}", "bold"), ": what fixing each saves at most"), (0, 0, 0, INDENT))
+    words = [finding_words(block) for block in blocks]
+    widths = max(len(row.gain) for row in words), max(len(row.share) for row in words)
+    for number, (row, block) in enumerate(zip(words, blocks, strict=True), 1):
+        shown = replace(row, title=_cut(row.title, width - MARGIN, brief))
+        code = not verbose and not brief.wrapped
+        yield from finding_text(shown, width, widths=widths, number=number, code=code, links=links)
+        if verbose:
+            yield from finding_detail(row, block.evidence, width)
+        elif row.fix:
+            yield indented(_cut(f"Fix: {row.fix}", width - MARGIN, brief), "dim")
+    yield from _gap(brief)
 
 
 def coverage(summary: Summary, width: int = WIDTH, brief: Brief = IN_FULL) -> Iterator[RenderableType]:
@@ -270,30 +225,3 @@ def not_flagged(summary: Summary) -> Iterator[RenderableType]:
         yield "  not evaluated:"
     yield from (line_of("    ", f"{', '.join(rules)} ({reason})") for reason, rules in summary.abstained)
     yield from (line_of("    in part: ", f"{rule} ({reason})") for rule, reason in summary.partly)
-
-
-def _detail(row: FindingRow, width: int) -> Iterator[RenderableType]:
-    """Evidence and advice, below a finding."""
-    known = [f"{what} {name}" for what, name in row.place if name != row.where]
-    if row.bytes:
-        known.append(f"moves {row.bytes}")
-    if known:
-        yield _indented(", ".join(known))
-    if row.detail:
-        yield _indented(row.detail)
-    yield from (_indented(line[: width - MARGIN]) for line in row.around)
-    if row.evidence:
-        rows = evidence_table(row.evidence, row.evidence_left)
-        yield from (Padding(part, (0, 0, 0, MARGIN - INDENT)) for part in block_text(rows, width - 3, verbose=True))
-    for line in row.advice.splitlines():
-        yield _indented(line)
-    yield ""
-
-
-def line_of(lead: str, text: str, style: str = "") -> RenderableType:
-    """A paragraph that hangs below its lead word."""
-    table = Table.grid(padding=0)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(Text(lead, style="bold" if style else ""), Text(text, style=style))
-    return table

@@ -23,7 +23,6 @@ from perfscope.dashboards.report.compare.words import (
     short_titles,
     title,
 )
-from perfscope.dashboards.report.html_page import page
 from perfscope.dashboards.report.renderers.html import section_html, sections_html
 from perfscope.dashboards.report.renderers.markdown import (
     MARKS,
@@ -33,6 +32,7 @@ from perfscope.dashboards.report.renderers.markdown import (
     open_section,
     sections_markdown,
 )
+from perfscope.dashboards.report.renderers.page import page
 from perfscope.dashboards.report.renderers.text import STYLES, WIDTH, hanging, printed, section_text, sections_text
 from perfscope.model.errors import UsageError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, sanitize_value

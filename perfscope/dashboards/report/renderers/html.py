@@ -5,15 +5,28 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
+from perfscope.dashboards.report.blocks import (
+    Advice,
+    Badge,
+    Code,
+    Command,
+    Effect,
+    FindingBlock,
+    Listing,
+    Paragraph,
+    Picture,
+    Table,
+    Text,
+    paragraphs,
+)
 from perfscope.dashboards.report.charts import parts_bar, share_bar
-from perfscope.dashboards.report.html_page import NOTEBOOK, RULES, card, page
-from perfscope.dashboards.report.html_page import table as html_table
-from perfscope.dashboards.report.prose import advice_html, code_html, prose
+from perfscope.dashboards.report.renderers.page import NOTEBOOK, RULES, page
 from perfscope.dashboards.report.renderers.values import (
     NAMES,
+    NO_TIME,
     WORDS,
     code_lines,
+    finding_words,
     interval_bar,
     parts,
     rest_text,
@@ -68,6 +81,8 @@ def blocks_html(blocks: Sequence[Block]) -> Iterator[str]:
     for block in blocks:
         if isinstance(block, Picture):
             yield block.markup
+        elif isinstance(block, FindingBlock):
+            yield finding_card(block, opened=False)
         elif isinstance(block, Code):
             yield code_html("\n".join(code_lines(block)))
         elif isinstance(block, Advice):
@@ -128,7 +143,7 @@ def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: B
         return parts_bar(parts(heads, rows))
     drawn = next((index for index, head in enumerate(heads) if head.unit == "share" and bar == "shares"), None)
     kind = "stacks wide" if len(heads) > MOST_NARROW else "stacks"
-    titles = [f'<th class="{_side(head)}">{escape(head.title)}</th>' for head in heads]
+    titles = [f'<th class="{_side(head)}">{escape(sanitize(head.title))}</th>' for head in heads]
     bars: list[str] = [""] * len(rows)
     if drawn is not None:
         titles.insert(0, "<td></td>")
@@ -155,7 +170,7 @@ def _row(heads: Sequence[Head], row: Sequence[Value], bar: str, end: float | Non
         if isinstance(value, Badge) and text:
             text = f'<span class="chip {value.tone}">{text}</span>'
         kind = f"{_side(head)} at" if head.unit == "place" else _side(head)
-        cells.append(f'<td class="{kind}" data-name="{escape(head.title)}">{text}</td>')
+        cells.append(f'<td class="{kind}" data-name="{escape(sanitize(head.title))}">{text}</td>')
     if end is not None:
         effect = next((value for value in row if isinstance(value, Effect)), None)
         cells.append(f'<td class="interval">{"" if effect is None else interval_bar(effect, end)}</td>')
@@ -173,3 +188,66 @@ def report_html(report: Report, *, data_id: str, data: str, style: str = "") -> 
     head = f'<header><h1><b>perfscope</b> <span>{escape(headline)}</span></h1><p class="sub">{facts}</p></header>'
     body = (head, *sections_html(report.sections))
     return page(body, title=headline, data_id=data_id, data=data.replace("<", "\\u003c"), style=style)
+
+
+def finding_card(block: FindingBlock, *, opened: bool) -> str:
+    """One finding with its evidence and advice; ``opened``: its details stand open."""
+    words = finding_words(block)
+    amount = words.saves.removesuffix(f" {block.over}") if block.over else words.saves
+    share = words.share or (f"of {block.share_of}" if block.share_of == "memory" else "")
+    per = ", ".join(filter(None, (block.over, share)))
+    saves = f"<b>{escape(amount)}</b>{f'<span>{escape(per)}</span>' if per else ''}" if amount else NO_TIME_HTML
+    known = [f"{escape(what)} <code>{escape(name)}</code>" for what, name in words.place]
+    known += [escape(text) for text in (f"moves {words.moves}" if words.moves else "", words.traced) if text]
+    detail = f'<div class="detail">{prose(words.detail)}</div>' if words.detail else ""
+    code = f"<pre>{escape(chr(10).join(words.around))}</pre>" if words.around else ""
+    evidence = f"<h3>Evidence</h3>{''.join(_table(block.evidence))}" if block.evidence is not None else ""
+    return (
+        f'<article class="card finding {words.severity}"><div class="row">'
+        f'<div class="saves">{saves}</div>'
+        f'<div class="what"><div class="title">{escape(words.rule)}: {prose(words.title + words.on_ranks)}</div>'
+        f'{detail}<div class="where">{" · ".join(known)}</div>{code}</div>'
+        f'<div class="chips"><span class="chip {words.severity}">{words.severity}</span>'
+        f'<span class="chip">{escape(words.basis)}</span></div></div>'
+        f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
+        f"{''.join(advice_html(words.advice))}{evidence}</details></article>"
+    )
+
+
+NO_TIME_HTML = f"<span>{NO_TIME}</span>"
+
+
+def prose(text: str) -> str:
+    """Words, and code where they stand between backticks."""
+    pieces = Paragraph(text=text, is_code=False).pieces()
+    return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
+
+
+def code_html(text: str) -> str:
+    """Code with a button that copies it."""
+    return (
+        f'<div class="code"><pre tabindex="0">{escape(text)}</pre>'
+        '<button class="copy" type="button">copy</button></div>'
+    )
+
+
+def advice_html(text: str) -> Iterator[str]:
+    """Advice as paragraphs, and blocks of code with a button that copies them."""
+    for block in paragraphs(text):
+        if block.is_code:
+            yield code_html(block.text)
+        else:
+            yield f"<p>{prose(block.text)}</p>"
+
+
+def html_table(heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> str:
+    """A table that scrolls by itself where the page is too narrow; cells are HTML already."""
+    return (
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def card(title: str, body: str, *, kind: str = "") -> str:
+    """A titled box around ``body``, which is HTML already."""
+    return f'<section class="card {kind}"><h2>{escape(title)}</h2>{body}</section>'

@@ -6,13 +6,26 @@ import re
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Effect, Listing, Picture, Table, Text
-from perfscope.dashboards.report.prose import Paragraph, blocks
+from perfscope.dashboards.report.blocks import (
+    Advice,
+    Badge,
+    Code,
+    Command,
+    Effect,
+    FindingBlock,
+    Listing,
+    Paragraph,
+    Picture,
+    Table,
+    Text,
+    paragraphs,
+)
 from perfscope.dashboards.report.renderers.text import parts_text, printed
 from perfscope.dashboards.report.renderers.values import (
     NAMES,
     WORDS,
     code_lines,
+    finding_words,
     rest_text,
     scale_of,
     scale_title,
@@ -96,6 +109,8 @@ def _block(block: Block, most: int, *, titled: bool = True) -> Iterator[str]:
         yield from (f"- {escape(text)}" for text in (rest_text(block, len(block.items) - len(items)),) if text)
     elif isinstance(block, Command):
         yield f"- {escape(block.what)}: {code(sanitize(block.command, TEXT_LIMIT))}"
+    elif isinstance(block, FindingBlock):
+        yield finding_markdown(block)
     elif isinstance(block, Code):
         yield advice_text("\n".join(("```````", *code_lines(block), "```````")))
     elif isinstance(block, Advice):
@@ -122,7 +137,7 @@ def _table(block: Table, most: int, *, titled: bool) -> Iterator[str]:
 def table_markdown(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
     """A table; names as code, numbers to the right. ``bar``: as of ``Table``."""
     cells = [[_cell(value, head) for value, head in zip(row, heads, strict=True)] for row in rows]
-    titles = [escape(head.title) for head in heads]
+    titles = [escape(sanitize(head.title)) for head in heads]
     sides = "".join("l" if head.unit in WORDS else "r" for head in heads)
     end = scale_of(rows) if bar == "effects" else None
     if end is not None:
@@ -143,6 +158,38 @@ def _cell(value: Value, head: Head) -> str:
     if head.unit in WORDS or isinstance(value, str):
         return prose(text, inline)
     return in_html(text).replace("~", "\\~")
+
+
+SEVERITY_MARKS = {
+    "high": "\N{LARGE RED CIRCLE}",
+    "medium": "\N{LARGE YELLOW CIRCLE}",
+    "low": "\N{MEDIUM WHITE CIRCLE}",
+}
+
+MOST_EVIDENCE = 5
+"""Evidence rows of a finding: a comment is an overview, the other formats hold all."""
+
+
+def finding_row(block: FindingBlock) -> tuple[str, ...]:
+    """A finding as cells: its mark, saving, share, what it is, place and basis."""
+    words = finding_words(block)
+    title = f"**{escape(words.rule)}**: {escape(words.title + words.on_ranks)}"
+    where = code(words.where) if words.where else ""
+    return SEVERITY_MARKS[words.severity], words.gain, words.share, title, where, words.basis
+
+
+def finding_markdown(block: FindingBlock) -> str:
+    """One finding folded away: place, evidence, advice."""
+    words = finding_words(block)
+    title = f"{in_html(words.rule)}: {in_html(words.title)}"  # a line of HTML: no Markdown is read in it
+    known = [f"{what} {code(name)}" for what, name in words.place]
+    known += [f"moves {words.moves}"] if words.moves else []
+    parts = [prose(words.detail), ", ".join(known), fenced("\n".join(words.around)) if words.around else ""]
+    if block.evidence is not None:
+        parts.append(table_markdown(block.evidence.heads, block.evidence.rows[:MOST_EVIDENCE]))
+    lines = [f"{part}\n" for part in parts if part]
+    head = f"\n<details><summary>{title}</summary>\n"
+    return "\n".join([head, *lines, advice_text(words.advice), "\n</details>\n"])
 
 
 _ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
@@ -186,7 +233,7 @@ def code(text: str) -> str:
 def advice_text(text: str) -> str:
     """Paragraphs escaped but for their code; blocks of code fenced by more backticks than they hold."""
     parts = []
-    for block in blocks(text):
+    for block in paragraphs(text):
         if block.is_code:
             parts.append(fenced(block.text, block.language))
         else:

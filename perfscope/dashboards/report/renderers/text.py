@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
+from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, Listing, Picture, Table, Text
+from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, FindingBlock, Listing, Picture, Table, Text
 from perfscope.dashboards.report.renderers.values import (
     NAMES,
+    NO_TIME,
     WORDS,
+    FindingWords,
     code_lines,
+    finding_words,
     parts,
     place_end,
     rest_text,
@@ -118,6 +122,12 @@ def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[Renderabl
             yield hanging(sanitize(block.title, TEXT_LIMIT))
             yield from (Padding(RichText(line), (0, 0, 0, 6)) for line in clean(block.text).splitlines())
         return
+    if isinstance(block, FindingBlock):
+        words = finding_words(block)
+        yield from finding_text(words, width, widths=(len(words.gain), len(words.share)))
+        if verbose:
+            yield from finding_detail(words, block.evidence, width)
+        return
     if isinstance(block, Code):
         yield from (Padding(RichText(line), (0, 0, 0, 6)) for line in code_lines(block))
         return
@@ -151,9 +161,9 @@ def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: in
     kept, limit = _fitting(heads, cells, width)
     table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
     for index in kept:
-        left = heads[index].unit in WORDS
         words = heads[index].unit == "text"
-        table.add_column(heads[index].title, justify="left" if left else "right", no_wrap=not words, overflow="fold")
+        title, left = sanitize(heads[index].title), heads[index].unit in WORDS
+        table.add_column(title, justify="left" if left else "right", no_wrap=not words, overflow="fold")
     for number, row in enumerate(cells):
         texts = [RichText(place_end(row[index], limit[index]), _style(rows[number][index])) for index in kept]
         table.add_row(*texts)
@@ -238,6 +248,77 @@ def hanging(text: str, style: str = "dim") -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row(RichText("    "), RichText(text, style=style))
+    return table
+
+
+LEAST_CODE = 30
+"""Characters of code that stand beside its place; with less room it has a line of its own."""
+
+MARGIN = 5
+"""Columns before the text of a finding."""
+
+SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
+
+
+def finding_text(
+    words: FindingWords, width: int, *, widths: tuple[int, int], number: int = 0, code: bool = True, links: bool = False
+) -> Iterator[RenderableType]:
+    """What it saves and where, and what it is: a line each; its code beside the place where both fit.
+
+    ``widths``: of the columns of savings and shares; ``code``: with its source line; ``links``: its place is one.
+    """
+    head = RichText(f"  {number}. " if number else "  ")
+    head.append(f"{words.gain:<{widths[0]}}", "dim" if words.gain == NO_TIME else SEVERITY_STYLES[words.severity])
+    head.append(f"  {words.share:>{widths[1]}}" if widths[1] else "").append("  ").append(words.rule, "bold")
+    known = "; ".join(filter(None, (words.basis, words.on_ranks.strip(" ()"), words.traced)))
+    fitting = (text for text in (f" ({known})", f" ({words.basis})") if len(head) + len(text) <= width)
+    head.append(next(fitting, ""))
+    beside = len(head) + INDENT + len(words.where) <= width
+    place, line = Style(color="cyan", link=(words.link or None) if links else None), words.code if code else ""
+    if words.where and beside:
+        head.append("  ").append(words.where, place)
+    yield head
+    yield indented(words.title)
+    if words.where and not beside:
+        text, room = RichText(words.where, place, overflow="fold"), width - MARGIN - len(words.where) - 4
+        if line and room >= LEAST_CODE:
+            text.append(f"  > {shorten_end(line, room)}", "italic")
+            line = ""
+        yield Padding(text, (0, 0, 0, MARGIN))
+    if line:
+        yield indented(f"> {shorten_end(line, width - MARGIN - 2)}", "italic")
+
+
+def finding_detail(words: FindingWords, evidence: Table | None, width: int) -> Iterator[RenderableType]:
+    """Place, evidence and advice, below a finding."""
+    known = [f"{what} {name}" for what, name in words.place if name != words.where]
+    known += [f"moves {words.moves}"] if words.moves else []
+    yield from (indented(text) for text in (", ".join(known), words.detail) if text)
+    yield from (indented(line[: width - MARGIN]) for line in words.around)
+    if evidence is not None:
+        table = block_text(evidence, width - MARGIN + INDENT, verbose=True)
+        yield from (Padding(part, (0, 0, 0, MARGIN - INDENT)) for part in table)
+    yield from (indented(line) for line in words.advice.splitlines())
+    yield ""
+
+
+def indented(text: str, style: str | Style = "") -> RenderableType:
+    """A paragraph of a finding."""
+    return Padding(RichText(text, style=style, overflow="fold"), (0, 0, 0, MARGIN))
+
+
+def shorten_end(text: str, limit: int) -> str:
+    """The beginning of a line that is too long; control characters and secrets masked."""
+    line = sanitize(text, TEXT_LIMIT)
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def line_of(lead: str, text: str, style: str = "") -> RenderableType:
+    """A paragraph that hangs below its lead word; control characters and secrets masked."""
+    table = RichTable.grid(padding=0)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(RichText(lead, style="bold" if style else ""), RichText(sanitize(text, TEXT_LIMIT), style=style))
     return table
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import re
+import textwrap
+from dataclasses import dataclass
 from html import escape
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Amount, Badge, Effect, Marked, Range
+from perfscope.dashboards.report.blocks import Amount, Badge, Effect, Marked, Range, paragraphs
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
-from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
+from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from perfscope.dashboards.report.blocks import Code, Head, Listing, Number, Table, Unit, Value
+    from perfscope.dashboards.report.blocks import Code, FindingBlock, Head, Listing, Number, Table, Unit, Value
+    from perfscope.model.finding import Finding, Severity
 
 
 NAME_LIMIT = 36
@@ -42,7 +48,7 @@ def shown(value: Value, head: Head) -> str:
         return effect_text(value)
     if not isinstance(value, str):
         return number_text(value, head.unit)
-    text = sanitize(value, TEXT_LIMIT)
+    text = sanitize(value, head.limit or TEXT_LIMIT if head.unit == "text" else TEXT_LIMIT)
     if head.unit == "place":
         return place_end(text, head.limit or PLACE_LIMIT)
     return shorten(text, head.limit or NAME_LIMIT) if head.unit == "code" else text
@@ -92,6 +98,8 @@ def amount_text(unit: str, value: Number) -> str:
 
 def number(value: Number) -> str:
     """A count: whole where it is whole, else with two digits."""
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value):
         return f"{int(value):,}"
     return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}"
@@ -141,7 +149,7 @@ def rest_text(block: Table | Listing, hidden: int) -> str:
     missing = block.left + hidden
     if not missing:
         return ""
-    return f"and {missing:,} more" + (f" {block.rest}" if block.rest and missing > 1 else "")
+    return f"and {missing:,} more" + (f" {sanitize(block.rest)}" if block.rest and missing > 1 else "")
 
 
 def sentence(text: str) -> str:
@@ -241,3 +249,126 @@ def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[
         return each
     rest = (f"{len(small)} others {number_text(sum(small), 'share')}", sum(small))
     return [*(part for part in each if part[1] >= LEAST_PART), rest]
+
+
+# A finding in words.
+
+
+NO_TIME = "no time"
+"""Stands where a saving would: the finding is known from the program alone."""
+
+TITLE_LIMIT = 320
+"""Characters of a title: a sentence and a kernel name in it."""
+
+FIX_LIMIT = 160
+"""Characters of a fix in one sentence."""
+
+SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.;])\s")
+"""A space after the end of a sentence or clause."""
+
+CODE_INDENT = 40
+"""Columns of indentation that are kept of a line of code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingWords:
+    """A finding as every format shows it: masked and cut, escaped for no format."""
+
+    rule: str
+    title: str
+    severity: Severity
+    basis: str
+    saves: str
+    """``'6.90 ms'`` per step, ``'6.90 ms in all'``, ``'6.90 ms per run'``, ``'14.0 MiB'``; ``''`` where nothing is
+    known."""
+    share: str
+    """``'17.2% of step'``; ``''`` if unknown."""
+    on_ranks: str
+    """``' (ranks 0-7)'``, ``''`` where there is one source only."""
+    traced: str
+    """``'10.7 ms while traced'`` where ``saves`` is of steps without a profiler."""
+    moves: str
+    """What it moves through memory."""
+    where: str
+    """The shortest form of its place, ``''`` where none is known."""
+    place: tuple[tuple[str, str], ...]
+    """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
+    detail: str
+    advice: str
+    fix: str
+    """The first sentence of the advice."""
+    code: str
+    """The line of the program, ``''`` where it is not known."""
+    around: tuple[str, ...]
+    """That line and those around it, each with its number; a mark stands before that of the finding."""
+    link: str
+    """``file:`` address of the source file on this machine; ``''`` where it is not here."""
+
+    @property
+    def gain(self) -> str:
+        """What a fix saves: time where that is known, else memory, else that no time is known."""
+        return self.saves or NO_TIME
+
+
+def finding_words(block: FindingBlock) -> FindingWords:
+    """The words of a finding."""
+    finding = block.finding
+    code, around, link = _code_of(finding)
+    advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
+    paragraph = next((part.text for part in paragraphs(advice) if not part.is_code), "")
+    traced, free = finding.cost_ns_per_step, finding.untraced_ns_per_step
+    where = finding.where.label()
+    places = (
+        ("at", where if finding.where.file is not None else None),
+        ("module", finding.where.module),
+        ("op", finding.where.op),
+        ("kernel", finding.where.kernel),
+    )
+    moved = finding.cost_bytes if finding.bytes_are == "moved" else None
+    ranks = f" (rank{'s' if len(block.ranks) > 1 else ''} {span_text(block.ranks)})" if block.ranks else ""
+    return FindingWords(
+        rule=sanitize(block.rule),
+        title=sanitize(finding.title, TITLE_LIMIT) + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
+        severity=finding.severity,
+        basis=finding.basis,
+        saves=f"{number_text(block.saves, 'count')}{f' {block.over}' if block.over else ''}",
+        share="" if block.share is None else f"{format_share(block.share, 1)} of {block.share_of}",
+        on_ranks=ranks,
+        traced="" if traced is None or free in (None, traced) else f"{format_ns(traced)} while traced",
+        moves="" if moved is None else format_bytes(moved),
+        where="" if where == "-" else sanitize(where, TEXT_LIMIT),
+        place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in places if name),
+        detail=sanitize(finding.detail, TEXT_LIMIT),
+        advice=advice,
+        fix=shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT),
+        code=code,
+        around=around,
+        link=link,
+    )
+
+
+def _code_of(finding: Finding) -> tuple[str, tuple[str, ...], str]:
+    """``code``, ``around`` and ``link``."""
+    excerpt = finding.excerpt
+    if excerpt is None or finding.where.line is None:
+        return "", (), ""
+    spread = [line.expandtabs(4) for line in excerpt.lines]
+    shown_lines = [
+        " " * min(len(line) - len(line.lstrip()), CODE_INDENT) + sanitize(line.strip(), TEXT_LIMIT) for line in spread
+    ]
+    lines = textwrap.dedent("\n".join(line.rstrip() for line in shown_lines)).split("\n")
+    numbered = [(excerpt.first + index, line) for index, line in enumerate(lines)]
+    width = len(str(numbered[-1][0]))
+    around = [f"{'>' if row == finding.where.line else ' '} {row:>{width}}  {line}" for row, line in numbered]
+    return lines[finding.where.line - excerpt.first].strip(), tuple(around), PurePath(excerpt.path).as_uri()
+
+
+def span_text(numbers: Sequence[int]) -> str:
+    """``(0, 1, 2, 5)`` -> ``'0-2, 5'``."""
+    runs: list[list[int]] = []
+    for value in sorted(set(numbers)):
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
+        else:
+            runs.append([value, value])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Column, Command, Listing, Section, notes, table, tables
-from perfscope.dashboards.report.sections.devices import span_text
+from perfscope.dashboards.report.renderers.values import span_text
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 

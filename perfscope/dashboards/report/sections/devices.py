@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Column, Picture, Section, table
 from perfscope.dashboards.report.charts import device_bar, legend
+from perfscope.dashboards.report.renderers.values import span_text
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_share
 from perfscope.model.untrusted_text import sanitize
@@ -144,14 +145,3 @@ def device_sections(rows: Sequence[DeviceRow]) -> tuple[Section, ...]:
     )
     picture = Picture(f'<div class="legend">{legend()}</div>{bars}')
     return (Section(title="Where the device time goes", blocks=(picture, table(COLUMNS, rows, few=len(rows)))),)
-
-
-def span_text(numbers: Sequence[int]) -> str:
-    """``(0, 1, 2, 5)`` -> ``'0-2, 5'``."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

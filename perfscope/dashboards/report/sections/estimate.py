@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape as escape_html
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Column, Listing, Picture, Section, Text, notes, table, tables
+from perfscope.dashboards.report.blocks import Column, Listing, Picture, Section, Text, Tile, notes, table, tables
 from perfscope.dashboards.report.blocks import Range as Ends
 from perfscope.dashboards.report.charts import rect, swatch
 from perfscope.dashboards.report.renderers.values import range_text
@@ -44,13 +44,13 @@ def estimate_fact(section: EstimateSection) -> str:
     return f"{sanitize(first.label)}: {_time(first)} per run on {_target(first)} (modelled)"
 
 
-def estimate_tile(section: EstimateSection) -> tuple[str, str, str] | None:
-    """Name, value and note of the number at the top; ``None`` where no time is known."""
+def estimate_tile(section: EstimateSection) -> Tile | None:
+    """The number at the top; ``None`` where no time is known."""
     if not section.programs:
         return None
     first = section.programs[0]
     note = f"{sanitize(first.label)} on {_target(first)}; nothing was measured"
-    return ("modelled time of a run", _time(first), note)
+    return Tile("modelled time of a run", _time(first), note)
 
 
 def estimate_sections(section: EstimateSection) -> tuple[Section, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.memory.holders import UNSEEN
-from perfscope.dashboards.report.blocks import Column, Picture, Section, Table, notes, table, tables
+from perfscope.dashboards.report.blocks import Column, Picture, Section, Table, Tile, notes, table, tables
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.memory_picture import (
     NOT_KNOWN,
@@ -78,7 +78,7 @@ def memory_fact(section: MemorySection) -> str:
     return f"memory of {_whole_name(entry)}: {size_words(memory)}{parts}"
 
 
-def memory_tile(section: MemorySection) -> tuple[str, str, str] | None:
+def memory_tile(section: MemorySection) -> Tile | None:
     """``('peak memory', '11.6 GiB', 'cuda:0; activation 57.3%')`` of the fullest measured memory."""
     entry = _fullest(section)
     if entry is None:
@@ -86,7 +86,7 @@ def memory_tile(section: MemorySection) -> tuple[str, str, str] | None:
     memory = entry.worst
     what = "memory held" if memory.first == memory.last else "peak memory"
     parts = f"; {', '.join(_parts(memory))}" if memory.peak_bytes else ""
-    return what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}{parts}"
+    return Tile(what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}{parts}")
 
 
 def _fullest(section: MemorySection) -> MemoryEntry | None:

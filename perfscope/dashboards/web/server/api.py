@@ -140,7 +140,7 @@ def report_style() -> str:
     """The rules of our reports, for elements of class ``ps-report``; their colours for the whole page."""
     from perfscope.dashboards.report.charts import COMPARE_STYLE as COMPARE
     from perfscope.dashboards.report.history import STYLE
-    from perfscope.dashboards.report.html_page import DARK, LIGHT, RULES
+    from perfscope.dashboards.report.renderers.page import DARK, LIGHT, RULES
 
     root = f":root{{color-scheme:light;{LIGHT}}}:root[data-ps-scheme=dark]{{color-scheme:dark;{DARK}}}"
     return f"{root}\n.ps-report{{{RULES}{COMPARE}}}\n.ps-report:has(.ps-history){{{STYLE}}}\n"

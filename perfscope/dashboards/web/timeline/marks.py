@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.dashboards.report.summary import FindingRow, summarize
+from perfscope.dashboards.report.blocks import FindingBlock
+from perfscope.dashboards.report.renderers.values import finding_words
+from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.dashboards.web.timeline.index import Index, load
 from perfscope.dashboards.web.timeline.lanes import TABLES
 from perfscope.dashboards.web.views import Gathered, Job
@@ -26,13 +28,9 @@ NAME_CHARS = 240
 _WORK = tuple(TABLES.index(table) for table in ("kernels", "copies"))
 
 
-def ordered(job: Job) -> Iterator[tuple[FindingRow, Finding]]:
-    """Findings as pages number them, each as a row and as the rule gave it."""
-    pairs = zip(summarize(job.analysis).findings, (finding for _, finding in job.analysis.findings()), strict=True)
-    for index, pair in enumerate(pairs):
-        if index == MOST_MARKED:
-            return
-        yield pair
+def ordered(job: Job) -> tuple[FindingBlock, ...]:
+    """Findings as pages number them."""
+    return finding_blocks(job.analysis)[:MOST_MARKED]
 
 
 def numbers(sources: Sequence[Source], gathered: Sequence[Gathered]) -> dict[int, int]:
@@ -65,16 +63,17 @@ def marks(job: Job) -> list[dict[str, Any]]:
     return [
         {
             "finding": index,
-            "rule": item.row.rule,
-            "title": (item.row.title + item.row.on_ranks).replace("`", ""),
-            "severity": item.row.severity,
-            "gain": item.row.gain,
-            "known_by": item.row.basis,
+            "rule": words.rule,
+            "title": (words.title + words.on_ranks).replace("`", ""),
+            "severity": words.severity,
+            "gain": words.gain,
+            "known_by": words.basis,
             "how": item.how,
             "spans": [[trace, str(start), str(end)] for trace, start, end in item.spans],
         }
         for index, item in enumerate(marked(job, [item for item in job.gathered if item.held["events"]]))
         if item.spans
+        for words in (finding_words(item.block),)
     ]
 
 
@@ -82,8 +81,7 @@ def marks(job: Job) -> list[dict[str, Any]]:
 class Marked:
     """A finding and where it shows in time. ``how``: as of `marks`."""
 
-    row: FindingRow
-    finding: Finding
+    block: FindingBlock
     how: str
     spans: Sequence[tuple[int, int, int]]
     """(trace, start, end), the costliest or longest first; none: nothing recorded is of it."""
@@ -92,11 +90,11 @@ class Marked:
 def marked(job: Job, indexed: Sequence[Gathered]) -> Iterator[Marked]:
     """All findings as pages number them. ``indexed``: traces with events, their place that of the timeline's index."""
     known, events = numbers(job.analysis.sources, job.gathered), [_Events(item) for item in indexed]
-    for row, finding in ordered(job):
-        how, spans = "piece", spans_in(finding, known)
+    for block in ordered(job):
+        how, spans = "piece", spans_in(block.finding, known)
         if not spans:
-            how, spans = _by_place(finding, events)
-        yield Marked(row=row, finding=finding, how=how, spans=spans)
+            how, spans = _by_place(block.finding, events)
+        yield Marked(block=block, how=how, spans=spans)
 
 
 class _Events:

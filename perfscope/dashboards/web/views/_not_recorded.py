@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
+from perfscope.analyzers.coverage import logs_alone, memory_alone, programs_alone
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.sections.programs import PlanSummary
-from perfscope.dashboards.report.blocks import notes
-from perfscope.dashboards.report.coverage import logs_alone, memory_alone, programs_alone
-from perfscope.dashboards.report.html_page import card
-from perfscope.dashboards.report.renderers.html import blocks_html, sections_html
+from perfscope.dashboards.report.blocks import Tile, notes
+from perfscope.dashboards.report.renderers.html import blocks_html, card, sections_html
 from perfscope.dashboards.report.renderers.values import range_text
 from perfscope.dashboards.report.sections.estimate import estimate_sections, picture
 from perfscope.dashboards.report.sections.plan import (
@@ -27,9 +26,6 @@ from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize
 
 # Programs that were compiled for a machine that is not there, and never ran: what is modelled of them.
-
-
-Tile = tuple[str, str, str]
 
 
 def told_of(analysis: Analysis) -> str:
@@ -56,13 +52,13 @@ def _plan_tiles(plan: PlanSummary) -> list[Tile]:
         ("Step eager, modelled", plan.eager, "op by op"),
     ]
     results = [
-        (name, range_text(ends(work.step)), f"{named} on {sanitize(plan.target, 40)}, {how}, launches included")
+        Tile(name, range_text(ends(work.step)), f"{named} on {sanitize(plan.target, 40)}, {how}, launches included")
         for name, work, how in held
         if work is not None
     ]
     most = plan.memory_bytes
     return results + [
-        (
+        Tile(
             f"Peak {name}, planned",
             format_bytes(step.peak_bytes),
             f"{format_share(step.peak_bytes, most) if most else '-'} of the device's, in {sanitize(peak_moment(step))}",

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.blocks import Column
-from perfscope.dashboards.report.summary import FindingRow
 from perfscope.dashboards.web.views._not_recorded import told_of
 from perfscope.model.finding import NOWHERE, Finding
 from perfscope.model.untrusted_text import sanitize
@@ -58,12 +57,12 @@ def _cell(value: Any) -> Any:
 # Why a finding shows nowhere on the timeline, in words.
 
 
-def why_unplaced(analysis: Analysis, row: FindingRow, finding: Finding, *, anything: bool) -> str:
+def why_unplaced(analysis: Analysis, finding: Finding, *, anything: bool) -> str:
     """The reason, as the end of a sentence. ``anything``: some event of the recording has a time."""
     programs = bool(analysis.programs.programs)
     if told_of(analysis) or (programs and not anything):
         return "compiled program: nothing ran"
-    if row.of_memory:
+    if finding.bytes_are != "moved":
         return _of_memory(analysis)
     if not anything:
         return "no event with a time was recorded"

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfscope.dashboards.report.coverage import coverage_sections
-from perfscope.dashboards.report.html_report import finding_card, nothing_found
-from perfscope.dashboards.report.renderers.html import sections_html
-from perfscope.dashboards.report.summary import FindingRow, summarize
+from perfscope.dashboards.report.html_report import nothing_found
+from perfscope.dashboards.report.renderers.html import finding_card, sections_html
+from perfscope.dashboards.report.summary import coverage_sections, summarize
 from perfscope.dashboards.web.timeline.index import events_kept
 from perfscope.dashboards.web.timeline.marks import marked, numbers
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import why_unplaced
+from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize
 
 MOST_PIECES = 6
 """Of a finding, that it links to; the timeline itself has all that the rule names."""
@@ -41,15 +42,15 @@ def view(job: Job) -> dict[str, Any]:
     empty = all(event == 0 for event in events)
     rows = [
         {
-            "rule": item.row.rule,
-            "html": finding_card(item.row, opened=index == 0),
+            "rule": sanitize(item.block.rule),
+            "html": finding_card(item.block, opened=index == 0),
             "at": [] if empty else _pieces(job, item.spans),
             "how": item.how,
             "none": ""
             if item.spans and not empty
-            else why_unplaced(job.analysis, item.row, item.finding, anything=not empty),
-            "memory": item.row.of_memory,
-            "find": [] if empty else _names(item.row),
+            else why_unplaced(job.analysis, item.block.finding, anything=not empty),
+            "memory": item.block.finding.bytes_are != "moved",
+            "find": [] if empty else _names(item.block.finding),
         }
         for index, item in enumerate(marked(job, indexed))
     ]
@@ -73,9 +74,8 @@ def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, s
     return result
 
 
-def _names(row: FindingRow) -> list[str]:
+def _names(finding: Finding) -> list[str]:
     """Kernels and ops that the finding, or its evidence, names."""
-    results = [name for what, name in row.place if what in ("kernel", "op")]
-    for cells in row.evidence:
-        results += [str(cells[key]) for key in ("kernel", "op") if cells.get(key)]
-    return list(dict.fromkeys(results))[:MOST_NAMES]
+    names = [finding.where.op, finding.where.kernel]
+    names += [str(cells[key]) for cells in finding.evidence for key in ("kernel", "op") if cells.get(key)]
+    return list(dict.fromkeys(sanitize(name) for name in names if name))[:MOST_NAMES]

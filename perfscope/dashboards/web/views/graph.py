@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfscope.dashboards.report.blocks import Column
-from perfscope.dashboards.report.summary import FindingRow, summarize
+from perfscope.dashboards.report.blocks import Column, FindingBlock
+from perfscope.dashboards.report.renderers.values import finding_words
+from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._graph_hlo import program_subjects
 from perfscope.dashboards.web.views._graph_torch import inductor_subjects, op_subjects
@@ -77,10 +78,10 @@ def view(job: Job) -> dict[str, Any]:
     kept = order[:MOST_SUBJECTS]
     subjects = []
     for key in kept:
-        rows = [(index, findings[index]) for index in told[key][:3]]
+        rows = [(index, finding_words(findings[index])) for index in told[key][:3]]
         made = result[key].plain() | {"alike": alike[key] - 1}
         subjects.append(
-            made | {"findings": [{"at": index, "rule": row.rule, "title": row.title} for index, row in rows]}
+            made | {"findings": [{"at": index, "rule": words.rule, "title": words.title} for index, words in rows]}
         )
     edges = [row for number, subject in enumerate(subjects) for row in _edges(number, subject)]
     return {
@@ -91,13 +92,14 @@ def view(job: Job) -> dict[str, Any]:
     }
 
 
-def _findings(subject: Subject, findings: Sequence[FindingRow]) -> list[int]:
+def _findings(subject: Subject, findings: Sequence[FindingBlock]) -> list[int]:
     """Findings, by their place in the list, that name an instruction or kernel of the picture, or its line."""
     result = []
-    for index, row in enumerate(findings):
-        cells = {str(value) for cells in row.evidence for value in cells.values() if isinstance(value, str)}
+    for index, block in enumerate(findings):
+        finding = block.finding
+        cells = {sanitize(value) for cells in finding.evidence for value in cells.values() if isinstance(value, str)}
         names = {part for cell in cells for part in cell.split(", ")}
-        if names & subject.names or row.where in subject.lines:
+        if names & subject.names or finding.where.label() in subject.lines:
             result.append(index)
     return result
 

@@ -13,7 +13,9 @@ from perfscope.analyzers.devices.roofline import flops_ns
 from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.programs import programs
 from perfscope.analyzers.time import step_windows
+from perfscope.dashboards.report.blocks import Tile
 from perfscope.dashboards.report.html_report import nothing_found, overview_parts
+from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import facts_of, missing, tiles, told_of
@@ -139,22 +141,22 @@ def view(job: Job) -> dict[str, Any]:
         "missing": missing(job.analysis, (item.held for item in job.gathered)),
         "first": [
             {
-                "rule": row.rule,
-                "title": row.title + row.on_ranks,
-                "detail": row.detail,
-                "gain": row.gain,
-                "share": row.share,
-                "where": row.where,
-                "basis": row.basis,
-                "severity": row.severity,
+                "rule": words.rule,
+                "title": words.title + words.on_ranks,
+                "detail": words.detail,
+                "gain": words.gain,
+                "share": words.share,
+                "where": words.where or "-",
+                "basis": words.basis,
+                "severity": words.severity,
             }
-            for row in summary.findings[:MOST_FIRST]
+            for words in map(finding_words, summary.findings[:MOST_FIRST])
         ],
         "findings": len(summary.findings),
     }
 
 
-def _mfu(gathered: Any) -> list[tuple[str, str, str]]:
+def _mfu(gathered: Any) -> list[Tile]:
     """The tile; none where no rank can say. Of several ranks their mean, and the lowest."""
     held: list[Gathered] = [item for item in gathered if item.held["used"] is not None]
     if not held:
@@ -168,7 +170,7 @@ def _mfu(gathered: Any) -> list[tuple[str, str, str]]:
     if len(held) > 1:
         rank = "" if least.source.rank is None else f" (rank {least.source.rank})"
         note += f"; mean of {len(held)}, lowest {100 * least.held['used']['mfu']:.1f}%{rank}"
-    return [("MFU", f"{at_least}{100 * mean:.1f}%", note)]
+    return [Tile("MFU", f"{at_least}{100 * mean:.1f}%", note)]
 
 
 def _interval(job: Job) -> str:

@@ -196,16 +196,3 @@ def page(body: Iterable[str], *, title: str, data_id: str, data: str, style: str
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def table(heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> str:
-    """A table that scrolls by itself where the page is too narrow; cells are HTML already."""
-    return (
-        f'<div class="scroll"><table class="{kind}"><thead><tr>{"".join(heads)}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def card(title: str, body: str, *, kind: str = "") -> str:
-    """A titled box around ``body``, which is HTML already."""
-    return f'<section class="card {kind}"><h2>{escape(title)}</h2>{body}</section>'

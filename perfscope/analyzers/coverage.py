@@ -1,23 +1,13 @@
-"""What was not evaluated and why, and what a reader must know of the sources: unplaced events, repairs, notes."""
+"""Which rules could not be evaluated and why, and whether anything was recorded of a run at all."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Listing, Section, Text
-from perfscope.dashboards.report.sections.devices import span_text
 from perfscope.model.trace import RECORDED
-from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.report.summary import Summary
-    from perfscope.model.trace import Source
-
 
 # Sources that are no recording of a run: compiled programs, memory snapshots.
 
@@ -40,68 +30,6 @@ MEMORY_FORMATS = frozenset({"jax_memory", "torch_memory"})
 def memory_alone(analysis: Analysis) -> bool:
     """Memory snapshots and no recording of a run."""
     return bool(analysis.sources) and all(source.format in MEMORY_FORMATS for source in analysis.sources)
-
-
-REASON_LIMIT = 600
-"""Characters of a reason or a note: what to capture, in full."""
-
-_NUMBER = re.compile(r"\d[\d,.]*")
-
-
-def remarks(analysis: Analysis) -> Iterator[str]:
-    """One line each: what is silenced and configured, then of the sources, counts summed over them."""
-    if silenced := analysis.silenced():
-        counts = Counter((rule, finding.where.label(), finding.silenced) for rule, finding in silenced)
-        named = "; ".join(f"{rule} {where}: {reason}" for rule, where, reason in counts)
-        count = f"{len(silenced)} finding{'' if len(silenced) == 1 else 's'}"
-        yield f"silenced: {count} ({sanitize(named, REASON_LIMIT)})"
-    yield from (f"configured: {sanitize(text, REASON_LIMIT)}" for text in analysis.settings)
-    yield from _of_sources(analysis.sources)
-
-
-def _of_sources(sources: Sequence[Source]) -> Iterator[str]:
-    """Counts are summed over the sources, and notes that differ in numbers only are said once."""
-    unplaced = sum(source.events_unplaced for source in sources)
-    if unplaced:
-        why = _counted([source.unplaced for source in sources])
-        read = sum(source.events_read for source in sources)
-        yield f"unplaced: {unplaced:,} of {read:,} events" + (f" ({why})" if why else "")
-    if repairs := _counted([source.repairs for source in sources]):
-        yield f"repaired: {repairs}"
-    ranks = Counter(source.rank for source in sources if source.rank is not None)
-    if twice := [rank for rank, count in ranks.items() if count > 1]:
-        yield f"note: several traces of rank {span_text(twice)}: judged as one job, which they may not be"
-    yield from _notes(sources)
-
-
-def rank_sources(sources: Sequence[Source]) -> str:
-    """What tells the ranks of the sources; where it differs, of how many."""
-    counts = Counter(source.rank_source for source in sources if source.rank is not None and source.rank_source)
-    names = (f"{sanitize(name)}{_of_many(count, len(sources))}" for name, count in sorted(counts.items()))
-    return ", ".join(names)
-
-
-def _counted(parts: Sequence[Mapping[str, int]]) -> str:
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part)
-    return "; ".join(f"{count:,} {sanitize(reason)}" for reason, count in sorted(total.items()))
-
-
-def _notes(sources: Sequence[Source]) -> Iterator[str]:
-    """Each kind of note with its first wording; of many sources, how many have it."""
-    kinds: dict[str, tuple[str, int]] = {}
-    for source in sources:
-        for note in source.notes:
-            kind = _NUMBER.sub("#", note)
-            first, count = kinds.get(kind, (note, 0))
-            kinds[kind] = (first, count + 1)
-    for first, count in kinds.values():
-        yield f"note: {sanitize(first, REASON_LIMIT)}{_of_many(count, len(sources))}"
-
-
-def _of_many(count: int, sources: int) -> str:
-    return "" if count == sources else f" ({count} of {sources} sources)"
 
 
 LOG_FORMAT = "torch_trace"
@@ -219,14 +147,14 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
     )
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
-            reason = sanitize(outcome.reason or "no reason given", REASON_LIMIT)
+            reason = outcome.reason or "no reason given"
             if compiled and (outcome.rule not in PROGRAM_RULES or reason.startswith("not recorded: ")):
                 reason = NOTHING_RAN
             elif single and outcome.rule in RANK_RULES:
                 reason = ONE_PROCESS
             elif alone and outcome.rule not in own:
                 reason = why
-            reasons.setdefault(reason, []).append(sanitize(outcome.rule))
+            reasons.setdefault(reason, []).append(outcome.rule)
     folded = [_fold(reason, rules) for reason, rules in reasons.items()]
     return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
 
@@ -237,26 +165,3 @@ def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
     if of is not None and (len(rules) >= FOLDED_FROM or reason == ONE_PROCESS):
         return reason, (f"{len(rules)} rules on {of}",)
     return reason, tuple(rules)
-
-
-def coverage_sections(summary: Summary) -> tuple[Section, ...]:
-    """Rules that are clean, and those that were not evaluated, with the reasons as details."""
-    made = []
-    if summary.clean:
-        count = len(summary.clean)
-        names = Text(f"rules: {', '.join(summary.clean)}", detail=True)
-        made.append(Section(title="Evaluated and clean", summary=_rules(count), blocks=(names,)))
-    if summary.abstained or summary.partly:
-        items = [f"{', '.join(rules)}: {reason}" for reason, rules in summary.abstained]
-        items += [f"{rule}, in part: {reason}" for rule, reason in summary.partly]
-        partly = f", {len(summary.partly)} in part only" if summary.partly else ""
-        blocks = (
-            Text("these rules lack what they need; they say nothing, neither good nor bad", detail=True),
-            Listing(items=tuple(items), few=len(items), rest="reasons"),
-        )
-        made.append(Section(title="Not evaluated", summary=f"{_rules(summary.blind)}{partly}", blocks=blocks))
-    return tuple(made)
-
-
-def _rules(count: int) -> str:
-    return f"{count:,} rule{'' if count == 1 else 's'}"

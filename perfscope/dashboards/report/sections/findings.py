@@ -1,0 +1,144 @@
+"""Findings: what fixing each saves at most, its share, and its evidence as a table of values with units."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.coverage import programs_alone
+from perfscope.analyzers.savings import Wholes
+from perfscope.dashboards.report.blocks import Amount, FindingBlock, Head, Table
+from perfscope.model.finding import source_label
+from perfscope.model.untrusted_text import NAME_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from perfscope.analyzers.engine import Analysis
+    from perfscope.dashboards.report.blocks import Unit, Value
+    from perfscope.model.finding import Cell, Finding
+
+FIRST_ROWS = 6
+"""Rows of evidence that are seen without asking."""
+
+MOST_EVIDENCE = 20
+"""Rows of a finding: a rule yields no more, but those of many ranks together do."""
+
+PLACES = frozenset({"site", "line", "file", "path", "allocated_at", "at"})
+"""Keys of source lines: a long one loses its beginning."""
+NAMES = frozenset({"op", "kernel", "module", "function", "host_was_in", "instruction", "computation", "name"})
+"""Keys of names of the program: a long one is shortened and not folded."""
+
+LINE_IS = "line_is"
+"""What the line of a place is, in words: left out where names and places have no room beside it."""
+
+START, SINCE = "start_ns", "since_start_ns"
+"""The one key that is a moment of a trace's clock, and no duration; what is shown for it."""
+
+UNITS: dict[str, Unit] = {"ns": "ns", "bytes": "bytes", "share": "share", "percent": "share", "pct": "share"}
+"""What the end of a key tells of its values."""
+
+
+def finding_blocks(analysis: Analysis) -> tuple[FindingBlock, ...]:
+    """All findings, those with a time first, the costliest first."""
+    wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
+    starts = starts_by_label(analysis)
+    made = [
+        _block(rule, finding, wholes, starts, several=several, alone=alone) for rule, finding in analysis.findings()
+    ]
+    return tuple(sorted(made, key=lambda block: block.saves is None or block.saves.unit != "ns"))
+
+
+def _block(
+    rule: str, finding: Finding, wholes: Wholes, starts: Mapping[str, int], *, several: bool, alone: bool
+) -> FindingBlock:
+    cost, over, of = finding.cost_ns_per_step, "", "span" if finding.cost_ns_per_step is None else "step"
+    if cost is None and finding.cost_ns is not None:
+        cost, over = finding.cost_ns, "per run" if alone else "in all"
+    whole = wholes.of(finding)
+    if finding.untraced_ns_per_step is not None:
+        cost, whole = finding.untraced_ns_per_step, wholes.untraced(finding)
+    if whole is None and finding.run_ns is not None:
+        whole, of = finding.run_ns, "run"
+    saves = None if cost is None else Amount(cost, "ns")
+    if cost is None and finding.cost_bytes and finding.bytes_are == "freed":
+        cost, whole, of, saves = finding.cost_bytes, finding.memory_bytes, "memory", Amount(finding.cost_bytes, "bytes")
+    return FindingBlock(
+        rule=rule,
+        finding=finding,
+        saves=saves,
+        over=over,
+        share=None if cost is None or not whole else cost / whole,
+        share_of="" if saves is None else of,
+        ranks=finding.ranks if several else (),
+        evidence=evidence_table(finding.evidence, starts) if finding.evidence else None,
+    )
+
+
+def starts_by_label(analysis: Analysis) -> dict[str, int]:
+    """When each source begins, by what evidence calls it; ``""``: the only one."""
+    if len(analysis.starts_ns) == 1:
+        return {"": analysis.starts_ns[0]}
+    labels = [source_label(source.rank, index) for index, source in enumerate(analysis.sources)]
+    return dict(zip(labels, analysis.starts_ns, strict=False))  # one made by hand has none
+
+
+def evidence_table(evidence: Sequence[Mapping[str, Cell]], starts: Mapping[str, int]) -> Table | None:
+    """The first rows of a finding, without columns that hold nothing; ``None`` where no column holds anything.
+
+    Moments are counted from where their trace begins: ``starts`` by the label that a row has as its ``source``, ``""``
+    of rows without one. A moment whose beginning is not known is left out.
+    """
+    rows = [_counted(row, starts) for row in evidence[:MOST_EVIDENCE]]
+    keys = [key for key in rows[0] if any(row.get(key) not in (None, "") for row in rows)]
+    if not keys:
+        return None
+    often = Counter(map(_title, keys))
+    return Table(
+        heads=tuple(
+            Head(
+                _title(key, full=often[_title(key)] > 1),
+                _unit(key, [row.get(key) for row in rows]),
+                drop=int(key == LINE_IS),
+                limit=0 if key in PLACES | NAMES else NAME_LIMIT,
+            )
+            for key in keys
+        ),
+        rows=tuple(tuple(_value(key, row.get(key)) for key in keys) for row in rows),
+        few=FIRST_ROWS,
+        left=max(0, len(evidence) - MOST_EVIDENCE),
+        rest="rows in the JSON report",
+    )
+
+
+def _counted(row: Mapping[str, Cell], starts: Mapping[str, int]) -> Mapping[str, Cell]:
+    moment = row.get(START)
+    if not isinstance(moment, int):
+        return row
+    begins = starts.get(str(row.get("source", "")))
+    since = None if begins is None else moment - begins
+    return {SINCE if key == START else key: since if key == START else cell for key, cell in row.items()}
+
+
+def _title(key: str, *, full: bool = False) -> str:
+    """``wait_ns`` -> ``'wait'``: the unit is in the cells. ``full``: another column would have the same title."""
+    stem, _, unit = key.rpartition("_")
+    if full and unit == "ns":
+        stem = f"{stem}_time"
+    elif full or not stem or unit not in UNITS or unit == "share":
+        stem = key
+    return stem.replace("_", " ")
+
+
+def _unit(key: str, cells: Sequence[Cell]) -> Unit:
+    if any(isinstance(cell, str) for cell in cells):
+        return "place" if key in PLACES else "code" if key in NAMES else "text"
+    return UNITS.get(key.rpartition("_")[2], "count")
+
+
+def _value(key: str, cell: Cell) -> Value:
+    """A cell; of a column of words and numbers each number with its own unit."""
+    if cell is None or isinstance(cell, str):
+        return cell
+    unit = key.rpartition("_")[2]
+    return Amount(cell / 100 if unit in ("percent", "pct") else cell, UNITS.get(unit, "count"))
