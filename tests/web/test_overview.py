@@ -193,6 +193,6 @@ def test_of_memory_of_the_detail_pass_it_is_said_and_its_page_is_named(tmp_path:
     made.make(1, 1 << 20, 10)
     trace = _ran().build()
     trace = replace(trace, detail=made.build())
-    row = _row(trace, tmp_path, "peak_owner", cost_bytes=1 << 20)
+    row = _row(trace, tmp_path, "peak_owner", cost_bytes=1 << 20, bytes_are="freed")
     assert row["none"] == "its memory was recorded in the detail pass, behind the steps that the timeline shows"
     assert row["memory"]

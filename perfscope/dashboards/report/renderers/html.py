@@ -134,7 +134,7 @@ def _table(block: Table) -> Iterator[str]:
 
 
 def _fold(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title.strip())}</summary>{body}</details>"
+    return f"<details><summary>{escape(sanitize(title, TEXT_LIMIT))}</summary>{body}</details>"
 
 
 def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
