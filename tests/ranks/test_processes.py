@@ -19,6 +19,7 @@ from perfscope.analyzers.readers.load import load_path
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
 from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.trace import Trace
+from perfscope.model.trace.trace import Tables
 from tests.build import TraceBuilder
 from tests.ranks.build import named
 
@@ -96,6 +97,21 @@ def test_a_process_that_comes_late_is_the_straggler() -> None:
 
 def test_processes_in_time_are_clean() -> None:
     assert stragglers(job([0.0] * 5)) == []
+
+
+def test_lateness_before_the_first_step_is_not_of_the_steps() -> None:
+    """As in NVIDIA's pax_fsdp4 recordings: 3.6 s of waiting while the model is built, 1 ms in the steps."""
+
+    def stepped(trace: Trace, first: int) -> Trace:
+        build = TraceBuilder()
+        for run in range(first, 5):
+            build.step(run, 100_000 * run, 100_000 * (run + 1))
+        return replace(trace, rows=Tables({**trace.rows, "steps": build.build().rows["steps"]}))
+
+    late = job([1.5 * LATE_US, 0.0, 0.0, 0.0, 0.0])
+    assert stragglers([stepped(trace, 1) for trace in late]) == []
+    (finding,) = stragglers([stepped(trace, 0) for trace in late])
+    assert finding.cost_ns == 30_000_000
 
 
 def test_the_side_of_a_process_is_its_last_device() -> None:

@@ -98,6 +98,59 @@ def test_a_path_of_a_proxy_is_kept(tmp_path: Path) -> None:
     assert client.get("/api/style.css", headers=headers).status_code == 404
 
 
+_CALLBACK = "_dash-update-component"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("_dash-component-suites/nope/x.js", None, 404),
+        ("_dash-component-suites/dash/x.js", None, 404),
+        ("_dash-component-suites/%0d%0a/x.js", None, 400),
+        ("a%0d%0aX:%20y", None, 400),
+        (f"%0d%0a?token={TOKEN}", None, 400),
+        (_CALLBACK, {}, 400),
+        (_CALLBACK, [], 400),
+        (_CALLBACK, {"output": 5}, 400),
+        (_CALLBACK, {"output": "nope.children", "inputs": [], "changedPropIds": []}, 400),
+        (
+            _CALLBACK,
+            {"output": "at.href", "outputs": {"id": "at", "property": "href"}, "inputs": [], "changedPropIds": []},
+            400,
+        ),
+    ],
+)
+def test_requests_of_no_page_are_refused_in_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str, body: object, status: int
+) -> None:
+    from perfscope.dashboards.web.wsgi import application
+
+    client = application(_environment(tmp_path)).test_client()
+    headers = {"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"}
+    answer = client.get(f"/{path}", headers=headers) if body is None else client.post(path, json=body, headers=headers)
+    assert answer.status_code == status
+    assert re.fullmatch(rb"perfscope: .+\n", answer.data)
+    assert not caplog.records
+
+
+def test_an_error_of_our_own_is_one_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perfscope.dashboards.web import app
+    from perfscope.dashboards.web.wsgi import application
+
+    def broken(*_: object) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(app, "_frame", broken)
+    client = application(_environment(tmp_path)).test_client()
+    answer = client.get("/_dash-layout", headers={"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 500
+    (record,) = caplog.records
+    assert record.getMessage() == "perfscope: internal error in /_dash-layout: KeyError: 'planted'"
+    assert record.exc_info is None
+
+
 @pytest.mark.slow
 def test_two_processes_answer(tmp_path: Path) -> None:
     gunicorn = shutil.which("gunicorn", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))

@@ -27,7 +27,7 @@ from perfscope.analyzers.hlo.collectives import Collective, collectives
 from perfscope.analyzers.hlo.cost.collectives import group_size
 from perfscope.analyzers.hlo.executions import executions_of, rows_of
 from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, Shape
-from perfscope.analyzers.ranks.job import Job, Local, jobs_of, over
+from perfscope.analyzers.ranks.job import Job, Local, has_ranks, jobs_of, over
 from perfscope.analyzers.ranks.matching import Group, Matched, Matching, align, matched_of
 from perfscope.analyzers.ranks.sets import CollectiveKind, Kind, RankSet, RankTotal, groups_of, kind_of, totals_of
 from perfscope.model.collectives import algorithm_of
@@ -174,7 +174,7 @@ def comparable_processes(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
 
     ``AbstainError`` where there is one and nothing to hold it against.
     """
-    mine = [trace for trace in traces if is_process(trace) and not len(trace.rows["collectives"])]
+    mine = [trace for trace in traces if is_process(trace) and not has_ranks(trace)]
     if not mine:
         return ()
     sets = tuple(process_set.ranks for process_set in process_sets(traces) if process_set.ranks.matching.matched)

@@ -3,6 +3,7 @@
 A collective's shortest side is that of the rank that came last. It was late by what the next-to-last rank waited:
 had it come no later than that one, all would have gone on so much sooner, and no more. Lateness below the
 uncertainty of the two ranks' ends is not counted, nor, for collectives on the host, below a scheduler's time slice.
+Where a recording has steps, what lies outside them (building the model, the first compilation) is not counted either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from perfscope.analyzers.ranks.job import Local
 from perfscope.analyzers.ranks.matching import Clocks, Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.time import (
+    account_windows,
     communication_in_steps,
     covering_slices,
     exposed_until,
@@ -25,7 +27,7 @@ from perfscope.analyzers.time import (
     union_of,
 )
 from perfscope.model.frames import Frame, Owner, parse_frame
-from perfscope.model.intervals import EMPTY, Intervals, covered, difference_total, merge, union
+from perfscope.model.intervals import EMPTY, Intervals, covered, difference_total, intersection, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 # What a rank did while the others waited for it: computed, communicated, loaded data, or nothing the trace shows.
@@ -300,12 +302,13 @@ def lateness_of(ranks: RankSet) -> Lateness:
         late, other = waits[1]
         rank = waits[0][1]
         least = ranks.clocks.uncertainty_ns.get(rank, 0) + ranks.clocks.uncertainty_ns.get(other, 0)
-        if collective.sides[rank].kernel == MISSING:
+        side = collective.sides[rank]
+        if side.kernel == MISSING:
             least = max(least, SLICE_NS)
-        if late <= least:
+        if late <= least or not _inside(_steps(traces[rank]), (side.start_ns, side.end_ns)):
             continue
         own = ways.pop(rank, None)
-        did = before(traces[rank], collective.sides[rank], late, own, tuple(ways.values()))
+        did = before(traces[rank], side, late, own, tuple(ways.values()))
         waited = sum(wait for wait, _ in waits)
         by_rank[rank].append(Late(collective=collective, rank=rank, lateness_ns=late, waited_ns=waited, before=did))
     stragglers = [_straggling(rank, arrivals, ranks) for rank, arrivals in by_rank.items()]
@@ -316,6 +319,12 @@ def lateness_of(ranks: RankSet) -> Lateness:
     )
 
 
+def _steps(trace: Trace) -> Intervals:
+    """The steps; the whole capture where it has none."""
+    windows = trace.fact(account_windows)
+    return union(windows.starts, windows.ends)
+
+
 def _straggling(rank: int, found: list[Late], ranks: RankSet) -> Straggling:
     exposed = _exposed(found, ranks)
     cost = min(sum(late.lateness_ns for late in found), max(exposed.values(), default=0))
@@ -324,7 +333,7 @@ def _straggling(rank: int, found: list[Late], ranks: RankSet) -> Straggling:
 
 
 def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
-    """By other rank: ns it waited at these collectives while its device computed nothing, each moment once."""
+    """By other rank: ns of its steps it waited at these while its device computed nothing, each moment once."""
     waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
     on_device = True
     for late in arrivals:
@@ -335,7 +344,8 @@ def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
     traces = ranks.job.traces
     exposed = {}
     for rank, spans in waits.items():
-        waiting: Intervals = union([start for start, _ in spans], [end for _, end in spans])
+        waited: Intervals = union([start for start, _ in spans], [end for _, end in spans])
+        waiting = intersection(waited, _steps(traces[rank]))
         computing = traces[rank].fact(compute_intervals)
         exposed[rank] = difference_total(waiting, computing) if on_device else waiting.total()
     return exposed

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import dash
 import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.exceptions import CallbackException, DependencyException
 
 from perfscope.dashboards.web.pages import PAGES, Asked, address, page_module
 from perfscope.dashboards.web.pages._grid import register_grid
@@ -23,8 +26,13 @@ from perfscope.dashboards.web.server.works import find_work
 from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.server.workshop import Workshop
 from perfscope.dashboards.web.ui import Exports
+from perfscope.model.errors import log_failure
 from perfscope.model.untrusted_text import sanitize
 
+if TYPE_CHECKING:
+    from flask.typing import ResponseReturnValue
+
+_log = logging.getLogger(__name__)
 TICK_MS = 1_000
 """Between two looks at what is being read."""
 ASSETS = Path(__file__).parent / "assets"
@@ -94,7 +102,38 @@ def create_app(
         base_path=base_path,
         inline_hashes=tuple(f"{csp_hash}" for csp_hash in app.csp_hashes()),
     ).install(app.server)
+    _answer_errors(app, base_path)
     return app
+
+
+def _answer_errors(app: Dash, base_path: str) -> None:
+    """Requests that no page of ours makes are refused in one line; an error of our own is one line in the log.
+
+    Dash answers both with 500 and writes a traceback.
+    """
+    from flask import request
+    from werkzeug.exceptions import HTTPException
+
+    def refuse_unknown_callback() -> ResponseReturnValue | None:
+        if request.method != "POST" or request.path != f"{base_path}_dash-update-component":
+            return None
+        body = request.get_json(silent=True)
+        output = body.get("output") if isinstance(body, dict) else None
+        known = isinstance(output, str) and output in app.callback_map
+        return None if known else ("perfscope: no such callback\n", HTTPStatus.BAD_REQUEST)
+
+    def answer(error: Exception) -> ResponseReturnValue:
+        if isinstance(error, HTTPException):
+            return error
+        if isinstance(error, DependencyException):
+            return "perfscope: no such file\n", HTTPStatus.NOT_FOUND
+        if isinstance(error, CallbackException):
+            return "perfscope: the callback has other inputs\n", HTTPStatus.BAD_REQUEST
+        log_failure(_log, f"internal error in {request.path}", error)
+        return "perfscope: internal error, which the server's log names\n", HTTPStatus.INTERNAL_SERVER_ERROR
+
+    app.server.before_request(refuse_unknown_callback)
+    app.server.register_error_handler(Exception, answer)
 
 
 def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> Any:

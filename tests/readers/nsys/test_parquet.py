@@ -170,6 +170,45 @@ def test_instructions_have_their_program_run_and_device(tmp_path: Path) -> None:
     assert "4 of them launched several kernels" in trace.source.notes[0]
 
 
+def named_threads(folder: Path, names: dict[int, str]) -> Path:
+    index = pd.MultiIndex.from_tuples([(7, tid) for tid in names], names=["PID", "TID"])
+    pd.DataFrame({"Name": list(names.values()), "Priority": 0}, index=index).to_parquet(folder / jax_toolbox.THREADS)
+    return folder
+
+
+def test_names_of_launcher_threads_tell_rank_and_devices(tmp_path: Path) -> None:
+    names = {
+        40: "XlaLauncher:#global=4,local=0,process=2,slice=0#",
+        50: "XlaLauncher:#global=5,local=1,process=2,partition=0#",
+        60: "python",
+    }
+    folder = named_threads(write(tmp_path / "set", two_devices()), names)
+    for path in (folder, zipped(folder, tmp_path / "set.zip")):
+        (trace,) = load(path)
+        trace.check()
+        assert (trace.source.rank, trace.source.rank_source) == (2, "thread metadata")
+        assert set(zip(trace.hlo_ops["ordinal"], trace.hlo_ops["place"], strict=True)) == {(0, 4), (1, 5)}
+
+
+def test_a_process_with_one_device_launches_from_the_callers_thread(tmp_path: Path) -> None:
+    rows = [row for row in two_devices() if row[3] != 40]
+    folder = named_threads(
+        write(tmp_path / "set", rows), {9: "XlaLauncher:#global=1,local=1,process=1,slice=0#", 50: "main"}
+    )
+    (trace,) = load(folder)
+    assert trace.source.rank == 1
+    assert set(zip(trace.hlo_ops["ordinal"], trace.hlo_ops["place"], strict=True)) == {(1, 1)}
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1" + b"\x00" * 64 + b"PAR1"])
+def test_names_of_threads_that_cannot_be_read_cost_only_the_rank(tmp_path: Path, content: bytes) -> None:
+    folder = write(tmp_path / "set", two_devices())
+    (folder / jax_toolbox.THREADS).write_bytes(content)
+    (trace,) = load(folder)
+    assert trace.source.rank is None
+    assert len(trace.rows["hlo_ops"]) == 12
+
+
 def test_devices_are_what_the_programs_were_compiled_for(tmp_path: Path) -> None:
     folder = write(tmp_path / "set", two_devices())
     (folder / "dump").mkdir()

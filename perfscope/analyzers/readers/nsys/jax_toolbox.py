@@ -4,12 +4,16 @@
 nvtx_gpu_proj_trace/trace.parquet          NVTX ranges with the time of the device work launched in them
 dump/module_0016.jit_train_step.sm_9.0_gpu_after_optimizations.hlo.pb.xz    the compiled programs
 dump/module_0016.jit_train_step.gpu_target_config.pbtxt.xz                  the device they were compiled for
+thread-metadata.parquet                    names of the threads, in recordings of newer versions
 ```
 
 XLA opens a range for each instruction it launches, inside one for the program; nsys projects each range on the
 devices: from the first begin to the last end of the work launched in it. With one kernel in it that is the kernel's
-time; with several, the time between them is in it. Which device it was is not told: XLA launches the work of each
-device from a thread of its own, so a thread stands for a device, and they are numbered by their thread ids.
+time; with several, the time between them is in it.
+
+XLA launches the work of each device from a thread of its own, whose name says which device of the job that is and
+which process this one is; a process with one device launches from the caller's thread. Without the names of threads
+they stand for devices numbered by their thread ids.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import re
 import tempfile
 import zipfile
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -41,6 +45,7 @@ FORMAT = "nsys_jax"
 
 TRACE = Path("nvtx_gpu_proj_trace", "trace.parquet")
 DUMP = "dump"
+THREADS = Path("thread-metadata.parquet")
 
 MOST_ROWS = 50_000_000
 """Rows of the projection; a parquet file of a few MB may claim any number."""
@@ -64,6 +69,7 @@ _MODULE = re.compile(r"TSL:XlaModule:#(?:.*,)?hlo_module=([^,#]+),program_id=(\d
 _COLLECTIVE = re.compile(r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast)")
 _COLUMNS = ["Name", "Projected Start", "Projected Duration", "TID", "NumGPUOps", "RangeId", "ParentId"]
 _MOST_NESTED = 64
+_LAUNCHER = r"^XlaLauncher:#global=(\d{1,9}),local=(\d{1,9}),process=(\d{1,9}),"
 
 _NO_INSTRUCTION = "range that is no instruction (a program as a whole, NCCL, others)"
 
@@ -106,9 +112,9 @@ def _unpack(path: Path, folder: Path) -> None:
             for member in archive.infolist():
                 name = PurePosixPath(member.filename)
                 of_dump = name.parent == PurePosixPath(DUMP) and (name.match(_PROGRAMS) or name.match(_TARGETS))
-                if name != PurePosixPath(TRACE) and not of_dump:
+                if name not in (PurePosixPath(TRACE), PurePosixPath(THREADS)) and not of_dump:
                     continue
-                target = folder / (TRACE if not of_dump else Path(DUMP, name.name))
+                target = folder / (Path(DUMP, name.name) if of_dump else Path(name))
                 target.parent.mkdir(exist_ok=True)
                 with archive.open(member) as stream, target.open("wb") as written:
                     while piece := stream.read(_PIECE):
@@ -183,7 +189,8 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
         if one is not None:
             instructions[row] = starts.get((int(one[2]), instructions[row]), instructions[row])
     threads = times["TID"][chosen]
-    workers = _workers(threads, told)
+    launchers = _launchers(path)
+    workers = launchers.devices(threads) if launchers else _workers(threads, told)
     ops: Columns = {
         "start_ns": times["Projected Start"][chosen].astype(np.int64),
         "end_ns": (times["Projected Start"][chosen] + times["Projected Duration"][chosen]).astype(np.int64),
@@ -194,12 +201,17 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
         "ordinal": np.array([workers.get(thread, 0) for thread in threads.tolist()], np.int64),
         "encloses": np.isin(chosen, parents[chosen]),
     }
+    numbered = f"devices are numbered by the {len(workers)} threads that launched their work"
+    if launchers:
+        ops["place"] = np.array([launchers.place[ordinal] for ordinal in ops["ordinal"].tolist()], np.int64)
+        pool.rank, pool.rank_source = launchers.process, "thread metadata"
+        numbered = "devices have the numbers in the names of XLA's launcher threads, and executions their order here"
     several = _tables(ops, times["NumGPUOps"][chosen], _target(path), pool)
     pool.events, pool.unplaced[_NO_INSTRUCTION] = len(names), len(names) - len(chosen)
     pool.note(
         f"no single kernels in it: each of {len(pool.rows['kernels']):,} kernels shown is one instruction's work on a "
         f"device ({several:,} of them launched several kernels; the time between those is in it)",
-        f"devices are numbered by the {len(workers)} threads that launched their work",
+        numbered,
         *problems,
     )
     pool.record("device_work", *(("hlo",) if modules else ()))
@@ -229,6 +241,43 @@ def _root(row: int, parents: Array, names: list[str]) -> int:
         if row == MISSING or names[row].startswith("TSL:XlaModule:"):
             return row
     return MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class _Launchers:
+    """What the names of XLA's launcher threads say. ``place``: local number of a device -> its number in the job."""
+
+    process: int | None
+    device_at: dict[int, int]
+    """Thread -> local number of its device."""
+    place: dict[int, int]
+
+    def devices(self, threads: Array) -> dict[float, int]:
+        """Thread -> local number of its device; what other threads launched is taken to be of the first device."""
+        first = min(self.place)
+        return {thread: self.device_at.get(int(thread), first) for thread in np.unique(threads[threads == threads])}
+
+
+def _launchers(path: Path) -> _Launchers | None:
+    """``None`` where the recording has no names of threads, or none of XLA's: a rank is not worth the recording."""
+    import pandas as pd
+
+    if not (path / THREADS).is_file():
+        return None
+    try:
+        names = pd.read_parquet(path / THREADS, engine="pyarrow").reset_index()
+        numbers = names["Name"].astype(str).str.extract(_LAUNCHER).dropna().astype(np.int64)
+        threads = names["TID"].loc[numbers.index].astype(np.int64).tolist()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # pyarrow's own errors derive from these
+        return None
+    if numbers.empty:
+        return None
+    processes = numbers[2].unique().tolist()
+    return _Launchers(
+        process=processes[0] if len(processes) == 1 else None,
+        device_at=dict(zip(threads, numbers[1].tolist(), strict=True)),
+        place=dict(zip(numbers[1].tolist(), numbers[0].tolist(), strict=True)),
+    )
 
 
 def _workers(threads: Array, told: list[re.Match[str] | None]) -> dict[float, int]:

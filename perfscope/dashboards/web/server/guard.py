@@ -80,6 +80,8 @@ class Guard:
             return _refused(HTTPStatus.MISDIRECTED_REQUEST, "this server is not known by that name (--allow-host NAME)")
         if len(request.query_string) > MOST_QUERY:
             return _refused(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
+        if not request.path.isprintable():
+            return _refused(HTTPStatus.BAD_REQUEST, "the address has control characters")
         if request.method not in SAFE_METHODS and not self._own_origin(request.headers.get("Origin"), request.host):
             return _refused(HTTPStatus.FORBIDDEN, "the request comes from another page")
         return self._known()

@@ -116,6 +116,12 @@ REDUCTION_UNTAGGED = aten(
     "native_group_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit "
     "nll_loss_forward logcumsumexp cumsum cumprod _foreach_norm _foreach_max"
 )
+REDUCTION_TAGGED = aten(
+    "all amax amin aminmax any argmax argmin count_nonzero linalg__powsum linalg_vector_norm logsumexp max mean min "
+    "nansum norm prod std std_mean sum var var_mean"
+)
+"""What newer torch tags as reductions: torch 2.6 has no such tag."""
+_REDUCES = getattr(torch.Tag, "reduction", None)
 ALLOCATIONS = aten("empty empty_like empty_strided new_empty new_empty_strided resize_ set_ _unsafe_view record_stream")
 """Move no bytes although their schema declares no alias."""
 METADATA = aten(
@@ -179,7 +185,8 @@ def facts_of(func: Any) -> OpFacts:
     aliases = any(arg.alias_info is not None and not arg.alias_info.is_write for arg in schema.arguments)
     foreach = packet.startswith("aten._foreach_") and packet not in REDUCTION_UNTAGGED
     pointwise = torch.Tag.pointwise in func.tags or packet in POINTWISE_UNTAGGED or foreach
-    reduction = torch.Tag.reduction in func.tags or packet in REDUCTION_UNTAGGED
+    tagged = packet in REDUCTION_TAGGED if _REDUCES is None else _REDUCES in func.tags
+    reduction = tagged or packet in REDUCTION_UNTAGGED
     return OpFacts(
         name=name,
         packet=packet,
