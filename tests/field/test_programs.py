@@ -114,6 +114,7 @@ def test_a_run_finds_the_steps_and_adds_no_warning(program: Program, tmp_path: P
         assert (process["step_source"] or "").startswith(program.steps)
         timing = [capture for capture in process["captures"] if capture["pass"] == "timing"]
         assert [capture["state"] for capture in timing] == ["recorded"]
+        assert not [capture for capture in process["captures"] if "failed" in (capture["reason"] or "")]
     report = newest(tmp_path, "report.json")
     assert report["steps"] or report["windows"], "where no step waits for its work, and jax 0.6 gives executions no id"
     assert report["accounts"]

@@ -27,6 +27,7 @@ from tests.torch_capture.op_graphs import Net, line_of, named, simulated_peak, t
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 pytestmark = pytest.mark.torch
+newer = pytest.mark.skipif(not hasattr(torch.Tag, "reduction"), reason="ops and tags that this torch does not have")
 
 
 def test_it_is_available_with_this_torch() -> None:
@@ -173,6 +174,20 @@ def test_views_writes_and_kinds(record: Any) -> None:
     assert not named(graph, "sum")[0].mutated
 
 
+@newer
+def test_reductions_that_older_torch_does_not_tag_are_those_of_the_tag() -> None:
+    from perfscope.profiler.torch.op_graph import recorder as schema
+
+    tagged = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if name.startswith("aten::") and op is not None and torch.Tag.reduction in op.tags:
+            tagged.add(f"aten.{packet}")
+    assert tagged == schema.REDUCTION_TAGGED
+
+
+@newer
 def test_the_written_lists_hold_ops_that_torch_has_and_does_not_tag() -> None:
     from perfscope.profiler.torch.op_graph import recorder as schema
 
@@ -321,6 +336,7 @@ def test_attention_on_the_cpu(causal: bool) -> None:
     assert found["aten._scaled_dot_product_flash_attention_for_cpu_backward.default"] == [2 * pairs * 5 * 4]
 
 
+@newer
 def test_full_attention_is_what_torch_counts_on_a_gpu() -> None:
     from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
@@ -338,6 +354,7 @@ def test_causal_pairs_are_those_of_the_mask(queries: int, keys: int) -> None:
     assert attended_pairs(queries, keys, causal=False) == queries * keys
 
 
+@newer
 def test_a_grouped_product_is_the_sum_of_its_groups() -> None:
     x, weights = torch.ones(16, 32, dtype=torch.bfloat16), torch.ones(2, 32, 8, dtype=torch.bfloat16)
     ends = torch.tensor([4, 16], dtype=torch.int32)
@@ -361,6 +378,7 @@ def test_scaled_products_are_products() -> None:
     assert flops_of("aten._scaled_mm.default", arguments.get, ()) == 2 * 16 * 32 * 8
 
 
+@newer
 def test_every_name_is_an_op_of_torch() -> None:
     absent = [name for name in (*FORMULAS, *MOVES_DATA) if not hasattr(torch.ops.aten, name.removeprefix("aten."))]
     assert absent == []

@@ -163,6 +163,7 @@ def test_threads_of_the_program_are_left_alone(record: Any) -> None:
     assert [op.name for op in record(program).ops] == ["aten.zeros.default"]
 
 
+@pytest.mark.skipif(not hasattr(torch.Tag, "reduction"), reason="this torch compiles again; `run` leaves the pass out")
 def test_compiled_regions_are_not_compiled_again(record: Any) -> None:
     compiled = torch.compile(lambda x: (x @ x).sin().sum(), backend="aot_eager")
     x = torch.ones(4, 4, requires_grad=True)
