@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser.chromium import binary
 from tests.jax_capture.test_session import LOOP
 from tests.session.programs import captured, write
 
@@ -77,3 +78,37 @@ def test_the_profile_its_tools_and_their_data_are_there(server: str) -> None:
     trace = ask(f"{server}/data?{query}&tag=trace_viewer&host=perfscope")
     names = {event.get("name") for event in trace["traceEvents"]}
     assert any("train_step" in str(name) for name in names)
+
+
+def test_its_profile_page_shows_the_run_in_a_browser(server: str) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = binary()
+    if chromium is None:
+        pytest.skip("no Chromium here")
+    (run,) = ask(f"{server}/runs") or ask(f"{server}/runs")
+    errors: list[str] = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        try:
+            page = browser.new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(f"{server.partition('/data')[0]}/#profile", wait_until="domcontentloaded")
+            shown = wait_for(page, (run, "Average Step Time"))
+        finally:
+            browser.close()
+    assert "Sessions (1)" in shown
+    assert "perfscope" in shown, "the host"
+    assert not errors
+
+
+def wait_for(page: Any, texts: tuple[str, ...]) -> str:
+    """The text of the plugin's frame with all of ``texts`` in it; its charts come from a server that is not asked."""
+    end = time.monotonic() + SECONDS
+    shown = ""
+    while time.monotonic() < end:
+        page.wait_for_timeout(500)
+        for frame in page.frames[1:]:
+            shown = frame.evaluate("document.body ? document.body.innerText : ''")
+            if all(text in shown for text in texts):
+                return shown
+    raise AssertionError(shown)
