@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -35,50 +36,91 @@ def as_nobody() -> list[str]:
     return ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Path]:
-    """The folder of a running server: its socket is in it."""
+class Server:
+    """A server in a folder of its own, with its socket in it; it can be killed and started again."""
+
+    def __init__(self, folder: Path, binaries: Path) -> None:
+        self.folder, self.binaries = folder, binaries
+        secret = folder / "password"
+        secret.write_text(PASSWORD)
+        if os.getuid() == 0:
+            for path in (folder, secret):
+                os.chown(path, 65534, 65534)
+        subprocess.run(
+            [*as_nobody(), binaries / "initdb", "-D", folder / "data", "-U", "tester", "--auth=scram-sha-256",
+             f"--pwfile={secret}", "--no-sync", "-E", "UTF8", "--locale=C"],
+            check=True, capture_output=True, cwd=folder,
+        )  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it answers."""
+        import psycopg
+
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*as_nobody(), self.binaries / "postgres", "-D", self.folder / "data", "-k", self.folder, "-p", "54329",
+                 "-c", "listen_addresses=", "-c", "fsync=off", "-c", "shared_buffers=16MB"],
+                stdout=log, stderr=log, cwd=self.folder, start_new_session=True,
+            )  # fmt: skip
+        for _ in range(300):
+            try:
+                psycopg.connect(url(self.folder, "postgres")).close()
+                break
+            except psycopg.OperationalError:
+                assert self.process.poll() is None, (self.folder / "log").read_text()
+                time.sleep(0.1)
+        else:
+            raise AssertionError((self.folder / "log").read_text())
+
+    def kill(self) -> None:
+        """All its processes at once, as where the machine fails."""
+        assert self.process is not None
+        children = subprocess.run(
+            ["pgrep", "--parent", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        self.process.kill()
+        for child in map(int, children.stdout.split()):  # each has a session of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self.process.wait(30)
+        self.process = None
+
+    def stop(self) -> None:
+        """Connections end, and it too."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(30)
+            self.process = None
+
+
+@contextlib.contextmanager
+def new_server() -> Iterator[Server]:
+    """A server that runs; it and its folder are gone afterwards."""
     pytest.importorskip("sqlalchemy", reason="no SQLAlchemy")
-    psycopg = pytest.importorskip("psycopg", reason="no psycopg")
+    pytest.importorskip("psycopg", reason="no psycopg")
     where = binaries()
     if where is None:
         pytest.skip("no PostgreSQL server here (Debian: apt install postgresql)")
     if os.getuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("PostgreSQL does not run as root, and there is no setpriv")
     folder = Path(tempfile.mkdtemp(prefix="pscope-pg-", dir="/tmp"))  # short: a socket's path has 107 bytes
-    secret = folder / "password"
-    secret.write_text(PASSWORD)
-    if os.getuid() == 0:
-        for path in (folder, secret):
-            os.chown(path, 65534, 65534)
-    process = None
     try:
-        subprocess.run(
-            [*as_nobody(), where / "initdb", "-D", folder / "data", "-U", "tester", "--auth=scram-sha-256",
-             f"--pwfile={secret}", "--no-sync", "-E", "UTF8", "--locale=C"],
-            check=True, capture_output=True, cwd=folder,
-        )  # fmt: skip
-        with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [*as_nobody(), where / "postgres", "-D", folder / "data", "-k", folder, "-p", "54329",
-                 "-c", "listen_addresses=", "-c", "fsync=off", "-c", "shared_buffers=16MB"],
-                stdout=log, stderr=log, cwd=folder,
-            )  # fmt: skip
-        for _ in range(300):
-            try:
-                psycopg.connect(url(folder, "postgres")).close()
-                break
-            except psycopg.OperationalError:
-                assert process.poll() is None, (folder / "log").read_text()
-                time.sleep(0.1)
-        else:
-            raise AssertionError((folder / "log").read_text())
-        yield folder
+        server = Server(folder, where)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
     finally:
-        if process is not None:
-            process.send_signal(signal.SIGINT)  # "fast": connections end, and it too
-            process.wait(30)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Path]:
+    """The folder of a running server: its socket is in it."""
+    with new_server() as running:
+        yield running.folder
 
 
 def url(folder: Path, database: str) -> str:
