@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.job import jobs_of
+from perfscope.analyzers.ranks.job import MOST_RANKS, jobs_of
 from perfscope.analyzers.ranks.matching import align, match
 from perfscope.analyzers.ranks.sets import comparable, rank_sets, table_of
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
 from perfscope.model.collectives import algorithm_of, bus_factor, element_size, operation_of
+from perfscope.model.documents.run import missing_ranks
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
@@ -47,6 +48,17 @@ def test_a_missing_rank_is_said_and_the_others_are_matched() -> None:
     assert "1 of 4 ranks are missing (rank 2)" in found.notes[0]
     assert len(found.matching.matched) == 4
     assert not any(item.complete for item in found.matching.matched)
+
+
+def test_a_world_that_no_job_has_is_bounded() -> None:
+    traces = [named(trace, world=2**63 - 1) for trace in rank_set(LATE)]
+    (found,) = rank_sets(traces)
+    assert len(found.job.missing) == MOST_RANKS - 4
+    assert "9,223,372,036,854,775,807 ranks are more than any job has" in found.notes[0]
+    assert (
+        missing_ranks({0, 1}, 2**62)
+        == f"ranks 2, 3, 4, 5, 6, 7, 8, 9 and {2**62 - 10:,} more of {2**62:,} left nothing here"
+    )
 
 
 def test_of_two_files_of_a_rank_the_one_beside_the_others_is_used() -> None:

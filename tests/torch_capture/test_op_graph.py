@@ -174,33 +174,6 @@ def test_views_writes_and_kinds(record: Any) -> None:
     assert not named(graph, "sum")[0].mutated
 
 
-@newer
-def test_reductions_that_older_torch_does_not_tag_are_those_of_the_tag() -> None:
-    from perfscope.profiler.torch.op_graph import recorder as schema
-
-    tagged = set()
-    for name in torch._C._dispatch_get_all_op_names():
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-        if name.startswith("aten::") and op is not None and torch.Tag.reduction in op.tags:
-            tagged.add(f"aten.{packet}")
-    assert tagged == schema.REDUCTION_TAGGED
-
-
-@newer
-def test_the_written_lists_hold_ops_that_torch_has_and_does_not_tag() -> None:
-    from perfscope.profiler.torch.op_graph import recorder as schema
-
-    def tagged(name: str, tag: Any) -> bool:
-        packet = getattr(torch.ops.aten, name.removeprefix("aten."))  # AttributeError: no such op
-        return all(tag in getattr(packet, overload).tags for overload in packet.overloads())
-
-    assert not [name for name in schema.POINTWISE_UNTAGGED if tagged(name, torch.Tag.pointwise)]
-    assert not [name for name in schema.REDUCTION_UNTAGGED if tagged(name, torch.Tag.reduction)]
-    for name in (*schema.ALLOCATIONS, *schema.METADATA, *schema.HOST_READS, *schema.MASK_READS):
-        assert hasattr(torch.ops.aten, name.removeprefix("aten.")), name
-
-
 def test_the_line_is_the_users_not_the_librarys(record: Any) -> None:
     x = torch.ones(3)
     graph = record(lambda: copy.deepcopy(x))

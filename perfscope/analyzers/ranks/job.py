@@ -178,6 +178,9 @@ APART_NS = 60 * 10**9
 
 MIXED = "process groups of one name have different members on different ranks: these are not one job"
 
+MOST_RANKS = 1 << 17
+"""Of a job: a corrupt file may claim any number, and ranks that are missing are listed."""
+
 MOST_NAMED = 8
 """Ranks or files a note names one by one."""
 
@@ -311,10 +314,13 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
         notes.append(f"{len(files):,} files are of rank {rank}; {name} is used: it lies beside the other ranks")
     world = next((trace.source.world_size for trace in chosen.values() if trace.source.world_size is not None), None)
     members = tuple(Member(rank=rank, trace=trace, collectives=trace.fact(read)) for rank, trace in chosen.items())
-    missing = tuple(rank for rank in range(world or max(chosen) + 1) if rank not in chosen)
+    count = world or max(chosen) + 1
+    missing = tuple(rank for rank in range(min(count, MOST_RANKS)) if rank not in chosen)
+    if count > MOST_RANKS:
+        notes.append(f"{count:,} ranks are more than any job has: only the first {MOST_RANKS:,} are looked for")
     if missing:
         notes.append(
-            f"{len(missing):,} of {world or max(chosen) + 1:,} ranks are missing ({named_ranks(missing)}): what they "
+            f"{len(missing):,} of {count:,} ranks are missing ({named_ranks(missing)}): what they "
             "waited and whom they kept waiting is not known"
         )
     agree = _groups_agree(members)

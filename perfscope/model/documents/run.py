@@ -7,6 +7,7 @@ process, where nothing of ours but this may be assumed to be installed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import signal
 from collections import defaultdict
@@ -253,8 +254,10 @@ def failure_of(state: str, exit_code: int | None, error: str | None) -> str | No
 
 def missing_ranks(ranks: Collection[int], world_size: int | None) -> str | None:
     """``'rank 3 of 4 left nothing here'``; ``None`` if all are there or their number is not known."""
-    missing = [rank for rank in range(world_size or 0) if rank not in ranks]
-    return f"{list_numbers('rank', missing)} of {world_size:,} left nothing here" if missing else None
+    world = world_size or 0  # a corrupt manifest may claim any number
+    first = list(itertools.islice((rank for rank in range(world) if rank not in ranks), MOST_NAMED))
+    count = world - sum(0 <= rank < world for rank in set(ranks))
+    return f"{list_numbers('rank', first, count)} of {world:,} left nothing here" if first else None
 
 
 def ranks_of(run: Run) -> tuple[set[int], int | None]:
@@ -264,7 +267,8 @@ def ranks_of(run: Run) -> tuple[set[int], int | None]:
     return ranks, max(worlds, default=run.tasks)
 
 
-def list_numbers(what: str, numbers: Sequence[int]) -> str:
-    """``'ranks 3, 5'``; beyond ``MOST_NAMED`` only their number."""
-    more = f" and {len(numbers) - MOST_NAMED:,} more" if len(numbers) > MOST_NAMED else ""
-    return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:MOST_NAMED]))}{more}"
+def list_numbers(what: str, numbers: Sequence[int], count: int | None = None) -> str:
+    """``'ranks 3, 5'``; beyond ``MOST_NAMED`` only their number. ``count``: of all, where ``numbers`` are the first."""
+    count = len(numbers) if count is None else count
+    more = f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
+    return f"{what}{'s' if count > 1 else ''} {', '.join(map(str, numbers[:MOST_NAMED]))}{more}"
