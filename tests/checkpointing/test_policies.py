@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfscope.analyzers.checkpointing.jax_layers import ForwardWork, Layers, forward_work, layer_loops, single_layers
 from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.thunks import Schedule
+from perfscope.analyzers.readers.hlo import proto
+from tests.conftest import REPOSITORY
 from tests.hlo_build import hlo_module
 
 PLAIN = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
@@ -99,3 +103,21 @@ def test_numbered_scopes_with_a_backward_are_layers(scopes: tuple[str, str]) -> 
 def test_a_single_number_or_none_is_no_layer(scopes: tuple[str, ...]) -> None:
     module = unrolled(*scopes)
     assert not single_layers(module, Schedule(module))
+
+
+@pytest.mark.parametrize("index", ["", "x", "9" * 5_000])
+def test_parts_of_tuples_without_a_number_are_no_error(index: str) -> None:
+    """As in a text whose attribute was changed."""
+    (module,) = proto.read(REPOSITORY / "fixtures/h100-programs/attention-naive-scan-small-none.hlo.pb.xz").hlo
+    assert layer_loops(module, Schedule(module))
+    computations = {}
+    for name, computation in module.computations.items():
+        damaged = tuple(
+            replace(one, attributes={"index": index}) if one.opcode == "get-tuple-element" else one
+            for one in computation.instructions
+        )
+        by_name = {one.name: one for one in damaged}
+        computations[name] = replace(computation, instructions=damaged, by_name=by_name)
+    damaged_module = replace(module, computations=computations)
+    layer_loops(damaged_module, Schedule(damaged_module))
+    single_layers(damaged_module, Schedule(damaged_module))
