@@ -10,6 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
+from perfscope.analyzers.critical_path import PathSummary, WhatIf, path_summary
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
 from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
@@ -226,6 +227,10 @@ class Analysis:
     """The costliest kernels, ops, modules and lines of all sources together."""
     generations: tuple[Generation, ...] = ()
     """Loops that generate tokens, one a recording in which shapes tell prefill from decode."""
+    paths: tuple[PathSummary, ...] = ()
+    """What bound the steps, one a recording with a host thread or a device."""
+    what_ifs: tuple[WhatIf, ...] = ()
+    """What changes that the user asks about would make of the steps."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
     settings: tuple[str, ...] = ()
@@ -302,6 +307,7 @@ class Examined(ReadTrace):
     host: HostAccount | None
     top: TopWork | None
     generation: Generation | None
+    path: PathSummary | None
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
     """One a rule, in the order of the rules."""
@@ -347,6 +353,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         host=trace.fact(host_account),
         top=top_work(trace),
         generation=trace.fact(generation),
+        path=path_summary(trace),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
         start_ns=trace.span_ns()[0],
@@ -384,6 +391,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
         generations=tuple(item.generation for item in examined if item.generation is not None),
+        paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from perfscope.model.finding import SEVERITIES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perfscope.analyzers.critical_path import Hypothesis, WhatIf
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.readers.load import Loaded, Skipped
 
@@ -83,6 +85,13 @@ fail_on_option = click.option(
     help="Read them on the workers of this Dask scheduler, which see the same paths.",
 )
 @click.option("--topology", metavar="FILE", help="Ranks of a node, their links, the network (TOML), for nvlink_stall.")
+@click.option(
+    "--what-if",
+    "changes",
+    multiple=True,
+    metavar="CHANGE",
+    help="Model a change: 'aten::mm x0.5', 'sync x0', 'launch x0', 'communication x0' (repeatable).",
+)
 @fail_on_option
 @quiet_option
 @verbose_option
@@ -96,6 +105,7 @@ def analyze(
     jobs: int | None,
     scheduler: str | None,
     topology: str | None,
+    changes: tuple[str, ...],
     fail_on: str | None,
     quiet: bool,
     verbose: bool,
@@ -107,6 +117,7 @@ def analyze(
     one and compared.
     """
     from perfscope.analyzers.configuration import find_configuration
+    from perfscope.analyzers.critical_path import parse_hypothesis
     from perfscope.analyzers.devices.topology import read_topology
     from perfscope.analyzers.judge import judge_paths
     from perfscope.analyzers.registry import load_rule
@@ -123,10 +134,11 @@ def analyze(
         raise UsageError("--budget: only --format llm has one")
     if scheduler is not None and jobs is not None:
         raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
+    hypotheses = [parse_hypothesis(change) for change in changes]
     judged = judge_paths(
         paths, chosen, device=named, jobs=jobs, scheduler=scheduler, topology=links, configuration=configuration
     )
-    analysis = judged.analysis
+    analysis = replace(judged.analysis, what_ifs=_what_ifs(judged.loaded, hypotheses))
     _spare_inputs(judged.loaded, outputs)
     if not quiet:
         _tell(judged.loaded.skipped)
@@ -138,6 +150,18 @@ def analyze(
         sized = {**screen(sys.stdout), "links": sys.stdout.isatty()} if form == "text" else {}
         click.echo(render(analysis, form, **sized, **options.get(form, {})), nl=False, color=True)
     return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
+
+
+def _what_ifs(loaded: Loaded, changes: Sequence[Hypothesis]) -> tuple[WhatIf, ...]:
+    """The answer to each change. Of a set of traces not enough is kept to play one again."""
+    from perfscope.analyzers.critical_path import what_if
+
+    if changes and len(loaded.traces) > 1:
+        raise UsageError("--what-if plays one recording again: give the trace of one rank")
+    answers = [what_if(trace, change) for trace in loaded.traces for change in changes]
+    if changes and None in answers:
+        raise UsageError("--what-if: no host thread and no device worked in this recording")
+    return tuple(answer for answer in answers if answer is not None)
 
 
 def gate(analysis: Analysis, fail_on: str | None) -> bool:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.coverage import programs_alone
+from perfscope.analyzers.critical_path import WhatIf
 from perfscope.analyzers.memory import HeldCategory, Memory, Reserved
 from perfscope.analyzers.memory.holders import Holder
 from perfscope.analyzers.memory.picture import MemoryPicture
@@ -58,6 +59,8 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "hosts": analysis.hosts,
         "top_work": analysis.top,
         "generations": analysis.generations,
+        "critical_paths": analysis.paths,
+        "what_ifs": analysis.what_ifs,
         "steps": analysis.steps,
         "windows": analysis.windows,
         "outcomes": analysis.outcomes,
@@ -149,6 +152,7 @@ SHAPES: Shapes = {
         },
     ),
     ModelCall: Shape(left_out=("end_ns",), added={"duration_ns": lambda call: call.end_ns - call.start_ns}),
+    WhatIf: Shape(added=_properties("saved_ns")),
     TopWork: Shape(added=_properties("costed_share") | {"achieved": _achieved}),
     WorkRow: Shape(added={"achieved": _achieved}),
     Utilization: Shape(added=_properties("costed_share", "mfu", "hfu")),

@@ -1,0 +1,103 @@
+"""What bound the steps: the critical path by part, its largest members, and what changes would make of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.critical_path import PARTS
+from perfscope.dashboards.report.blocks import Column, Section, table, tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from perfscope.analyzers.critical_path import PathRow, PathSummary, WhatIf
+
+_WORDS = {
+    "communication": "communication",
+    "dependency": "between works of the device",
+    "host_op": "ops of the host",
+    "launch": "launching",
+    "other_host": "other host work",
+    "sync": "returning from waits",
+}
+MOST_ROWS = 12
+MOST_PARTS = 6
+
+
+def critical_path_sections(paths: Sequence[PathSummary]) -> tuple[Section, ...]:
+    """One section: the path of the only recording, or the paths of several by part, a row each."""
+    known = [path for path in paths if path.whole_ns]
+    if len(known) > 1:
+        return (_by_rank(known),)
+    return tuple(map(_section, known))
+
+
+def _by_rank(paths: Sequence[PathSummary]) -> Section:
+    total = {part: sum(path.parts_ns.get(part, 0) for path in paths) for part in PARTS}
+    parts = sorted((part for part in PARTS if total[part]), key=lambda part: -total[part])[:MOST_PARTS]
+    columns: list[Column[PathSummary]] = [
+        Column("rank", lambda path: path.rank, "count"),
+        Column("step", lambda path: path.whole_ns // max(path.steps, 1), "ns"),
+        *(Column(_words(part), partial(_share, part), "share") for part in parts),
+    ]
+    return Section(
+        title="Critical paths",
+        summary=f"what bound a step of each rank by itself: {len(paths)} ranks",
+        blocks=tables(table(columns, paths, few=8)),
+    )
+
+
+def _share(part: str, path: PathSummary) -> float:
+    return path.parts_ns.get(part, 0) / path.whole_ns
+
+
+def _section(path: PathSummary) -> Section:
+    steps = max(path.steps, 1)
+    parts = sorted(path.parts_ns, key=lambda part: (-path.parts_ns[part], PARTS.index(part)))
+    largest = ", ".join(f"{_words(part)} {100 * path.parts_ns[part] / path.whole_ns:.1f}%" for part in parts[:3])
+    columns: tuple[Column[str], ...] = (
+        Column("part", _words),
+        Column("time", lambda part: path.parts_ns[part] // steps, "ns"),
+        Column("share", lambda part: path.parts_ns[part] / path.whole_ns, "share"),
+    )
+    rows: tuple[Column[PathRow], ...] = (
+        Column("on the path", lambda row: row.name, "code"),
+        Column("in", lambda row: row.where),
+        Column("time", lambda row: row.total_ns // steps, "ns"),
+        Column("share", lambda row: row.total_ns / path.whole_ns, "share"),
+        Column("launched by", lambda row: row.op, "code", drop=1),
+        Column("line", lambda row: row.line, "place", drop=2),
+    )
+    return Section(
+        title="Critical path",
+        summary=f"what bound {'a step, mean of all' if path.steps else 'the capture'}: {largest}",
+        blocks=tables(
+            table(columns, parts, few=len(parts), bar="shares", detail=True),
+            table(rows, path.rows[:MOST_ROWS], few=5),
+        ),
+    )
+
+
+def what_if_sections(what_ifs: Sequence[WhatIf]) -> tuple[Section, ...]:
+    """One for the changes that were asked about."""
+    if not what_ifs:
+        return ()
+    columns: tuple[Column[WhatIf], ...] = (
+        Column("if", lambda answer: answer.text, "code"),
+        Column("a step takes", lambda answer: answer.after_ns // answer.steps, "ns"),
+        Column("now", lambda answer: answer.before_ns // answer.steps, "ns"),
+        Column("change", lambda answer: -answer.saved_ns / answer.before_ns if answer.before_ns else None, "change"),
+        Column("pieces changed", lambda answer: answer.nodes, "count"),
+    )
+    return (
+        Section(
+            title="What if",
+            summary="modelled: the recorded dependencies are played again with the change, all else as it was",
+            blocks=tables(table(columns, what_ifs, few=len(what_ifs))),
+        ),
+    )
+
+
+def _words(part: str) -> str:
+    return _WORDS.get(part, part.replace("_", " "))
