@@ -226,8 +226,8 @@ class _Sweep:
             write_atomically(folder / KEPT, text, durable=False)
 
     def _write(self) -> Sweep:
+        from perfscope.analyzers.sweep.document import sweep_document
         from perfscope.analyzers.sweep.front import Swept, VariantPoint
-        from perfscope.dashboards.report.sections.sweep import sweep_document
         from perfscope.model.documents.sweep import FILE, dump
         from perfscope.model.files import write_atomically
         from perfscope.model.untrusted_text import scrub_command

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from perfscope.analyzers.sweep.document import sweep_document
 from perfscope.analyzers.sweep.front import Swept, VariantPoint
 from perfscope.dashboards import figures
 from perfscope.dashboards.report.sections import sweep
-from perfscope.dashboards.report.sections.sweep import sweep_document
 from perfscope.model.documents.sweep import Sweep, dump, json_schema, load
 from perfscope.model.errors import DataError, UsageError
 from tests.conftest import REPOSITORY

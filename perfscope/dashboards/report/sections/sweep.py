@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.sweep.front import Swept, VariantPoint, pareto_front, sentences, size_limits
 from perfscope.dashboards.report.blocks import Badge, Column, Listing, Picture, Range, Report, Section, table
 from perfscope.dashboards.report.charts import STYLE, TOO_MUCH, Dot, scatter
 from perfscope.dashboards.report.charts import key as key_of
 from perfscope.dashboards.report.renderers.html import report_html
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import range_text
-from perfscope.model.documents.sweep import (
-    SCHEMA,
-    Sweep,
-    SweptAxis,
-    SweptDominance,
-    SweptReach,
-    SweptVariant,
-    dump,
-)
+from perfscope.model.documents.sweep import dump
 from perfscope.model.units import format_bytes
-from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from perfscope.dashboards.report.blocks import Unit
-
-
-def sweep_document(
-    axes: Sequence[Swept],
-    points: Sequence[VariantPoint],
-    *,
-    name: str,
-    command: Sequence[str],
-    created_utc: str,
-    notes: Sequence[str] = (),
-) -> Sweep:
-    """The document of points, compared. Texts are made fit to be shown."""
-    front = pareto_front(axes, points)
-    alike: dict[int, tuple[int, ...]] = {}
-    for numbers in front.same:
-        alike |= {number: tuple(value for value in numbers if value != number) for number in numbers}
-    reached = size_limits(front.sizes, points)
-    return Sweep(
-        schema=SCHEMA,
-        name=sanitize(name),
-        command=tuple(sanitize(word) for word in command),
-        created_utc=created_utc,
-        axes=tuple(
-            SweptAxis(
-                name=axis.name, values=tuple(sanitize(value) for value in axis.values),
-                kind=front.kinds[axis.name],
-            )
-            for axis in axes
-        ),
-        variants=tuple(
-            _variant(point, number in front.on_front, front.beaten_by.get(number, ()), alike.get(number, ()))
-            for number, point in enumerate(points)
-        ),
-        reaches=tuple(
-            SweptReach(
-                held=sanitize(item.rest), axis=item.axis, memory_bytes=item.memory_bytes, fits_to=item.fits_to,
-                first_that_does_not=item.first_that_does_not, not_known=item.not_known,
-            )
-            for item in reached
-        ),
-        dominated=tuple(
-            SweptDominance(worse=sanitize(dominance.worse), better=sanitize(dominance.better), sizes=dominance.groups)
-            for dominance in front.dominated
-        ),
-        said=tuple(sanitize(sentence, 400) for sentence in sentences(front, reached, points)),
-        notes=tuple(sanitize(note, 400) for note in notes),
-        complete=not any(point.state == "not reached" for point in points),
-    )  # fmt: skip
-
-
-def _variant(point: VariantPoint, on_front: bool, beaten_by: tuple[int, ...], same_as: tuple[int, ...]) -> SweptVariant:
-    return SweptVariant(
-        settings={name: sanitize(value) for name, value in point.settings},
-        state=point.state,
-        target=sanitize(point.target),
-        step_low_ns=None if point.step is None else point.step.low,
-        step_high_ns=None if point.step is None else point.step.high,
-        peak_bytes=point.peak_bytes,
-        memory_bytes=point.memory_bytes,
-        on_front=on_front,
-        dominated_by=beaten_by,
-        same_as=same_as,
-        reason=sanitize(point.reason, 400),
-        programs=tuple(sanitize(name) for name in point.programs),
-        folder=point.folder,
-        seconds_to_compile=point.seconds,
-        host_bytes=point.host_bytes,
-        reused=point.reused,
-    )
-
-
-# The report.
+    from perfscope.model.documents.sweep import Sweep, SweptVariant
 
 
 COLORS = ("#3f7fd6", "#e0892b", "#2e9c7a", "#9465c2", "#c8486b", "#7a8a2a", "#4aa3b5", "#8a6d4f")
