@@ -137,7 +137,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
     loop = style == "loop"
     between = "between its kernels" if len(trace.rows["kernels"]) else "on the host between its ops"
     site = call_site(trace, busiest.first_op)
-    title = f"{optimizer} updates {_form(loop)} and not fused"
+    title = f"{optimizer} updates {_form(loop)}, not fused"
     detail = f"{busiest.ops.total():,} update ops in an optimizer step; "
     detail += f"fused saves up to {format_ns(cost / len(members))} of each"
     if idle:
@@ -360,7 +360,7 @@ def _plan_finding(
     return Finding(
         subject=_subject(optimizer, loop),
         title=fit_title(
-            f"{optimizer} updates {_form(loop)} and not fused",
+            f"{optimizer} updates {_form(loop)}, not fused",
             optimizer,
         ),
         detail=f"{len(updates):,} launches per step; fused saves up to {format_bytes(saved_bytes)} of memory traffic.",
