@@ -52,6 +52,7 @@ TORCH = (
     Program("transformers_trainer", ("torch", "transformers", "accelerate"), OPTIMIZER),
     Program("trl_sft", ("torch", "trl", "transformers"), OPTIMIZER),
 )
+DEEPSPEED = Program("deepspeed_train", ("torch", "deepspeed"), OPTIMIZER, ("torchrun", "--nproc-per-node", "1"))
 JAX = (
     Program("equinox_train", ("jax", "equinox", "optax"), MODULE),
     Program("flax_linen", ("jax", "flax", "optax"), MODULE),
@@ -100,7 +101,7 @@ def newest(folder: Path, name: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("program", [*TORCH, *JAX], ids=lambda program: program.name)
+@pytest.mark.parametrize("program", [*TORCH, DEEPSPEED, *JAX], ids=lambda program: program.name)
 def test_a_run_finds_the_steps_and_adds_no_warning(program: Program, tmp_path: Path) -> None:
     need(program)
     alone = bare(program, tmp_path)

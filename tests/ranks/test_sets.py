@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.job import MOST_RANKS, jobs_of
+from perfscope.analyzers.ranks.job import MOST_RANKS, jobs_of, locals_of
 from perfscope.analyzers.ranks.matching import align, match
 from perfscope.analyzers.ranks.sets import comparable, rank_sets, table_of
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
@@ -19,6 +19,8 @@ from perfscope.model.collectives import algorithm_of, bus_factor, element_size, 
 from perfscope.model.documents.run import missing_ranks
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
+from perfscope.model.trace.columns import Rows
+from perfscope.model.trace.trace import Tables
 from tests.build import TraceBuilder
 from tests.ranks.build import KERNEL, collective, named, rank_set
 from tests.ranks.planted import job_of
@@ -48,6 +50,16 @@ def test_a_missing_rank_is_said_and_the_others_are_matched() -> None:
     assert "1 of 4 ranks are missing (rank 2)" in found.notes[0]
     assert len(found.matching.matched) == 4
     assert not any(item.complete for item in found.matching.matched)
+
+
+def test_a_collective_may_be_linked_with_a_kernel_that_is_not_marked() -> None:
+    """As in a damaged export."""
+    (trace, *_) = rank_set(LATE)
+    kernels = trace.rows["kernels"]
+    columns = {column.name: kernels[column.name].copy() for column in kernels.table.columns}
+    columns["communication"][:] = False
+    unmarked = replace(trace, rows=Tables({**trace.rows, "kernels": Rows(kernels.table, columns)}))
+    assert [local.lane for local in locals_of(unmarked)] == [local.lane for local in locals_of(trace)]
 
 
 def test_a_world_that_no_job_has_is_bounded() -> None:

@@ -78,10 +78,23 @@ def test_nested_shared_lists_of_a_dump_are_no_text(tmp_path: Path) -> None:
 
 NEVER_ENDING = """HloModule m, is_scheduled=true
 
-ENTRY %e (a: f32[9223372036854775807,9223372036854775807]) -> f32[8] {
-  %a = f32[9223372036854775807,9223372036854775807]{1,0} parameter(0)
-  %d = f32[9223372036854775807,9223372036854775807]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-  ROOT %r = f32[8]{0} slice(%d), slice={[0:9223372036854775807:0]}
+%body (s: (s32[])) -> (s32[]) {
+  %s = (s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %a = f32[536870912,536870912]{1,0} broadcast(%i), dimensions={}
+  %d = f32[536870912,536870912]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %t = (s32[]) tuple(%i)
+}
+
+%c (s: (s32[])) -> pred[] {
+  %s = (s32[]) parameter(0)
+  ROOT %p = pred[] constant(true)
+}
+
+ENTRY %e (a: s32[]) -> (s32[]) {
+  %a = s32[] parameter(0)
+  %t = (s32[]) tuple(%a)
+  ROOT %w = (s32[]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"999999999999999"}}
 }
 """
 NO_OPERAND = """HloModule m, is_scheduled=true
@@ -93,7 +106,19 @@ ENTRY %e (a: f32[8]) -> f32[8] {
 """
 
 
-@pytest.mark.parametrize(("program", "reason"), [(NEVER_ENDING, "never end"), (NO_OPERAND, "lacks operands")])
+TOO_LARGE = """HloModule m, is_scheduled=true
+
+ENTRY %e (a: f32[8]) -> f32[8] {
+  %a = f32[9223372036854775807]{0} parameter(0)
+  ROOT %b = f32[8]{0} all-reduce(%a)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [(NEVER_ENDING, "never end"), (NO_OPERAND, "lacks operands"), (TOO_LARGE, "larger than any memory")],
+)
 def test_programs_that_cannot_be_are_refused(
     program: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,8 @@ LEAST_OPERANDS = dict.fromkeys(_WITH_OPERAND.split(), 1)
 """Operands that an operation has at least: of those that are looked through to what they take."""
 LEAST_CALLED = {"call": 1, "fusion": 1, "while": 2}
 """Computations that it calls at least: of those whose bodies are looked into."""
+MOST_BYTES = 1 << 61
+"""Of a value: sums of a few of them still fit 64 bits."""
 
 
 def computation_of(name: str, instructions: Sequence[Instruction]) -> Computation:
@@ -124,6 +126,8 @@ def computation_of(name: str, instructions: Sequence[Instruction]) -> Computatio
             raise ValueError(f"{instruction.opcode[:80]} {instruction.name[:80]!r} lacks operands")
         if len(instruction.called) < LEAST_CALLED.get(instruction.opcode, 0):
             raise ValueError(f"{instruction.opcode[:80]} {instruction.name[:80]!r} calls too few computations")
+        if instruction.shape.bytes > MOST_BYTES:
+            raise ValueError(f"{instruction.name[:80]!r} is larger than any memory")
         if instruction.name in by_name:
             raise ValueError(f"computation {name[:80]!r} defines {instruction.name[:80]!r} twice")
         by_name[instruction.name] = instruction

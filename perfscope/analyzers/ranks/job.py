@@ -120,9 +120,9 @@ def _read(trace: Trace) -> Iterator[Local]:
 
 
 def _lanes(trace: Trace) -> dict[tuple[int, int], int]:
-    """(device row, stream) of communication kernels -> its place by first use."""
-    kernels = trace.rows["kernels"]
-    rows = np.flatnonzero(kernels["communication"])
+    """(device row, stream) of kernels of collectives -> its place by first use."""
+    kernels, linked = trace.rows["kernels"], trace.rows["collectives"]["kernel"]
+    rows = np.union1d(np.flatnonzero(kernels["communication"]), linked[linked != MISSING])
     lanes: dict[tuple[int, int], int] = {}
     for row in rows[np.argsort(kernels["start_ns"][rows], kind="stable")].tolist():
         lanes.setdefault((int(kernels["device"][row]), int(kernels["stream"][row])), len(lanes))
