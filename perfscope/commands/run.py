@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -64,8 +65,17 @@ LAUNCHERS = frozenset({"accelerate.commands.launch", "torch.distributed.launch",
 
 
 def _is_launcher(word: str) -> bool:
-    """Whether a word that is no file is a command on the path: ``torchrun``, ``accelerate``, ``deepspeed`` ..."""
-    return word != "-" and Path(word).name == word and not Path(word).exists() and shutil.which(word) is not None
+    """Whether a word is a command: ``torchrun`` on the path, or a file that starts itself, such as ``venv/bin/python``.
+
+    A file with the suffix ``.py`` is a script, also where it could start itself.
+    """
+    path = Path(word)
+    if word == "-" or path.suffix == ".py":
+        return False
+    if path.is_file():
+        with path.open("rb") as file:
+            return os.access(path, os.X_OK) and file.read(2) in (b"#!", b"\x7fE")
+    return path.name == word and not path.exists() and shutil.which(word) is not None
 
 
 @click.command(

@@ -79,6 +79,12 @@ def test_a_command_gets_its_arguments_and_python_below_it_captures(tmp_path: Pat
     assert (done.returncode, done.stdout) == (9, "-q\nTrue\n")
 
 
+def test_the_path_of_an_interpreter_is_a_command(tmp_path: Path) -> None:
+    write(tmp_path, "import os, sys\nprint('PERFSCOPE_CAPTURE' in os.environ, sys.argv[1:])\n")
+    done = captured(sys.executable, "train.py", "-q", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True ['-q']\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_program_killed_by_a_signal_returns_128_and_the_signal(tmp_path: Path, number: signal.Signals) -> None:
     write(tmp_path, f"import os\nos.kill(os.getpid(), {int(number)})\n")
