@@ -38,7 +38,7 @@ class Fault:
     def arm(self) -> None:
         """From now on, until the process ends."""
         sys.addaudithook(self._audit)
-        database._Sqlite = self._statements()  # type: ignore[misc]
+        database.Session = self._statements()  # type: ignore[misc]
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -49,10 +49,10 @@ class Fault:
         if writes and isinstance(path, str | os.PathLike) and str(Path(path).absolute()).startswith(self._folder):
             self._write(OSError(getattr(errno, self._kind, 0), os.strerror(getattr(errno, self._kind, 0))))
 
-    def _statements(self) -> type[database._Sqlite]:
+    def _statements(self) -> type[database.Session]:
         fault = self
 
-        class Statements(database._Sqlite):
+        class Statements(database.Session):
             def execute(self, sql: str, **values: Any) -> int:
                 fault._write(sqlite3.OperationalError("database or disk is full"))
                 return super().execute(sql, **values)

@@ -20,14 +20,12 @@ from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.time import (
     account_windows,
     communication_in_steps,
-    covering_slices,
     exposed_until,
     input_slices,
-    lineage,
     union_of,
 )
 from perfscope.model.frames import Frame, Owner, parse_frame
-from perfscope.model.intervals import EMPTY, Intervals, covered, difference_total, intersection, merge, union
+from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference_total, intersection, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 # What a rank did while the others waited for it: computed, communicated, loaded data, or nothing the trace shows.
@@ -220,18 +218,49 @@ class OpsOf:
 
 def _frame(trace: Trace, threads: tuple[int, ...], window: tuple[int, int]) -> Frame | None:
     """The innermost Python function that covers most of the window and is the user's; None without stacks."""
-    slices = trace.rows["slices"]
+    slices, functions = trace.rows["slices"], trace.fact(_user_functions)
     middle = (window[0] + window[1]) // 2  # what covers more than half of the window covers its middle
-    inner = covering_slices(trace, np.array(threads, np.int64), middle)
-    rows = np.array([row for start in inner.tolist() for row in lineage(trace, start)], np.int64)
-    starts, ends = slices["start_ns"][rows], slices["end_ns"][rows]
-    inside = np.minimum(ends, window[1]) - np.maximum(starts, window[0])
-    covering = (slices["kind"][rows] == SliceKind.PYTHON) & (inside >= MOST * (window[1] - window[0]))
-    for row in rows[covering][np.argsort((ends - starts)[covering], kind="stable")].tolist():
-        frame = parse_frame(trace.text(int(slices["name"][row])))
-        if frame is not None and frame.owner is Owner.USER:
-            return frame
-    return None
+    candidates = []
+    for thread in threads:
+        rows, outer = functions.get(thread, (EMPTY_ROWS, []))
+        index = int(np.searchsorted(slices["start_ns"][rows], middle, side="right")) - 1
+        while index != MISSING:
+            row = int(rows[index])
+            start, end = int(slices["start_ns"][row]), int(slices["end_ns"][row])
+            if min(end, window[1]) - max(start, window[0]) >= MOST * (window[1] - window[0]):
+                candidates.append((end - start, row))
+            index = outer[index]
+    return parse_frame(trace.text(int(slices["name"][min(candidates)[1]]))) if candidates else None
+
+
+EMPTY_ROWS = np.empty(0, np.int64)
+
+
+def _user_functions(trace: Trace) -> dict[int, tuple[Int64, list[int]]]:
+    """By thread: rows of ``slices`` of the user's Python functions by start, and the index of the one around each.
+
+    Of a set of ranks these spans are kept, and not all that are around them.
+    """
+    slices = trace.rows["slices"]
+    python = np.flatnonzero(slices["kind"] == SliceKind.PYTHON)
+    names, inverse = np.unique(slices["name"][python], return_inverse=True)
+    frames = [parse_frame(trace.text(int(code))) for code in names]
+    mine = np.array([frame is not None and frame.owner is Owner.USER for frame in frames], bool)
+    chosen = python[mine[inverse]] if len(python) else python
+    result = {}
+    for thread in np.unique(slices["thread"][chosen]).tolist():
+        rows = chosen[slices["thread"][chosen] == thread]  # in order of start, the longest first
+        outer: list[int] = []
+        around: list[tuple[int, int]] = []
+        for index, (start, end) in enumerate(
+            zip(slices["start_ns"][rows].tolist(), slices["end_ns"][rows].tolist(), strict=True)
+        ):
+            while around and around[-1][1] <= start:
+                around.pop()
+            outer.append(around[-1][0] if around else MISSING)
+            around.append((index, end))
+        result[thread] = (rows.astype(np.int64), outer)
+    return result
 
 
 def _inside(intervals: Intervals, window: tuple[int, int]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import lzma
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 
@@ -112,6 +113,15 @@ def nanoseconds(ps: int) -> int:
 def work_of(plane: RawPlane) -> list[Work]:
     """All work of an accelerator's plane."""
     found = []
+    for label, base, name, start, end in named_work(plane):
+        copies = GPU_COPY if label.startswith("Stream") else TPU_COPY
+        kind = "communication" if COLLECTIVE.match(name) else "copy" if copies.match(name) else "kernel"
+        found.append((kind, base + nanoseconds(start), base + nanoseconds(end)))
+    return found
+
+
+def named_work(plane: RawPlane) -> Iterator[tuple[str, int, str, int, int]]:
+    """(line, its base in ns, name, start and end in ps) of all work of an accelerator's plane."""
     for line in plane.lines:
         label, base = one(line, 2, b"").decode(), one(line, 3)
         events = [(name, start, start + length) for name, start, length, _ in plane.events(line)]
@@ -120,10 +130,7 @@ def work_of(plane: RawPlane) -> list[Work]:
         elif not label.startswith("Stream #") and label != "Async XLA Ops":
             continue
         for name, start, end in events:
-            copies = GPU_COPY if label.startswith("Stream") else TPU_COPY
-            kind = "communication" if COLLECTIVE.match(name) else "copy" if copies.match(name) else "kernel"
-            found.append((kind, base + nanoseconds(start), base + nanoseconds(end)))
-    return found
+            yield label, base, name, start, end
 
 
 def innermost(events: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
@@ -266,7 +273,7 @@ def test_device_work_names_its_instruction(path: Path) -> None:
             for name, _, _, stats in plane.events(line):
                 if "hlo_op" in stats:
                     expected[name, stats["hlo_op"], stats["program_id"]] += 1
-        for _, _, _, name in work_of(plane) if plane.name.startswith("/device:TPU") else ():
+        for _, _, name, _, _ in named_work(plane) if plane.name.startswith("/device:TPU") else ():
             program = next(
                 stats.get("program_id", -1) for key, stats in plane.shared.items() if plane.names[key] == name
             )

@@ -1,7 +1,7 @@
 r"""A log's records: a line ``V0401 12:00:00.000000 77 torch/x.py:3] {...}``, then its payload, each line after a tab.
 
 The payload's md5 is in ``has_payload``. Everything else (blank lines, corrupt lines, a cut-off end) is counted.
-One record is held at a time; a payload that is not needed is not read.
+One record is held at a time; a payload that is not needed is hashed in pieces and never held.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from perfscope.model.compile_log import CodeLine
 MAX_HEAD_BYTES = 16 << 20
 """Of a record's own line: metrics with all configurations of torch have 60 kB."""
 MAX_PAYLOAD_BYTES = 64 << 20
+_PIECE = 1 << 20
 """Of a payload that is parsed: the output code of a graph of 20,000 nodes has 20 MB."""
 MAX_STRINGS = 100_000
 """File names that records refer to by number."""
@@ -121,18 +122,34 @@ class Record:
         return frame
 
     def payload(self) -> bytes:
-        """The payload without its tabs; ``CorruptRecordError`` if it is not what was written, or too long to hold."""
+        """The payload without its tabs; ``CorruptRecordError`` if it is too long to hold."""
         start, end = self._span
         if end - start > MAX_PAYLOAD_BYTES:
             raise CorruptRecordError("payload too long")
         raw = self._data[start:end]
         if self._crlf:
             raw = raw.replace(b"\r\n", b"\n").removesuffix(b"\r")
-        content = raw[1:].replace(b"\n\t", b"\n")
+        return raw[1:].replace(b"\n\t", b"\n")
+
+    def check(self) -> None:
+        """``CorruptRecordError`` unless the payload has the hash that was written with it, if one was."""
         expected = self.envelope.has_payload
-        if expected is not None and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
+        if expected is None:
+            return
+        start, end = self._span
+        if end - start <= _PIECE or (self._crlf and end - start <= MAX_PAYLOAD_BYTES):
+            digest = hashlib.md5(self.payload(), usedforsecurity=False)
+        else:
+            digest = hashlib.md5(usedforsecurity=False)
+            index = start + 1
+            while index < end:
+                stop = min(index + _PIECE, end)
+                if stop < end and self._data[stop - 1 : stop] == b"\n":
+                    stop += 1  # the tab goes with its line end
+                digest.update(self._data[index:stop].replace(b"\n\t", b"\n"))
+                index = stop
+        if digest.hexdigest() != expected:
             raise CorruptRecordError("payload is not what was written")
-        return content
 
 
 class Reader:
@@ -144,7 +161,7 @@ class Reader:
         self.records = 0
 
     def __iter__(self) -> Iterator[Record]:
-        """The records whose line is intact, in order."""
+        """The records whose line and payload are intact, in order."""
         data, size, index = self._data, len(self._data), 0
         while index < size:
             match = _NEXT.search(data, index)
@@ -174,8 +191,7 @@ class Reader:
         if envelope.rank is None and prefix[1]:
             envelope.rank = int(prefix[1])
         name = decode(keys[kind], _Name).name if kind == "artifact" else ""
-        self.records += 1
-        return Record(
+        record = Record(
             kind,
             name,
             keys[kind],
@@ -185,6 +201,9 @@ class Reader:
             (min(head_end + 1, end), end),
             crlf,
         )
+        record.check()
+        self.records += 1
+        return record
 
 
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
