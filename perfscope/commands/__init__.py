@@ -25,11 +25,13 @@ COMMANDS: dict[str, str] = {
     "serve": "perfscope.commands.serve:serve",
     "setup": "perfscope.commands.setup:setup",
     "store": "perfscope.commands.store:store",
+    "try": "perfscope.commands.try_:try_",
 }
 
 TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
     "Analyze": ("analyze", "query", "serve", "rules", "explain"),
+    "Fix": ("try",),
     "Compare": ("compare", "history", "baseline", "store"),
     "Compile for a machine that is not here": ("compile", "setup", "advise"),
     "Share": ("report", "comment", "export"),

@@ -66,6 +66,12 @@ class Message:
     worker_of: int | None = None
     """The process that reads this is a worker that ``multiprocessing`` started for the process with this id: its stacks
     are sampled, and nothing else."""
+    trial: bool = False
+    """Whether this is a launch of `perfscope try`, whose processes report what became of the next two."""
+    interventions: tuple[str, ...] = ()
+    """Names of interventions that are applied to the program."""
+    record_steps: int = 0
+    """Steps whose values are recorded, so that they can be held against those of another launch."""
 
     def dump(self) -> str:
         """As JSON text."""
@@ -88,6 +94,9 @@ def load_message(text: str) -> Message:
         checkout=raw.get("checkout"),
         tree=raw.get("tree"),
         worker_of=raw.get("worker_of"),
+        trial=raw.get("trial", False),
+        interventions=tuple(raw.get("interventions", ())),
+        record_steps=raw.get("record_steps", 0),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from perfscope.model.documents.trial_report import ProcessTrial
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.files import write_atomically
 from perfscope.model.untrusted_text import MASK, scrub_command
@@ -63,6 +64,8 @@ class Launch:
     """What it ran on and with, by an allow-list."""
     machine: Mapping[str, float] = field(default_factory=dict)
     """Counters of the machine before, while and after it ran (`ab_machine`)."""
+    trials: tuple[ProcessTrial, ...] = ()
+    """Of a launch of `perfscope try`: what its processes report."""
     problem: str | None = None
 
     def times_ns(self) -> tuple[float, ...]:
@@ -99,6 +102,53 @@ def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:
             swap = phase != "calibrate" and first.arm == "head"
             result[first.pair] = (second, first) if swap else (first, second)
     return tuple(result[pair] for pair in sorted(result))
+
+
+# Interventions instead of commits: what each arm is, and what came of its launches.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An intervention as it is shown (`perfscope.profiler.interventions`)."""
+
+    name: str
+    title: str
+    family: str
+    """Of interventions with one family only one can be in effect."""
+    answers: tuple[str, ...]
+    may_change: str
+    code: str
+    by_mean: bool = False
+    """Whether it moves time from one step to others, so that the mean of all steps alone tells what is gained."""
+    unfit: str | None = None
+    """Why it cannot help this program."""
+
+
+Stop = Literal["not applicable", "not applied", "rejected", "failed", "not reached"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The launches of one arm against another. ``base``, ``head``: interventions in effect."""
+
+    candidate: Candidate
+    base: tuple[str, ...] = ()
+    head: tuple[str, ...] = ()
+    first: Launch | None = None
+    """The launch whose values were recorded, with empty caches of compilers; none of its times count."""
+    pairs: Pairs | None = None
+    stop: Stop | None = None
+    """Why there are no pairs."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchanged:
+    """Launches of the program as it is: two that recorded values, and pairs for the calibration."""
+
+    first: Launch
+    second: Launch
+    calibration: tuple[Pair, ...] = ()
 
 
 # An A/B on disk: its plan, and a line for each launch as it ends. What was interrupted goes on where it was.

@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from perfscope.model.capture import VARIABLE, CaptureOptions, Message
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import Arm, Launch, Phase
 from perfscope.model.documents.run import Process
+from perfscope.model.documents.trial_report import read_reports
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.profiler import bootstrap
 from perfscope.profiler.ab import record_child
@@ -107,10 +108,23 @@ FRAMEWORKS = ("torch", "jax", "jaxlib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmFolder:
-    """Where an arm runs. ``folder``: current directory of the program; ``root``: the top of its worktree."""
+    """Where an arm runs.
 
-    root: Path
+    ``folder``: current directory of the program; ``root``: the top of its worktree, ``None``
+    where the program runs in place.
+    """
+
+    root: Path | None
     folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a launch of `perfscope try` does to the program. ``record_steps``: steps whose values are recorded."""
+
+    interventions: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    record_steps: int = 0
 
 
 def launch_once(
@@ -126,25 +140,30 @@ def launch_once(
     checkout: Path | None = None,
     step_annotation: str | None = None,
     changed: frozenset[str] | None = None,
+    changes: Changes | None = None,
 ) -> Launch:
     """Run ``target`` in ``place`` and wait for it; its output goes to ``log``.
 
     A failure of the program is in ``Launch.problem``; ``NotStartedError`` only if it cannot be started. Its process
     group is terminated with it, also on an interrupt. ``changed``: files that differ between the arms,
-    relative to the top.
+    relative to the top. ``changes``: what is changed in the program, for `perfscope try`.
     """
     run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
     try:
         message = Message(
             directory=str(run),
             options=CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation),
-            pythonpath=python_path(arm_folder, checkout),
+            pythonpath=python_path(arm_folder, checkout) or None,
             follow=target.command,
             checkout=None if checkout is None else str(checkout),
             tree=None if changed is None else str(arm_folder.root),
+            trial=changes is not None,
+            interventions=() if changes is None else changes.interventions,
+            record_steps=0 if changes is None else changes.record_steps,
         )
+        variables = {**({} if changes is None else changes.variables), **_variables(message)}
         began, clock = time.time(), time.monotonic()
-        code = run_and_wait(_command_line(target), arm_folder, _variables(message), log, timeout_s)
+        code = run_and_wait(_command_line(target), arm_folder, variables, log, timeout_s)
         ended = Launch(
             arm=arm,
             phase=phase,
@@ -173,6 +192,7 @@ def _with_reports(launch: Launch, run: Path, changed: frozenset[str] | None) -> 
         exact=_exact(stepping),
         environment=_environment(process),
         strays=process_state.read_strays(run),
+        trials=read_reports(run),
         changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
         **asdict(merge_ranks(processes)),
     )
@@ -201,6 +221,8 @@ def _command_line(target: Target) -> list[str]:
 
 def python_path(arm_folder: ArmFolder, checkout: Path | None) -> str:
     """The worktree before everything else, so that it also wins over an editable installation of the checkout."""
+    if arm_folder.root is None:
+        return os.environ.get("PYTHONPATH", "")
     entries = [str(arm_folder.root), *([str(arm_folder.root / "src")] if (arm_folder.root / "src").is_dir() else [])]
     for entry in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         path = Path(entry).resolve()

@@ -117,11 +117,7 @@ def run_pairs(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], N
     plan = state.plan
     for arm in ARMS:
         _warm(state, run, arm, tell)
-    for pair in range(plan.calibration):
-        _pair(state, run, "calibrate", pair, tell)
-    calibration = pairs_of(state.launches, "calibrate")
-    if plan.calibration:
-        tell(judge.calibrated(calibration))
+    calibration = calibrate(state, run, judge, tell=tell)
     decision: Decision = "go on"
     done = 0
     while done < plan.pairs and decision == "go on":
@@ -135,6 +131,17 @@ def run_pairs(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], N
     for pair in range(plan.profile):
         _profile(state, run, pair, tell)
     return pairs_by_phase(state)
+
+
+def calibrate(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> tuple[Pair, ...]:
+    """The pairs of the base against itself, those that were run before included."""
+    known = len(pairs_of(state.launches, "calibrate"))
+    for pair in range(state.plan.calibration):
+        _pair(state, run, "calibrate", pair, tell)
+    calibration = pairs_of(state.launches, "calibrate")
+    if known < state.plan.calibration:
+        tell(judge.calibrated(calibration))
+    return calibration
 
 
 def pairs_by_phase(state: AbState) -> Pairs:

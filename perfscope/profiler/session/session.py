@@ -23,6 +23,7 @@ from perfscope.profiler.session import annotate, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
 from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.session.trial import ProcessInterventions
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.memory import MemoryRecorder
@@ -66,6 +67,7 @@ class Session:
         self._memory = MemoryRecorder(self._run, wanted=not self.options.times_only)
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._stacks = StackCapture(message)
+        self._trial = ProcessInterventions(message) if message.trial else None
         self._finder = StepFinder(self.options, self, self._forget)
         self._process: Process | None = None
         self._source: str | None = None
@@ -88,6 +90,8 @@ class Session:
         try:
             process_state.mark_attached(self._run)
             self._frameworks.append(framework)
+            if self._trial is not None:
+                self._trial.attach(framework)
             if framework == "jax":
                 self._jax = JaxSession(self.options, self._run, lambda: self._number if self._running else None)
                 self._jax.attach(
@@ -183,6 +187,8 @@ class Session:
         """Step ``number`` is about to begin: start a pass if one is due. Ends with the clock."""
         try:
             self._number = number
+            if self._trial is not None:
+                self._trial.step(number)
             compilations = 0 if self._compile is None else self._compile.compilations
             self._compiles, self._compiled = compilations > self._compiled, compilations
             if self._passes.active is None and self._passes.to_come and number >= self._first:
@@ -281,6 +287,8 @@ class Session:
                 self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
                 self._place()
             self._process = process_state.finish_ab_launch(self._message, self._process)
+            if self._trial is not None:
+                self._trial.save()
             self._write(last=True)
             self._silence()
         except Exception as error:

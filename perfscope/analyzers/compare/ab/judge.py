@@ -54,32 +54,34 @@ class AbResult:
 class AbJudge:
     """Judges pairs of launches (`perfscope.profiler.ab.runner.Judge`).
 
-    ``pairs``: at most; ``least``: relative change that matters.
+    ``pairs``: at most; ``least``: relative change that matters; ``estimator``: what stands for a launch, where the
+    calibration is not to choose it.
     """
 
-    def __init__(self, *, pairs: int, least: float, confirm: bool = True) -> None:
+    def __init__(self, *, pairs: int, least: float, confirm: bool = True, estimator: str | None = None) -> None:
         """``ValueError`` if so many pairs cannot be compared."""
         self._looks = looks_for(pairs)
         self._level = level_for(len(self._looks))
         self._least = least
         self._confirm = confirm
+        self._estimator = estimator
 
     def calibrated(self, pairs: Sequence[Pair]) -> str:
         """What stands for a launch, and why."""
-        return f"estimator: {_chosen(pairs).reason()}"
+        return f"estimator: {self._chosen(pairs).reason()}"
 
     def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
         """Whether these pairs settle it; only at the looks that were planned."""
         if len(pairs) not in self._looks:
             return "go on"
-        step = self._step(_chosen(calibration), pairs)
+        step = self._step(self._chosen(calibration), pairs)
         if self._confirm and is_promising(step.effect, step.p, least=self._least):
             return "confirm"
         return "stop" if step.verdict != "inconclusive" or len(pairs) == self._looks[-1] else "go on"
 
     def result(self, pairs: Pairs) -> AbResult:
         """What came of all of them."""
-        chosen = _chosen(pairs.calibration)
+        chosen = self._chosen(pairs.calibration)
         first = self._step(chosen, pairs.measured)
         step = first
         if pairs.confirming and is_promising(first.effect, first.p, least=self._least):
@@ -99,6 +101,10 @@ class AbJudge:
             environment=environment.facts,
             launches=tuple(_rows(pairs, chosen.name)),
         )
+
+    def _chosen(self, calibration: Sequence[Pair]) -> Chosen:
+        chosen = _chosen(calibration)
+        return chosen if self._estimator is None else replace(chosen, name=self._estimator, others_share=None)
 
     def _step(self, chosen: Chosen, pairs: Sequence[Pair], *, level: float | None = None) -> MetricResult:
         usable = [pair for pair in pairs if all(_steady(launch) is not None for launch in pair)]

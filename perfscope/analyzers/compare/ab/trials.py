@@ -1,0 +1,235 @@
+"""Interventions that were tried: whether the results stay, what was gained, and what the findings had promised.
+
+Times are judged as those of two commits are (`judge.py`); values by `results.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.compare.ab.judge import AbJudge
+from perfscope.analyzers.compare.ab.results import TOLERANCES, compare_results
+from perfscope.analyzers.compare.statistics.estimators import MEAN
+from perfscope.analyzers.compare.statistics.verdict import MetricResult
+from perfscope.analyzers.engine import Analysis
+from perfscope.model.documents.ab import Attempt, Candidate, Launch, Pairs, Unchanged
+from perfscope.model.documents.trials import Baseline, Results, Trial, TrialState, Try
+
+STATES: Mapping[str, TrialState] = {
+    "improvement": "gain",
+    "regression": "slower",
+    "no change": "no gain",
+    "inconclusive": "cannot tell",
+}
+"""Verdict on the step time -> what it says of an intervention."""
+PEAK_COUNTER = "allocated_bytes.all.peak"
+ALLOCATOR, PROCESS = "peak of the allocator", "peak of the process"
+
+
+class TrialJudge:
+    """Judges pairs as those of two commits, without a second batch, and the values that were recorded."""
+
+    def __init__(self, *, pairs: int, least: float, tolerance: float | None = None) -> None:
+        """``tolerance``: the user's own, relative, in place of that of the dtype."""
+        self._usual = AbJudge(pairs=pairs, least=least, confirm=False)
+        self._by_mean = AbJudge(pairs=pairs, least=least, confirm=False, estimator=MEAN)
+        self.tolerance = tolerance
+
+    def of(self, candidate: Candidate | None) -> AbJudge:
+        """Who looks at the pairs of an intervention, or of the calibration."""
+        return self._by_mean if candidate is not None and candidate.by_mean else self._usual
+
+    def results(self, base: Launch, head: Launch) -> Results:
+        """The values of ``head`` against those of ``base``."""
+        return compare_results(base.trials, head.trials, widened=self.tolerance)
+
+    def rejects(self, base: Launch, head: Launch) -> str | None:
+        """Why the values of ``head`` are not those of ``base``; ``None`` where they are, or cannot be compared."""
+        results = self.results(base, head)
+        return results.reason if results.state == "different" else None
+
+    def helped(self, attempt: Attempt) -> bool:
+        """Whether it was measured, and the head is faster."""
+        if attempt.pairs is None:
+            return False
+        return self.of(attempt.candidate).result(attempt.pairs).step.verdict == "improvement"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What findings of a rule say that fixing them saves at most, per step.
+
+    ``ns`` is ``None`` where they carry no time.
+    """
+
+    findings: int
+    ns: int | None
+
+
+def promises(analysis: Analysis) -> dict[str, Promise]:
+    """Rule -> promise, of the rules that found something and were not silenced."""
+    found = {}
+    for outcome in analysis.outcomes:
+        findings = [finding for finding in outcome.findings if finding.silenced is None]
+        costs = [
+            cost
+            for finding in findings
+            if (cost := finding.untraced_ns_per_step or finding.cost_ns_per_step) is not None
+        ]
+        if findings:
+            found[outcome.rule] = Promise(findings=len(findings), ns=sum(costs) if costs else None)
+    return found
+
+
+def answered(candidate: Candidate, promised: Mapping[str, Promise]) -> tuple[tuple[str, ...], int | None]:
+    """(rules with a finding that it answers, the largest of their promises in ns per step).
+
+    The largest and not the sum: rules see the same time from several sides.
+    """
+    rules = tuple(rule for rule in candidate.answers if rule in promised)
+    costs = [cost for rule in rules if (cost := promised[rule].ns) is not None]
+    return rules, max(costs, default=None)
+
+
+def best_first(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> list[Candidate]:
+    """By what is promised for them, those without a promise last, as they were."""
+    return sorted(candidates, key=lambda candidate: -(answered(candidate, promised)[1] or 0))
+
+
+def unanswered(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> tuple[str, ...]:
+    """Rules with a finding that none of ``candidates`` answers."""
+    known = {rule for candidate in candidates for rule in candidate.answers}
+    return tuple(sorted(set(promised) - known))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trials:
+    """Everything that was launched. ``head``: the fields of the document that do not follow from it."""
+
+    unchanged: Unchanged
+    attempts: tuple[Attempt, ...]
+    together: Attempt | None
+    promised: Mapping[str, Promise]
+    ladder: bool
+
+
+def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object) -> Try:
+    """The document. ``head``: its other fields (schema, command, created_utc, machine, record_steps, ...)."""
+    unchanged = trials.unchanged
+    calibration = Pairs(calibration=unchanged.calibration, measured=unchanged.calibration, confirming=())
+    alone = judge.of(None).result(calibration) if unchanged.calibration else None
+    widened = judge.tolerance
+    return Try(
+        ladder=trials.ladder,
+        estimator="" if alone is None else alone.estimator.reason(),
+        least=least,
+        tolerances=dict(TOLERANCES) if widened is None else dict.fromkeys(TOLERANCES, widened),
+        baseline=Baseline(
+            step_ns=_level(None if alone is None else alone.step),
+            launches=2 + 2 * len(unchanged.calibration),
+            peak_bytes=_peak([unchanged.first, unchanged.second])[0],
+            results=judge.results(unchanged.first, unchanged.second),
+        ),
+        trials=tuple(trial_of(attempt, trials, judge) for attempt in trials.attempts),
+        together=None if trials.together is None else trial_of(trials.together, trials, judge),
+        **head,  # type: ignore[arg-type]
+    )
+
+
+def _level(step: MetricResult | None) -> float | None:
+    if step is None or not isinstance(step.base, float) or not isinstance(step.head, float):
+        return None
+    return math.sqrt(step.base * step.head)
+
+
+def trial_of(attempt: Attempt, trials: Trials, judge: TrialJudge) -> Trial:
+    """What came of one attempt."""
+    candidate = attempt.candidate
+    rules, predicted = answered(candidate, trials.promised)
+    results = None
+    if attempt.first is not None and attempt.first.problem is None and attempt.stop != "not applied":
+        results = judge.results(trials.unchanged.first, attempt.first)
+    measured: dict[str, object] = {}
+    state: TrialState = attempt.stop or "cannot tell"
+    if attempt.pairs is not None:
+        judged = judge.of(candidate).result(attempt.pairs)
+        state = STATES[judged.step.verdict]
+        measured = _measured(attempt, judged.step) | {"remarks": (*judged.step.remarks, *judged.remarks)}
+    others = attempt.base if candidate.name in attempt.head else attempt.head
+    return Trial(
+        name=candidate.name,
+        title=candidate.title,
+        state=state,
+        with_others=others,
+        answers=rules,
+        reason=attempt.reason,
+        changed=_changed(attempt),
+        predicted_ns=predicted,
+        results=results,
+        may_change=candidate.may_change,
+        code=candidate.code,
+        **measured,  # type: ignore[arg-type]
+    )
+
+
+def _changed(attempt: Attempt) -> tuple[str, ...]:
+    reports = () if attempt.first is None else attempt.first.trials
+    names = [attempt.candidate.name] if attempt.candidate.name in attempt.head else list(attempt.head)
+    return tuple(dict.fromkeys(text for report in reports for name in names for text in report.applied.get(name, ())))
+
+
+def _measured(attempt: Attempt, step: MetricResult) -> dict[str, object]:
+    assert attempt.pairs is not None
+    pairs = attempt.pairs.measured
+    base_bytes, what = _peak([base for base, _ in pairs])
+    head_bytes, _ = _peak([head for _, head in pairs])
+    startup = _startup(pairs)
+    saved = step.base - step.head if isinstance(step.base, float) and isinstance(step.head, float) else 0.0
+    payback = None
+    if step.verdict == "improvement" and startup is not None and startup > 0 and saved > 0:
+        payback = math.ceil(startup / saved)
+    return {
+        "base_ns": step.base,
+        "head_ns": step.head,
+        "effect": step.effect,
+        "low": step.low,
+        "high": step.high,
+        "level": step.level,
+        "estimator": step.estimator or "",
+        "pairs": step.pairs,
+        "needed_pairs": step.needed_pairs,
+        "base_bytes": base_bytes,
+        "head_bytes": head_bytes,
+        "memory_of": what,
+        "startup_ns": startup,
+        "payback_steps": payback,
+    }
+
+
+def _startup(pairs: Sequence[tuple[Launch, Launch]]) -> float | None:
+    """Median over pairs of what the head's launch takes longer outside of its timed steps, in ns."""
+    outside = [[_outside_ns(launch) for launch in pair] for pair in pairs]
+    whole = [head - base for base, head in outside if base is not None and head is not None]
+    return statistics.median(whole) if whole else None
+
+
+def _outside_ns(launch: Launch) -> float | None:
+    """The duration of a launch without its steps, as if each had taken the typical time; ``None`` without steps."""
+    times = launch.times_ns()
+    if not times:
+        return None
+    return launch.seconds * 1e9 - statistics.median(times) * launch.steps_seen
+
+
+def _peak(launches: Sequence[Launch]) -> tuple[int | None, str]:
+    """Median of the launches' peaks: of the allocator where all of them have one, else of the physical memory."""
+    allocated = [launch.exact[PEAK_COUNTER] for launch in launches if launch.exact.get(PEAK_COUNTER)]
+    if allocated and len(allocated) == len(launches):
+        return round(statistics.median(allocated)), ALLOCATOR
+    resident = [
+        max(peaks) for launch in launches if (peaks := [t.peak_rss_bytes for t in launch.trials if t.peak_rss_bytes])
+    ]
+    return (round(statistics.median(resident)), PROCESS) if resident else (None, "")

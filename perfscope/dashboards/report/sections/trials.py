@@ -1,0 +1,230 @@
+"""What was tried on a program: each intervention with its gain, whether the results stayed, and the code to write."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from perfscope.dashboards.report.blocks import (
+    Badge,
+    Block,
+    Code,
+    Column,
+    Effect,
+    Listing,
+    Report,
+    Section,
+    Table,
+    Text,
+    table,
+    tables,
+)
+from perfscope.dashboards.report.renderers.markdown import escape, open_section, sections_markdown
+from perfscope.dashboards.report.renderers.text import WIDTH, report_text
+from perfscope.dashboards.report.renderers.values import amount_text, percent
+from perfscope.model.documents.trials import Try
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from perfscope.dashboards.report.blocks import Tone, Value
+    from perfscope.model.documents.ab import Candidate
+    from perfscope.model.documents.trials import Results, Trial
+
+TONES: dict[str, Tone] = {
+    "gain": "better",
+    "slower": "worse",
+    "no gain": "plain",
+    "cannot tell": "open",
+    "rejected": "worse",
+    "not applicable": "plain",
+    "not applied": "plain",
+    "failed": "worse",
+    "not reached": "open",
+}
+UPPER = {"rejected": "REJECTED"}
+UNTRIED = ("not applicable", "not applied", "not reached")
+
+
+def render_text(document: Try, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
+    """The document for a terminal."""
+    return report_text(report_of(document), width=width, color=color, verbose=verbose)
+
+
+def render_markdown(document: Try) -> str:
+    """The document as a comment on a pull request."""
+    report = report_of(document)
+    facts = "\n".join(f"{escape(sanitize(fact))}  " for fact in report.facts)
+    lead = "".join(f"{open_section(section)}\n\n" for section in report.sections[:1])
+    title = f"### perfscope: {escape(sanitize(report.headline))}"
+    return f"{title}\n\n{facts}\n\n{lead}{sections_markdown(report.sections[1:])}"
+
+
+def report_of(document: Try) -> Report:
+    """The document as blocks."""
+    return Report(
+        headline=_headline(document),
+        facts=tuple(_facts(document)),
+        sections=tuple(_sections(document)),
+    )
+
+
+def _headline(document: Try) -> str:
+    gains = [trial for trial in document.trials if trial.state == "gain"]
+    best = document.together if document.together is not None else None
+    if best is None or best.state != "gain":
+        best = min(gains, key=lambda trial: trial.effect or 0.0, default=None)
+    launched = [trial for trial in document.trials if trial.state not in UNTRIED]
+    tried = f"{len(launched)} intervention{'' if len(launched) == 1 else 's'} tried"
+    if best is None or best.effect is None:
+        return f"{tried}, and none made the step faster" if launched else "nothing was tried"
+    return f"{tried}; {best.title if best.name == 'together' else best.name}: step time {percent(best.effect)}"
+
+
+def _facts(document: Try) -> Iterator[str]:
+    yield shlex.join(document.command)
+    baseline = document.baseline
+    if baseline.step_ns is not None:
+        yield f"baseline {amount_text('ns', baseline.step_ns)} per step; {document.estimator}"
+    yield f"the baseline against itself: {_results_text(baseline.results)}"
+
+
+def _sections(document: Try) -> Iterator[Section]:
+    tried = [trial for trial in document.trials if trial.state not in UNTRIED]
+    rows = [*tried, *([document.together] if document.together is not None else [])]
+    title = "Ladder" if document.ladder else "Interventions"
+    if rows:
+        yield Section(title=title, blocks=(*tables(_table(rows)), *_remarks(rows)))
+    left = [trial for trial in document.trials if trial.state in UNTRIED]
+    if left or document.unanswered:
+        yield Section(title="Not tried", blocks=tuple(_left(left, document)))
+    gains = [trial for trial in document.trials if trial.state == "gain" and trial.code]
+    if gains:
+        yield Section(title="To write", blocks=tuple(block for trial in gains for block in _code(trial)))
+    yield Section(title="Method", blocks=tuple(_method(document)), detail=True)
+
+
+def _table(rows: Sequence[Trial]) -> Table:
+    columns: list[Column[Trial]] = [
+        Column("verdict", lambda trial: Badge(UPPER.get(trial.state, trial.state), TONES[trial.state])),
+        Column("intervention", _name, "code"),
+        Column("without", lambda trial: trial.base_ns, "ns", 4),
+        Column("with", lambda trial: trial.head_ns, "ns", 3),
+        Column("change", _effect, "change"),
+        Column("results", _results, "text"),
+        Column("predicted", lambda trial: None if trial.predicted_ns is None else -trial.predicted_ns, "signed_ns", 5),
+        Column("memory", _memory, "text", 1),
+        Column("starts later by", lambda trial: trial.startup_ns, "signed_ns", 2),
+        Column("pays back after", _payback, "text", 2),
+    ]
+    return table(columns, rows, few=40)
+
+
+def _name(trial: Trial) -> Value:
+    return trial.title if trial.name == "together" else trial.name
+
+
+def _effect(trial: Trial) -> Value:
+    if trial.effect is None:
+        return None
+    tone: Tone = TONES[trial.state]
+    return Effect(trial.effect, trial.low, trial.high, tone=tone)
+
+
+def _results(trial: Trial) -> Value:
+    if trial.state == "failed":
+        return None
+    if trial.results is None:
+        return None
+    if trial.results.state == "different":
+        return f"differ at step {trial.results.first_step}"
+    return trial.results.state
+
+
+def _memory(trial: Trial) -> Value:
+    if not trial.base_bytes or not trial.head_bytes:
+        return None
+    return percent(trial.head_bytes / trial.base_bytes - 1)
+
+
+def _payback(trial: Trial) -> Value:
+    return None if trial.payback_steps is None else f"{trial.payback_steps:,} steps"
+
+
+def _remarks(rows: Sequence[Trial]) -> Iterator[Block]:
+    items = []
+    for trial in rows:
+        if trial.reason and trial.state in ("failed", "rejected"):
+            items.append(f"{trial.name} {trial.state}: {trial.reason}{_tolerance(trial)}")
+        if trial.results is not None and trial.results.state == "not compared":
+            items.append(f"{trial.name}: its results were not compared: {trial.results.reason}")
+        if trial.results is not None and trial.results.state == "same" and trial.results.reason:
+            items.append(f"{trial.name}: {trial.results.reason}")
+        if trial.estimator == "mean":
+            items.append(f"{_name(trial)}: times are means of the steps of a launch, as it moves time between steps")
+        if trial.needed_pairs is not None:
+            items.append(f"{trial.name}: about {trial.needed_pairs} pairs would tell (--pairs)")
+        if trial.with_others:
+            items.append(
+                f"{_name(trial)}: {'all of' if trial.name == 'together' else 'on top of'} "
+                f"{', '.join(trial.with_others)}"
+            )
+    if items:
+        yield Listing(items=tuple(items), few=12)
+
+
+def _tolerance(trial: Trial) -> str:
+    if trial.results is None or trial.results.tolerance is None or trial.results.state != "different":
+        return ""
+    return f", the tolerance is {trial.results.tolerance:.0e}"
+
+
+def _left(left: Sequence[Trial], document: Try) -> Iterator[Block]:
+    columns: list[Column[Trial]] = [
+        Column("intervention", lambda trial: trial.name, "code"),
+        Column("why", lambda trial: trial.reason),
+        Column("predicted", lambda trial: None if trial.predicted_ns is None else -trial.predicted_ns, "signed_ns"),
+    ]
+    yield from tables(table(columns, left, few=12))
+    if document.unanswered:
+        yield Text(
+            f"no intervention answers the findings of {', '.join(document.unanswered)}: their advice says what to edit"
+        )
+
+
+def _code(trial: Trial) -> Iterator[Block]:
+    yield Text(f"{trial.name}: {trial.may_change}")
+    yield Code(tuple(trial.code.splitlines()))
+
+
+def _method(document: Try) -> Iterator[Block]:
+    tolerances = ", ".join(f"{dtype} {value:.0e}" for dtype, value in document.tolerances.items())
+    yield Text(
+        f"Values of the first {document.record_steps} steps were recorded in a launch of its own and held against "
+        f"the baseline's; relative tolerance of the first step by dtype: {tolerances}; of step n it is n + 1 times "
+        "as large. Times are of launches that record nothing, in pairs in random order. Predicted: the largest of the "
+        "savings that the findings promise, an upper bound."
+    )
+    if document.notes:
+        yield Listing(items=document.notes, few=12)
+
+
+def _results_text(results: Results) -> str:
+    if results.state == "not compared":
+        return f"not compared: {results.reason}"
+    if results.state == "different":
+        return f"it does not repeat its own results: {results.reason}"
+    error = results.largest_error or 0.0
+    return f"same results ({results.compared} values of {results.steps} steps, largest relative error {error:.1e})"
+
+
+def render_list(candidates: Sequence[Candidate], *, width: int = WIDTH, color: bool = False) -> str:
+    """All interventions: what they do and which rules they answer."""
+    columns: list[Column[Candidate]] = [
+        Column("intervention", lambda candidate: candidate.name, "code"),
+        Column("what it does", lambda candidate: candidate.title),
+        Column("answers findings of", lambda candidate: ", ".join(candidate.answers), "text", 1),
+    ]
+    section = Section(title="Interventions", blocks=(table(columns, candidates, few=len(candidates)),))
+    headline = f"{len(candidates)} interventions that `perfscope try` can make"
+    return report_text(Report(headline=headline, sections=(section,)), width=width, color=color)

@@ -1,0 +1,81 @@
+"""What a process of a launch of `perfscope try` reports: what the interventions did in it, and values it computed.
+
+It is written inside the program's process, which may have no msgspec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from perfscope.model.errors import DataError
+
+REPORT_FILE = "trial-{pid}.json"
+"""In the directory of a launch, one for each process."""
+REPORT_FILES = "trial-*.json"
+MOST_REPORT_BYTES = 64 << 20
+
+ValueKind = Literal["output", "loss", "gradients", "parameters"]
+KINDS: tuple[ValueKind, ...] = ("output", "loss", "gradients", "parameters")
+"""In the order in which a step computes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedValue:
+    """A tensor that the program computed, or all gradients together: its norm, and some of its elements."""
+
+    kind: ValueKind
+    name: str
+    """Of the module or function, with the number of the output where it has several."""
+    step: int
+    """The how manieth call, backward pass or optimizer step it is from, from 0."""
+    dtype: str
+    """Without the name of the framework: ``float32``. Of several tensors the least precise."""
+    size: int
+    """Elements."""
+    nonfinite: int
+    """Elements that are infinite or NaN; they count as 0 below."""
+    norm: float
+    """Square root of the sum of squares, in float64."""
+    sample: tuple[float, ...]
+    """Elements at equal distances; of several tensors the norm of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessTrial:
+    """What the interventions did in one process, and the values that it recorded."""
+
+    rank: int = 0
+    applied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Intervention -> what it changed."""
+    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Intervention -> why it changed nothing somewhere."""
+    values: tuple[RecordedValue, ...] = ()
+    unrecorded: tuple[str, ...] = ()
+    """What of the results could not be recorded, and why."""
+    peak_rss_bytes: int | None = None
+    """Most physical memory that the process used."""
+
+
+def read_reports(run: Path) -> tuple[ProcessTrial, ...]:
+    """What the processes of the launch in ``run`` reported, by rank. ``DataError`` if a file is not one of ours."""
+    import msgspec
+
+    reports = []
+    for file in sorted(run.glob(REPORT_FILES)):
+        if file.stat().st_size > MOST_REPORT_BYTES:
+            raise DataError(f"{file}: larger than {MOST_REPORT_BYTES >> 20} MiB")
+        try:
+            reports.append(msgspec.json.decode(file.read_bytes(), type=ProcessTrial))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise DataError(f"{file}: no report of a process ({error})") from error
+    return tuple(sorted(reports, key=lambda report: report.rank))
+
+
+def dump(report: ProcessTrial) -> bytes:
+    """A report as JSON."""
+    return json.dumps(dataclasses.asdict(report)).encode()

@@ -1,0 +1,139 @@
+"""The document ``perfscope.try/1``: interventions that were tried on a program, and what came of each.
+
+It is read as untrusted input: bounded, and what is wrong is one line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from perfscope.model.documents.bounded_json import Count, Ns, Number, Texts, Value, read_document, schema_of
+
+SCHEMA = "perfscope.try/1"
+FILE = "try.json"
+MOST_BYTES = 16 << 20
+MOST_TRIALS = 512
+
+TrialState = Literal[
+    "gain", "slower", "no gain", "cannot tell", "rejected", "not applicable", "not applied", "failed", "not reached"
+]
+"""``not applicable``: not launched, for a reason that was known before. ``not applied``: launched, and it found nothing
+to change. ``cannot tell``: the interval is too wide for an answer."""
+
+ResultsState = Literal["same", "different", "not compared"]
+
+
+class Results(Value, frozen=True, kw_only=True):
+    """The values of a launch against those of the baseline."""
+
+    state: ResultsState
+    compared: Count = 0
+    """Values that both recorded."""
+    steps: Count = 0
+    """Steps that they are from."""
+    largest_error: Number | None = None
+    """Relative, of the values that were compared, up to the first that differs."""
+    tolerance: Number | None = None
+    """Relative, of the value with the largest error."""
+    first_step: Count | None = None
+    """Where the first value differs."""
+    what: str = ""
+    """That value: ``'loss'``, ``'output of Model'``."""
+    reason: str = ""
+    """Why values were not compared, or could not be."""
+
+
+class Baseline(Value, frozen=True, kw_only=True):
+    """The program as it is."""
+
+    step_ns: Number | None = None
+    launches: Count = 0
+    peak_bytes: Count | None = None
+    results: Results
+    """Of a second launch against the first: what the program itself does not repeat."""
+
+
+class Trial(Value, frozen=True, kw_only=True):
+    """One intervention, or several together, and what came of it. Times are measured unless they say otherwise."""
+
+    name: str
+    title: str
+    state: TrialState
+    with_others: Texts = ()
+    """Interventions that were in both arms: the rungs below, or in the last trial all that are tried together."""
+    answers: Texts = ()
+    """Rules with a finding in this program that it answers."""
+    reason: str = ""
+    changed: Texts = ()
+    """What it changed in the program."""
+    predicted_ns: Ns | None = None
+    """Per step, an upper bound by the findings it answers (modelled or measured by their rule)."""
+    base_ns: Number | None = None
+    head_ns: Number | None = None
+    effect: Number | None = None
+    """Of the step time, relative: -0.1 is 10% faster."""
+    low: Number | None = None
+    high: Number | None = None
+    level: Number | None = None
+    """Of the interval."""
+    estimator: str = ""
+    """What stands for a launch: a quantile or the mean of its steady steps."""
+    pairs: Count = 0
+    needed_pairs: Count | None = None
+    results: Results | None = None
+    base_bytes: Count | None = None
+    head_bytes: Count | None = None
+    memory_of: str = ""
+    """What the bytes are: the peak of an allocator, or of the process."""
+    startup_ns: Number | None = None
+    """What a launch takes longer outside of its timed steps: compilation, workers that start. May be negative."""
+    payback_steps: Count | None = None
+    """Steps after which the gain has paid for ``startup_ns``."""
+    may_change: str = ""
+    code: str = ""
+    remarks: Texts = ()
+
+
+class Try(Value, frozen=True, kw_only=True):
+    """All of `perfscope try`."""
+
+    schema: str
+    command: Texts
+    created_utc: str
+    machine: dict[str, str]
+    ladder: bool = False
+    """Whether each trial is on top of those before that helped."""
+    estimator: str = ""
+    least: Number
+    """The smallest change of the step time that matters, relative."""
+    record_steps: Count
+    tolerances: dict[str, Number]
+    """Relative, by dtype, of the first step; that of step n is n + 1 times as large."""
+    baseline: Baseline
+    trials: Annotated[tuple[Trial, ...], msgspec.Meta(max_length=MOST_TRIALS)]
+    together: Trial | None = None
+    """All that helped, against the baseline."""
+    unanswered: Texts = ()
+    """Rules with a finding that no intervention answers."""
+    notes: Texts = ()
+    complete: bool = True
+    """False: interrupted, or the budget was used up."""
+
+
+def dump(document: Try) -> bytes:
+    """The document as UTF-8 JSON."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+
+
+def load(path: Path) -> Try:
+    """The document in a file or in the folder of a try. ``DataError`` in one line for whatever else."""
+    file = path / FILE if path.is_dir() else path
+    return read_document(file, Try, SCHEMA, what="a try", most_bytes=MOST_BYTES)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of a document, made from the types that read it."""
+    return schema_of(Try, SCHEMA, what="What was tried on a program")

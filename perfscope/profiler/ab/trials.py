@@ -1,0 +1,253 @@
+"""Tries interventions on a program: launches it with and without each, in pairs, as two commits are compared.
+
+1. The program as it is, twice, with the values of its first steps recorded; then pairs of it for the calibration.
+2. Each intervention once with recorded values. One that changes them beyond the tolerance goes no further.
+3. Pairs of launches without and with it, until the judge has seen enough.
+4. All that helped, together.
+
+What the values and the times say is decided by a `TrialJudge` (`perfscope.analyzers.compare.ab.trials`), not here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from perfscope.model.documents.ab import (
+    AbPlan,
+    AbState,
+    Arm,
+    Attempt,
+    Candidate,
+    Launch,
+    Phase,
+    Unchanged,
+    begin,
+)
+from perfscope.model.errors import DataError
+from perfscope.profiler.ab.launch import ArmFolder, Changes, launch_once
+from perfscope.profiler.ab.machine import Gpus, MachineWatch, machine_facts
+from perfscope.profiler.ab.runner import Judge, Run, calibrate, run_pairs
+from perfscope.profiler.ab.worktrees import terminated_by_signals
+from perfscope.profiler.interventions import load_intervention
+from perfscope.profiler.interventions.base import Facts, Intervention
+from perfscope.profiler.launch.program import Target
+
+LEAST_PAIRS = 6
+"""Of an intervention: fewer give no answer (`perfscope.analyzers.compare.statistics.paired`)."""
+BASELINE = "baseline"
+TOGETHER = "together"
+
+
+class TrialJudge(Protocol):
+    """Who decides on what was recorded and measured."""
+
+    def of(self, candidate: Candidate | None) -> Judge:
+        """Who looks at the pairs of an intervention, or of the calibration."""
+
+    def rejects(self, base: Launch, head: Launch) -> str | None:
+        """Why the values of ``head`` are not those of ``base``; ``None`` where they are, or cannot be compared."""
+
+    def helped(self, attempt: Attempt) -> bool:
+        """Whether it was measured, and the head is faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan:
+    """What is launched. ``deadline``: of ``time.monotonic``; an intervention that would not end by then is left out."""
+
+    target: Target
+    directory: Path
+    ab: AbPlan
+    """Of every pair of arms; its refs are replaced."""
+    record_steps: int
+    deadline: float | None = None
+    ladder: bool = False
+
+
+def describe(intervention: Intervention, facts: Facts | None) -> Candidate:
+    """The intervention as a document shows it, and whether it fits a program of these ``facts``."""
+    unfit = None
+    if facts is not None:
+        unfit = intervention.applies(facts)
+        if intervention.framework != "any" and intervention.framework not in facts.packages:
+            unfit = f"the program does not use {intervention.framework}"
+    return Candidate(
+        name=intervention.name,
+        title=intervention.title,
+        family=intervention.family,
+        answers=intervention.answers,
+        may_change=intervention.may_change,
+        code=intervention.code,
+        by_mean=intervention.by_mean,
+        unfit=unfit,
+    )
+
+
+def facts_of(launch: Launch) -> Facts:
+    """What the baseline's launch tells of the program."""
+    packages = {name: launch.environment[name] for name in ("torch", "jax") if name in launch.environment}
+    platform = launch.environment.get("platform", "")
+    return Facts(
+        packages=packages, cuda=any(word in platform.lower() for word in ("cuda", "rocm", "gpu")), ranks=launch.ranks
+    )
+
+
+class Trials:
+    """Launches one program, as it is and with interventions."""
+
+    def __init__(self, plan: TrialPlan, judge: TrialJudge, *, tell: Callable[[str], None]) -> None:
+        """Nothing is launched yet; progress goes to ``tell``."""
+        self._plan, self._judge, self._tell = plan, judge, tell
+        self._gpus = Gpus()
+        self._here = machine_facts(self._gpus)
+        self._facts: Facts | None = None
+        self._unchanged: Unchanged | None = None
+        self.together: Attempt | None = None
+        """All that helped."""
+        self._seconds = 0.0
+        self.attempts: list[Attempt] = []
+        """In the order in which they were made."""
+
+    @property
+    def facts(self) -> Facts:
+        """Of the program; after `baseline`."""
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def unchanged(self) -> Unchanged:
+        """The launches of the program as it is; after `baseline`."""
+        assert self._unchanged is not None
+        return self._unchanged
+
+    def baseline(self) -> Unchanged:
+        """Launch the program as it is. ``DataError`` where it fails."""
+        with terminated_by_signals():
+            state = self._state(BASELINE, self._plan.ab.pairs)
+            recorded = []
+            for slot, what in enumerate(("the program as it is", "the same again, for what it does not repeat")):
+                self._tell(f"recording values: {what}")
+                launch = self._launch((), "base", "warm", 0, slot, state, record=True)
+                if launch.problem is not None:
+                    raise DataError(f"{self._plan.target.name()}: {launch.problem} (its output: {state.log})")
+                state.add(launch)
+                recorded.append(launch)
+            self._facts = facts_of(recorded[0])
+            self._seconds = recorded[1].seconds
+            calibration = calibrate(state, self._run(state, (), ()), self._judge.of(None), tell=self._tell)
+            self._unchanged = Unchanged(first=recorded[0], second=recorded[1], calibration=calibration)
+        return self._unchanged
+
+    def try_all(self, interventions: Sequence[Intervention]) -> None:
+        """Try each in turn, or climb; what came of it is in `attempts`, also where this is interrupted."""
+        kept: tuple[str, ...] = ()
+        with terminated_by_signals():
+            for number, intervention in enumerate(interventions, start=1):
+                base = kept if self._plan.ladder else ()
+                candidate = describe(intervention, self.facts)
+                families = {load_intervention(name).family for name in base}
+                if candidate.unfit is None and candidate.family in families:
+                    candidate = replace(candidate, unfit="another one of its kind helped and is kept")
+                self._tell(f"{number} of {len(interventions)}: {candidate.name} ({candidate.title})")
+                attempt = self._attempt(f"{number:02d}-{candidate.name}", candidate, base, (*base, candidate.name))
+                self.attempts.append(attempt)
+                if self._judge.helped(attempt):
+                    kept = (*kept, candidate.name)
+
+    def try_helpful(self) -> None:
+        """All that helped, of each family the first, against the program as it is; nothing where it is one alone."""
+        names: dict[str, str] = {}
+        for attempt in self.attempts:
+            if self._judge.helped(attempt):
+                names.setdefault(attempt.candidate.family, attempt.candidate.name)
+        if len(names) > 1:
+            self.together = self._together(tuple(names.values()))
+
+    def _together(self, names: Sequence[str]) -> Attempt:
+        by_mean = any(load_intervention(name).by_mean for name in names)
+        candidate = Candidate(
+            name=TOGETHER, title="all that helped", family="", answers=(), may_change="", code="", by_mean=by_mean
+        )
+        with terminated_by_signals():
+            self._tell(f"all that helped together: {', '.join(names)}")
+            return self._attempt(TOGETHER, candidate, (), tuple(names))
+
+    def _attempt(self, folder: str, candidate: Candidate, base: tuple[str, ...], head: tuple[str, ...]) -> Attempt:
+        made = Attempt(candidate=candidate, base=base, head=head)
+        if candidate.unfit is not None:
+            return replace(made, stop="not applicable", reason=candidate.unfit)
+        pairs = self._pairs_in_time()
+        if pairs is None:
+            return replace(made, stop="not reached", reason="the budget was used up")
+        unchanged = self.unchanged
+        state = self._state(folder, pairs)
+        first = self._launch(head, "head", "warm", 0, 1, state, record=True)
+        made = replace(made, first=first)
+        if first.problem is not None:
+            return replace(made, stop="failed", reason=first.problem)
+        if candidate.name in head and not any(trial.applied.get(candidate.name) for trial in first.trials):
+            left = [why for trial in first.trials for why in trial.refused.get(candidate.name, ())]
+            return replace(made, stop="not applied", reason=left[0] if left else "it found nothing to change")
+        rejected = self._judge.rejects(unchanged.first, first)
+        if rejected is not None:
+            return replace(made, stop="rejected", reason=rejected)
+        for launch in (unchanged.second, first, *(one for pair in unchanged.calibration for one in pair)):
+            state.add(replace(launch, trials=()))
+        try:
+            run = self._run(state, base, head)
+            return replace(made, pairs=run_pairs(state, run, self._judge.of(candidate), tell=self._tell))
+        except DataError as error:
+            return replace(made, stop="failed", reason=str(error))
+
+    def _pairs_in_time(self) -> int | None:
+        """Pairs at most, ``None`` if there is no time for the least."""
+        pairs = self._plan.ab.pairs
+        if self._plan.deadline is None:
+            return pairs
+        left = self._plan.deadline - time.monotonic()
+        fitting = int((left / self._seconds - 1) / 2) if self._seconds else pairs
+        return None if fitting < min(LEAST_PAIRS, pairs) else min(pairs, fitting)
+
+    def _state(self, folder: str, pairs: int) -> AbState:
+        directory = self._plan.directory / folder
+        try:
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise DataError(f"{directory}: cannot be made: {error.strerror or error}") from error
+        return begin(directory, replace(self._plan.ab, base_ref=BASELINE, head_ref=folder, pairs=pairs))
+
+    def _run(self, state: AbState, base: tuple[str, ...], head: tuple[str, ...]) -> Run:
+        def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
+            return self._launch(base if arm == "base" else head, arm, phase, pair, slot, state, record=False)
+
+        return run
+
+    def _launch(
+        self, names: tuple[str, ...], arm: Arm, phase: Phase, pair: int, slot: int, state: AbState, *, record: bool
+    ) -> Launch:
+        variables: dict[str, str] = {}
+        for name in names:
+            known = replace(self.facts, variables={**self.facts.variables, **variables})
+            variables |= load_intervention(name).environment(known)
+        with MachineWatch(self._gpus) as watch:
+            launch = launch_once(
+                self._plan.target,
+                ArmFolder(root=None, folder=Path.cwd()),
+                arm=arm,
+                phase=phase,
+                pair=pair,
+                slot=slot,
+                log=state.log,
+                timeout_s=self._plan.ab.timeout_s,
+                step_annotation=self._plan.ab.step_annotation,
+                changes=Changes(
+                    interventions=names,
+                    variables=variables,
+                    record_steps=self._plan.record_steps if record else 0,
+                ),
+            )
+        return replace(launch, machine=watch.counters(), environment={**self._here, **launch.environment})

@@ -1,0 +1,73 @@
+"""Interventions: changes of a program that are made from outside, to measure what they gain (`perfscope try`).
+
+The registry is a written list: name -> ``module:object`` of an `Intervention`. Installed packages add theirs through
+the entry point ``perfscope.interventions``.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from perfscope.model.errors import UsageError, did_you_mean
+from perfscope.model.plugins import installed
+from perfscope.profiler.interventions.base import Intervention
+
+_HERE = "perfscope.profiler.interventions"
+
+INTERVENTIONS: dict[str, str] = {
+    "autocast-bf16": f"{_HERE}.precision:AUTOCAST_BF16",
+    "channels-last": f"{_HERE}.layout:CHANNELS_LAST",
+    "compile": f"{_HERE}.compilation:COMPILE",
+    "compile-max-autotune": f"{_HERE}.compilation:MAX_AUTOTUNE",
+    "compile-reduce-overhead": f"{_HERE}.compilation:REDUCE_OVERHEAD",
+    "cudnn-benchmark": f"{_HERE}.layout:CUDNN_BENCHMARK",
+    "ddp-bucket-view": f"{_HERE}.data_parallel:BUCKET_VIEW",
+    "ddp-large-buckets": f"{_HERE}.data_parallel:LARGE_BUCKETS",
+    "ddp-static-graph": f"{_HERE}.data_parallel:STATIC_GRAPH",
+    "debug-off": f"{_HERE}.debugging:TORCH_DEBUG_OFF",
+    "expandable-segments": f"{_HERE}.allocator:EXPANDABLE_SEGMENTS",
+    "foreach-optimizer": f"{_HERE}.optimizers:FOREACH",
+    "fused-optimizer": f"{_HERE}.optimizers:FUSED",
+    "gc-freeze": f"{_HERE}.host:GC_FREEZE",
+    "gc-off": f"{_HERE}.host:GC_OFF",
+    "jax-cache": f"{_HERE}.jax_settings:COMPILATION_CACHE",
+    "jax-debug-off": f"{_HERE}.debugging:JAX_DEBUG_OFF",
+    "jax-latency-hiding": f"{_HERE}.jax_settings:LATENCY_HIDING",
+    "jax-matmul-default": f"{_HERE}.jax_settings:MATMUL_DEFAULT",
+    "jax-triton-gemm": f"{_HERE}.jax_settings:TRITON_GEMM",
+    "loader-workers": f"{_HERE}.loaders:WORKERS",
+    "matmul-high": f"{_HERE}.precision:MATMUL_HIGH",
+    "matmul-medium": f"{_HERE}.precision:MATMUL_MEDIUM",
+    "persistent-workers": f"{_HERE}.loaders:PERSISTENT",
+    "pin-memory": f"{_HERE}.loaders:PIN_MEMORY",
+    "prefetch": f"{_HERE}.loaders:PREFETCH",
+    "sdpa-fused": f"{_HERE}.attention:SDPA_FUSED",
+    "threads-all": f"{_HERE}.host:THREADS_ALL",
+    "threads-one": f"{_HERE}.host:THREADS_ONE",
+    "zero-grad-none": f"{_HERE}.optimizers:ZERO_GRAD_NONE",
+}
+
+ENTRY_POINTS = "perfscope.interventions"
+
+
+def intervention_names() -> tuple[str, ...]:
+    """Names of all interventions, ours and those of installed packages, sorted."""
+    return tuple(sorted({*INTERVENTIONS, *(entry.name for entry in installed(ENTRY_POINTS))}))
+
+
+def load_intervention(name: str) -> Intervention:
+    """The intervention of that name; underscores are taken as dashes. ``UsageError`` if there is none."""
+    wanted = name.replace("_", "-")
+    path = INTERVENTIONS.get(wanted)
+    if path is not None:
+        module, _, attribute = path.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        entries = [entry for entry in installed(ENTRY_POINTS) if entry.name == wanted]
+        if not entries:
+            hint = did_you_mean(name, intervention_names()) or "; `perfscope try --list` lists them"
+            raise UsageError(f"{name}: no such intervention{hint}")
+        found = entries[0].load()
+    if not isinstance(found, Intervention):
+        raise UsageError(f"{name}: what its package registers is no Intervention")
+    return found

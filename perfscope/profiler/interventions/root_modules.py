@@ -1,0 +1,91 @@
+"""The modules that a PyTorch program calls itself, not from inside another one: its models.
+
+They are found with torch's public hooks of all modules, in the first step. Then these hooks are taken out, because they
+cost time in each call and torch.compile would compile them; what stays are hooks of the models found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+def _same(_module: Any, _arguments: tuple[Any, ...]) -> Any:
+    return None
+
+
+def _ignore(*_: Any) -> None:
+    return None
+
+
+class RootModules:
+    """Finds the models of the program and hooks their calls."""
+
+    def __init__(
+        self,
+        *,
+        enter: Callable[[Any, tuple[Any, ...]], Any] = _same,
+        leave: Callable[[Any, Any], None] = _ignore,
+        found: Callable[[list[Any]], None] = _ignore,
+    ) -> None:
+        """Begin to look. Each is called on the thread that imported torch.
+
+        ``enter(module, arguments)``: before each call of a model; what it returns takes the place of the arguments,
+        unless that is ``None``. ``leave(module, output)``: after the call. ``found(modules)``: once, after the first
+        step, with all models.
+        """
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        self._enter_model, self._leave_model, self._found = enter, leave, found
+        self._thread = threading.get_ident()
+        self._depth = 0
+        self._roots: list[Any] = []
+        self._handles: list[Any] = [
+            module.register_module_forward_pre_hook(self._enter),
+            module.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        # It stays: torch goes through its hooks while it calls them.
+        optimizer.register_optimizer_step_pre_hook(self._optimizer_steps)
+
+    def _enter(self, module: Any, arguments: tuple[Any, ...]) -> Any:
+        import torch
+
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return None
+        if self._depth == 0 and any(module is root for root in self._roots):
+            self._close()  # a model is called again: a step is over. Its new hook is not called before the next call
+            return self._enter_model(module, arguments)
+        self._depth += 1
+        if self._depth > 1:
+            return None
+        self._roots.append(module)
+        return self._enter_model(module, arguments)
+
+    def _leave(self, module: Any, _arguments: Any, output: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread or not self._depth:
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            self._leave_model(module, output)
+
+    def _optimizer_steps(self, *_: Any) -> None:
+        if self._handles and self._roots and self._depth == 0:
+            self._close()
+
+    def _close(self) -> None:
+        """All models are known: hook them alone from now on."""
+        while self._handles:
+            self._handles.pop().remove()
+        for root in self._roots:
+            if self._enter_model is not _same:
+                root.register_forward_pre_hook(self._enter_model)
+            if self._leave_model is not _ignore:
+                root.register_forward_hook(self._after, always_call=True)
+        self._found(self._roots)
+
+    def _after(self, module: Any, _arguments: Any, output: Any) -> None:
+        self._leave_model(module, output)

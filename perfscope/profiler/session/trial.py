@@ -1,0 +1,74 @@
+"""Interventions in this process: applied when the framework is imported, and what they changed, written at the end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from perfscope.model.capture import Message
+from perfscope.model.documents.trial_report import REPORT_FILE, ProcessTrial, dump
+from perfscope.model.files import write_atomically
+from perfscope.profiler.interventions import load_intervention
+from perfscope.profiler.interventions.base import Application, Intervention
+from perfscope.profiler.session.passes import Framework
+from perfscope.profiler.session.ranks import rank_from_environment
+from perfscope.profiler.session.results import ResultRecorder
+
+
+class ProcessInterventions:
+    """What a launch of `perfscope try` does in its process besides taking times."""
+
+    def __init__(self, message: Message) -> None:
+        """Nothing is applied yet. ``UsageError`` if an intervention of that name is not installed here."""
+        self._run = Path(message.directory)
+        self._interventions = [load_intervention(name) for name in message.interventions]
+        self._applications = {intervention.name: Application() for intervention in self._interventions}
+        self._recorder = ResultRecorder(message.record_steps) if message.record_steps else None
+        self._done: set[str] = set()
+
+    def attach(self, framework: Framework) -> None:
+        """``framework`` is imported, and nothing of the program has run since."""
+        if self._recorder is not None:  # its hooks stand inside those of the interventions
+            self._recorder.listen(framework)
+        for intervention in self._interventions:
+            if intervention.framework in (framework, "any") and intervention.name not in self._done:
+                self._done.add(intervention.name)
+                self._apply(intervention)
+
+    def _apply(self, intervention: Intervention) -> None:
+        application = self._applications[intervention.name]
+        if intervention.apply is None:
+            return
+        try:
+            intervention.apply(application)
+        except Exception as error:
+            application.left(f"it cannot be applied here: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def step(self, number: int) -> None:
+        """Step ``number`` is about to begin."""
+        for application in self._applications.values():
+            for call in application.on_step:
+                call(number)
+
+    def save(self) -> None:
+        """Write what was done and recorded in this process."""
+        rank = rank_from_environment(os.environ)
+        recorder = self._recorder
+        report = ProcessTrial(
+            rank=0 if rank is None else rank.rank,
+            applied={name: tuple(done.applied) for name, done in self._applications.items() if done.applied},
+            refused={name: tuple(done.refused) for name, done in self._applications.items() if done.refused},
+            values=() if recorder is None else tuple(recorder.values),
+            unrecorded=() if recorder is None else tuple(recorder.unrecorded),
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+        file = self._run / REPORT_FILE.format(pid=os.getpid())
+        write_atomically(file, dump(report), durable=False)
+
+
+def peak_rss_bytes() -> int:
+    """Most physical memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

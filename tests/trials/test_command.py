@@ -1,0 +1,60 @@
+"""`perfscope try` on the command line: usage, and the list of interventions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.__main__ import main
+from perfscope.commands.try_ import parse_budget
+from perfscope.model.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to run"),
+        (["--only", "compile", "--all", "train.py"], "--only and --all"),
+        (["--only", "compiled", "train.py"], "compiled: no such intervention"),
+        (["--only", " , ", "train.py"], "--only: give names"),
+        (["--no-profile", "train.py"], "--no-profile"),
+        (["--budget", "soon", "train.py"], "--budget soon"),
+        (["--json", "-", "--markdown", "-", "train.py"], "two reports"),
+    ],
+)
+def test_usage_errors_come_before_any_launch(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit(7)")
+    with pytest.raises(SystemExit) as ended:
+        main(["try", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("3", 180)])
+def test_a_budget_is_a_time(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0m", "-3m", "5 days"])
+def test_other_budgets_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_budget(text)
+
+
+def test_the_list_names_every_intervention(capsys: pytest.CaptureFixture[str]) -> None:
+    from perfscope.profiler.interventions import INTERVENTIONS
+
+    with pytest.raises(SystemExit) as ended:
+        main(["try", "--list"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert [name for name in INTERVENTIONS if name not in printed] == []
