@@ -381,8 +381,9 @@ def idle_pieces(trace: Trace, cause: Cause) -> IdlePieces:
         starts, ends = intervals.spans.starts, intervals.spans.ends
         cost = covered(part, starts, ends)
         has = np.flatnonzero(cost)
-        wait = np.where(intervals.wait == MISSING, _last_wait(trace, ends), intervals.wait)
-        columns.append((np.full(len(has), device), starts[has], ends[has], cost[has], intervals.launch[has], wait[has]))
+        wait = intervals.wait[has]
+        wait = np.where(wait == MISSING, _last_wait(trace, ends[has]), wait)
+        columns.append((np.full(len(has), device), starts[has], ends[has], cost[has], intervals.launch[has], wait))
     joined = [np.concatenate(column) for column in zip(*columns, strict=True)] or [np.empty(0, np.int64)] * 6
     return IdlePieces(
         device=joined[0], start_ns=joined[1], end_ns=joined[2], cost_ns=joined[3], launch=joined[4], wait=joined[5]
@@ -404,10 +405,15 @@ def worst_device(pieces: IdlePieces) -> IdlePieces:
 
 def _last_wait(trace: Trace, times: Int64) -> Int64:
     """The wait for the device that began last before each of ``times``: row of ``calls``, ``MISSING`` if none did."""
-    rows = trace.fact(blocking_calls)
-    rows = rows[np.argsort(trace.rows["calls"]["start_ns"][rows], kind="stable")]
+    rows = trace.fact(_waits_by_start)
     index = np.searchsorted(trace.rows["calls"]["start_ns"][rows], times) - 1
     return np.where(index < 0, MISSING, pick(rows, index))
+
+
+def _waits_by_start(trace: Trace) -> Int64:
+    """Calls that wait for the device, by their start."""
+    rows = trace.fact(blocking_calls)
+    return rows[np.argsort(trace.rows["calls"]["start_ns"][rows], kind="stable")]
 
 
 def _by_host(

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time.spans import lineage, nearest_ancestor
+from perfscope.analyzers.time.spans import lineage, nearest_ancestor, rows_by_device
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
 
@@ -191,10 +191,9 @@ def launch_delays(trace: Trace) -> dict[int, LaunchDelay]:
     """Per row of ``devices`` that has launches with a known call. Delays below zero (clock skew) count as 0."""
     kernels, calls = trace.rows["kernels"], trace.rows["calls"]
     result = {}
-    for device in range(len(trace.rows["devices"])):
-        on_device = kernels["device"] == device
-        linked = on_device & (kernels["call"] != MISSING)
-        if not linked.any():
+    for device, on_device in enumerate(trace.fact(rows_by_device)["kernels"]):
+        linked = on_device[kernels["call"][on_device] != MISSING]
+        if not len(linked):
             continue
         order = np.argsort(kernels["start_ns"][linked], kind="stable")
         call, first = np.unique(kernels["call"][linked][order], return_index=True)
@@ -239,7 +238,7 @@ def short_pairs(trace: Trace, device: int) -> ShortPairs:
     Kernels without a known launch are left out: whether they were queued is not known.
     """
     tables = [trace.rows["kernels"], trace.rows["copies"]]
-    here = [np.flatnonzero(table["device"] == device) for table in tables]
+    here = [trace.fact(rows_by_device)[table][device] for table in ("kernels", "copies")]
     start, end, stream = (
         np.concatenate([table[column][rows] for table, rows in zip(tables, here, strict=True)])
         for column in ("start_ns", "end_ns", "stream")

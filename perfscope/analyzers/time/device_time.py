@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfscope.analyzers.time.spans import union_of
+from perfscope.analyzers.time.spans import rows_by_device, union_of
 from perfscope.model.intervals import Intervals, difference, merge
 from perfscope.model.trace import Trace
 
@@ -58,12 +58,13 @@ class DeviceWork(NamedTuple):
 def device_work(trace: Trace) -> dict[int, DeviceWork]:
     """When each row of ``devices`` worked, and at what."""
     kernels, copies = trace.rows["kernels"], trace.rows["copies"]
+    rows = trace.fact(rows_by_device)
     result = {}
-    for device in range(len(trace.rows["devices"])):
-        here = kernels["device"] == device
-        compute = union_of(kernels, here & ~kernels["communication"])
-        communication = union_of(kernels, here & kernels["communication"])
-        copying, working = union_of(copies, copies["device"] == device), merge(compute, communication)
+    for device, here in enumerate(rows["kernels"]):
+        communicates = kernels["communication"][here]
+        compute = union_of(kernels, here[~communicates])
+        communication = union_of(kernels, here[communicates])
+        copying, working = union_of(copies, rows["copies"][device]), merge(compute, communication)
         result[device] = DeviceWork(
             compute=compute,
             communication=communication,
@@ -84,7 +85,7 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
     kernels, devices = trace.rows["kernels"], trace.rows["devices"]
     accounts = []
     for device, work in trace.fact(device_work).items():
-        here = kernels["device"] == device
+        here = trace.fact(rows_by_device)["kernels"][device]
         start, end = (int(work.busy.starts[0]), int(work.busy.ends[-1])) if len(work.busy.starts) else (0, 0)
         accounts.append(
             DeviceTime(
@@ -99,8 +100,8 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
                 exposed_communication_ns=work.exposed_communication.total(),
                 exposed_copy_ns=work.exposed_copy.total(),
                 idle_ns=end - start - work.busy.total(),
-                kernel_time_ns=int((kernels["end_ns"] - kernels["start_ns"])[here].sum()),
-                kernels=int(here.sum()),
+                kernel_time_ns=int((kernels["end_ns"][here] - kernels["start_ns"][here]).sum()),
+                kernels=len(here),
                 start_ns=start,
                 end_ns=end,
             )

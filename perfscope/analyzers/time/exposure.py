@@ -11,6 +11,7 @@ import numpy as np
 
 from perfscope.analyzers.time.account import account_windows
 from perfscope.analyzers.time.device_time import device_work
+from perfscope.analyzers.time.spans import rows_by_device
 from perfscope.model.intervals import Int64, Intervals, covered, intersection, merge, union
 from perfscope.model.trace import Rows, Trace
 
@@ -43,7 +44,8 @@ def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Interva
     """
     kernels = trace.rows["kernels"]
     result = np.zeros(len(kernels), np.int64)
-    rows = np.flatnonzero((kernels["device"] == device) & kernels["communication"])
+    here = trace.fact(rows_by_device)["kernels"][device]
+    rows = here[kernels["communication"][here]]
     result[rows] = _uncovered(kernels, rows, computing, until_ns[rows], inside=_windows(trace))
     return result
 
@@ -58,11 +60,9 @@ def _exposed(trace: Trace, name: str, inside: Intervals | None) -> Int64:
     table = trace.rows[name]
     exposed = np.zeros(len(table), np.int64)
     for device, work in trace.fact(device_work).items():
-        here = table["device"] == device
+        rows, others = trace.fact(rows_by_device)[name][device], merge(work.compute, work.communication)
         if name == "kernels":
-            rows, others = np.flatnonzero(here & table["communication"]), work.compute
-        else:
-            rows, others = np.flatnonzero(here), merge(work.compute, work.communication)
+            rows, others = rows[table["communication"][rows]], work.compute
         exposed[rows] = _uncovered(table, rows, others, inside=inside)
     return exposed
 

@@ -30,9 +30,15 @@ import numpy.typing as npt
 
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_busy
-from perfscope.analyzers.time.spans import allocator_spans, compile_lookup_spans, covering_slices, input_spans
+from perfscope.analyzers.time.spans import (
+    allocator_spans,
+    compile_lookup_spans,
+    covering_slices,
+    input_spans,
+    rows_by_device,
+)
 from perfscope.model.intervals import Int64, Intervals, covered, merge
-from perfscope.model.trace import MISSING, CallKind, Trace
+from perfscope.model.trace import MISSING, CallKind, Rows, Trace
 
 SYNC_SLACK_NS = 2_000
 """A wait may return this long before the last work's recorded end: host and device clocks agree to about 2 us."""
@@ -151,7 +157,8 @@ def launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
     """
     calls = trace.rows["calls"]
     tables = [trace.rows["kernels"], trace.rows["copies"]]
-    here = [(table["device"] == device) & (table["end_ns"] > table["start_ns"]) for table in tables]
+    rows_of = [trace.fact(rows_by_device)[name][device] for name in ("kernels", "copies")]
+    here = [rows[table["end_ns"][rows] > table["start_ns"][rows]] for table, rows in zip(tables, rows_of, strict=True)]
     start, stream, launch = (
         np.concatenate([table[column][rows] for table, rows in zip(tables, here, strict=True)]).astype(np.int64)
         for column in ("start_ns", "stream", "call")
@@ -167,37 +174,61 @@ def launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
 def _earliest_behind(stream: Int64, start: Int64, begin: Int64) -> Int64:
     """Per work: the earliest ``begin`` of it and of all that start later on its stream."""
     result = np.full(len(start), _NEVER, np.int64)
-    for number in np.unique(stream):
-        rows = np.flatnonzero(stream == number)
-        rows = rows[np.argsort(start[rows], kind="stable")]
+    order = np.lexsort((start, stream))
+    for rows in np.split(order, np.flatnonzero(np.diff(stream[order])) + 1):
         result[rows] = np.minimum.accumulate(begin[rows][::-1])[::-1]
     return result
 
 
 def draining_sync(trace: Trace, gap_start: Int64, launch_begin: Int64, launch_thread: Int64) -> Int64:
     """The wait each host-late gap is charged to: rows of ``calls``, ``MISSING`` where there is none."""
-    calls, blocking = trace.rows["calls"], trace.fact(blocking_calls)
-    launching = np.isin(calls["kind"], [CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY])
-    launching_threads = np.unique(calls["thread"][launching])
+    calls, waits = trace.rows["calls"], trace.fact(_waits_by_thread)
+    launching = trace.fact(_launching_threads)
     result = np.full(len(gap_start), MISSING, np.int64)
-    for thread in np.unique(calls["thread"][blocking]):
-        rows = blocking[calls["thread"][blocking] == thread]
-        rows = rows[np.argsort(calls["end_ns"][rows], kind="stable")]
-        waited = _waited_into(calls["start_ns"][rows], calls["end_ns"][rows], gap_start, launch_begin)
-        candidate = np.where(waited != MISSING, pick(rows, waited), MISSING)
-        same = launch_thread == thread
-        result = np.where(same & (candidate != MISSING), candidate, result)
-        elsewhere = np.flatnonzero(~same & (candidate != MISSING) & (result == MISSING))
-        if len(elsewhere) and thread in launching_threads:
-            returned = calls["end_ns"][candidate[elsewhere]]
-            open_slice = covering_slices(trace, launch_thread[elsewhere], returned)
-            elsewhere = elsewhere[open_slice == MISSING]
-            result[elsewhere] = candidate[elsewhere]
+    by_thread = np.argsort(launch_thread, kind="stable")
+    for thread, rows in waits.items():
+        low, high = np.searchsorted(launch_thread, [thread, thread + 1], sorter=by_thread)
+        own = by_thread[low:high]
+        result[own] = _waited_into(calls, rows, gap_start[own], launch_begin[own])
+    left = np.flatnonzero(result == MISSING)
+    left = left[np.argsort(gap_start[left], kind="stable")]
+    begins = gap_start[left]
+    for thread, rows in waits.items():
+        if thread not in launching:
+            continue
+        earliest, latest = calls["start_ns"][rows].min(), calls["end_ns"][rows[-1]] + SYNC_SLACK_NS
+        low, high = np.searchsorted(begins, [earliest, latest + 1])
+        other = left[low:high]
+        other = other[(launch_thread[other] != thread) & (result[other] == MISSING)]
+        candidate = _waited_into(calls, rows, gap_start[other], launch_begin[other])
+        other, candidate = other[candidate != MISSING], candidate[candidate != MISSING]
+        free = covering_slices(trace, launch_thread[other], calls["end_ns"][candidate]) == MISSING
+        result[other[free]] = candidate[free]
     return result
 
 
-def _waited_into(starts: Int64, ends: Int64, gap_start: Int64, launch_begin: Int64) -> Int64:
-    """Index of the wait (sorted by end) that was on its way at the gap's start and ended before the launch."""
+def _launching_threads(trace: Trace) -> frozenset[int]:
+    """Rows of ``threads`` that launch work."""
+    calls = trace.rows["calls"]
+    launching = np.isin(calls["kind"], [CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY])
+    return frozenset(np.unique(calls["thread"][launching]).tolist())
+
+
+def _waits_by_thread(trace: Trace) -> dict[int, Int64]:
+    """By row of ``threads``, in their order: the calls in which it waits for the device, by their end."""
+    calls, blocking = trace.rows["calls"], trace.fact(blocking_calls)
+    rows = blocking[np.lexsort((calls["end_ns"][blocking], calls["thread"][blocking]))]
+    threads, first = np.unique(calls["thread"][rows], return_index=True)
+    ends = [*first[1:].tolist(), len(rows)]
+    return {
+        thread: rows[low:high]
+        for thread, low, high in zip(threads.tolist(), first.tolist(), ends[: len(first)], strict=True)
+    }
+
+
+def _waited_into(calls: Rows, rows: Int64, gap_start: Int64, launch_begin: Int64) -> Int64:
+    """Of ``rows`` (sorted by end) the wait that was on its way at the gap's start and ended before the launch."""
+    starts, ends = calls["start_ns"][rows], calls["end_ns"][rows]
     first = np.searchsorted(ends, gap_start - SYNC_SLACK_NS)
     result = np.full(len(gap_start), MISSING, np.int64)
     for step in (0, 1):  # a short wait may end within the slack, just before the one that covers the gap's start
@@ -205,7 +236,7 @@ def _waited_into(starts: Int64, ends: Int64, gap_start: Int64, launch_begin: Int
         inside = index < len(ends)
         safe = np.where(inside, index, 0)
         fits = inside & (starts[safe] <= gap_start) & (ends[safe] <= launch_begin)
-        result = np.where(fits, index, result)
+        result = np.where(fits, rows[safe], result)
     return result
 
 

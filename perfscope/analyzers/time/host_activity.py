@@ -211,8 +211,9 @@ def main_thread(trace: Trace) -> int:
     if not len(threads):
         return MISSING
     if len(steps) and len(slices):
-        of_steps = np.isin(slices["name"], np.unique(steps["name"])) & np.isin(slices["start_ns"], steps["start_ns"])
-        if of_steps.any():
+        named = np.flatnonzero(np.isin(slices["name"], np.unique(steps["name"])))
+        of_steps = named[np.isin(slices["start_ns"][named], steps["start_ns"])]
+        if len(of_steps):
             return int(np.bincount(slices["thread"][of_steps]).argmax())
     launching = np.isin(calls["kind"], _LAUNCHING)
     if launching.any():

@@ -83,7 +83,7 @@ def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
     by_module: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in outer.tolist():
         by_module[int(slices["thread"][row]), int(slices["name"][row])].append(row)
-    spent = {key: int((slices["end_ns"] - slices["start_ns"])[calls].sum()) for key, calls in by_module.items()}
+    spent = {key: int((slices["end_ns"][calls] - slices["start_ns"][calls]).sum()) for key, calls in by_module.items()}
     calls = np.array(by_module[max(spent, key=lambda key: spent[key])])
     if len(calls) < LEAST_CALLS:
         return ()

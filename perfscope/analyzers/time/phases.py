@@ -16,7 +16,7 @@ import numpy as np
 
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.time.spans import input_spans, named_slices, union_of
+from perfscope.analyzers.time.spans import input_spans, named_slices, rows_by_device, union_of
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
@@ -71,16 +71,17 @@ def _on_host(trace: Trace, compute: Intervals) -> dict[Phase, Intervals]:
 
 
 def _on_device(trace: Trace, device: int, busy: Mapping[str, Intervals]) -> dict[Phase, Intervals]:
-    kernels, copies = trace.rows["kernels"], trace.rows["copies"]
-    computes = (kernels["device"] == device) & ~kernels["communication"]
+    kernels = trace.rows["kernels"]
+    here = trace.fact(rows_by_device)
+    computes = here["kernels"][device][~kernels["communication"][here["kernels"][device]]]
     parts: dict[Phase, list[Intervals]] = {"communication": [busy["exposed_communication"]]}
     for table, chosen, left in (
         ("kernels", computes, busy["compute"]),
-        ("copies", copies["device"] == device, busy["exposed_copy"]),
+        ("copies", here["copies"][device], busy["exposed_copy"]),
     ):
         work, phases = trace.rows[table], trace.fact(work_phases)[table]
         for phase in _PRECEDENCE:
-            mine = chosen & (phases == PHASES.index(phase))
+            mine = chosen[phases[chosen] == PHASES.index(phase)]
             spans = intersection(left, union_of(work, mine))
             parts.setdefault(phase, []).append(spans)
             left = difference(left, spans)

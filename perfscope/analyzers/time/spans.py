@@ -66,6 +66,17 @@ def union_of(table: Rows, chosen: np.ndarray) -> Intervals:
     return union(table["start_ns"][chosen], table["end_ns"][chosen])
 
 
+def rows_by_device(trace: Trace) -> dict[str, tuple[Int64, ...]]:
+    """Of ``kernels`` and of ``copies`` the rows of each row of ``devices``, in the order of the table."""
+    devices = np.arange(len(trace.rows["devices"]) + 1)
+    result = {}
+    for table in ("kernels", "copies"):
+        device = trace.rows[table]["device"]
+        order = np.argsort(device, kind="stable")
+        result[table] = tuple(np.split(order, np.searchsorted(device[order], devices)[1:])[: len(devices) - 1])
+    return result
+
+
 def spans_by_thread(trace: Trace, table: str, rows: npt.NDArray[np.int64]) -> dict[int, Intervals]:
     """Union of the given rows of ``slices`` or ``calls``, per row of ``threads``."""
     data = trace.rows[table]
@@ -209,8 +220,9 @@ def unshared_time(trace: Trace) -> dict[str, Int64]:
     """Per row of ``kernels`` and of ``copies``: ns in which it is the only work on its device."""
     tables = {table: trace.rows[table] for table in ("kernels", "copies")}
     result = {table: np.zeros(len(work), np.int64) for table, work in tables.items()}
+    by_device = trace.fact(rows_by_device)
     for device in range(len(trace.rows["devices"])):
-        here = {table: np.flatnonzero(work["device"] == device) for table, work in tables.items()}
+        here = {table: by_device[table][device] for table in tables}
         starts, ends = (
             np.concatenate([work[column][here[table]] for table, work in tables.items()])
             for column in ("start_ns", "end_ns")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
 from perfscope.analyzers.compare.runs.window import Window, compared_window, inside, without, work_in_window
-from perfscope.analyzers.time import GapCause, covering_slices, device_busy, gaps, nearest_ancestor
+from perfscope.analyzers.time import GapCause, covering_slices, device_busy, gaps, nearest_ancestor, rows_by_device
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -214,15 +214,16 @@ def accounts(trace: Trace) -> tuple[Account, ...]:
 
 
 def _of_device(trace: Trace, window: Window, naming: Naming, device: int) -> Account:
-    kernels, copies, devices = trace.rows["kernels"], trace.rows["copies"], trace.rows["devices"]
-    here = kernels["device"] == device
-    talks = kernels["communication"]
+    kernels, devices = trace.rows["kernels"], trace.rows["devices"]
+    here = trace.fact(rows_by_device)
+    work_rows = here["kernels"][device]
+    talks = kernels["communication"][work_rows]
     free = window.spans
     parts: list[Part] = []
     for table, rows in (
-        ("kernels", np.flatnonzero(here & ~talks)),
-        ("kernels", np.flatnonzero(here & talks)),
-        ("copies", np.flatnonzero(copies["device"] == device)),
+        ("kernels", work_rows[~talks]),
+        ("kernels", work_rows[talks]),
+        ("copies", here["copies"][device]),
     ):
         work = trace.rows[table]
         own, free = claim_first(free, work["start_ns"][rows], work["end_ns"][rows])

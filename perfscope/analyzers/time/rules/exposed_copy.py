@@ -25,7 +25,7 @@ import numpy as np
 from perfscope.analyzers.time.account import account_windows
 from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
-from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.spans import rows_by_device, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, Cell, Finding, Scope, Where
 from perfscope.model.intervals import Int64
@@ -92,7 +92,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not exposed.any():
         return
     device = int(np.argmax(np.bincount(copies["device"], weights=exposed)))
-    rows = np.flatnonzero((copies["device"] == device) & (exposed > 0))
+    here = trace.fact(rows_by_device)["copies"][device]
+    rows = here[exposed[here] > 0]
     if exposed[rows].sum() < LEAST_SHARE * windows.whole_ns:
         return
     lines: dict[tuple[CopyKind, Where], list[int]] = defaultdict(list)

@@ -97,25 +97,29 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _of_worst_device(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
     """Lines of the device whose copies cost most: devices copy and idle side by side."""
     of_device = trace.rows["copies"]["device"][rows]
-    of_devices = [_lines(trace, rows[of_device == device], exposed) for device in np.unique(of_device)]
+    idle = _idle_by_wait(trace)
+    of_devices = [
+        _lines(trace, rows[of_device == device], exposed, idle[device]) for device in np.unique(of_device).tolist()
+    ]
     return max(of_devices, key=lambda lines: sum(line.cost_ns for line in lines), default=[])
 
 
-def _lines(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
-    """The copies of ``rows`` by direction, op and place; each wait's idle time is given to one copy only."""
+def _lines(trace: Trace, rows: Int64, exposed: Int64, idle_of: dict[int, int]) -> list[_Line]:
+    """The copies of ``rows``, of one device, by direction, op and place; a wait's idle time is given to one copy only.
+
+    ``idle_of``: that time by row of ``calls``, ns; it is used up.
+    """
     copies = trace.rows["copies"]
     calls = copies["call"][rows].astype(np.int64)
     call_ops = ops_of_calls(trace, calls)
-    idle_of = _idle_by_wait(trace)
-    waits_in: dict[tuple[int, int], list[int]] = defaultdict(list)
-    waits = np.array(sorted({wait for _, wait in idle_of}), np.int64)
+    waits_in: dict[int, list[int]] = defaultdict(list)
+    waits = np.array(sorted(idle_of), np.int64)
     for wait, op in zip(waits.tolist(), ops_of_calls(trace, waits).tolist(), strict=True):
-        for device in range(len(trace.rows["devices"])):
-            if op != MISSING and (device, wait) in idle_of:
-                waits_in[device, op].append(wait)
+        if op != MISSING:
+            waits_in[op].append(wait)
     lines: dict[tuple[str, str, Where], _Line] = {}
     for row, call, call_op in zip(rows.tolist(), calls.tolist(), call_ops.tolist(), strict=True):
-        op_row, device = int(copies["op"][row]), int(copies["device"][row])
+        op_row = int(copies["op"][row])
         op = op_of(trace, op_row) or NO_OP
         if op in ONE_VALUE_READS:
             continue
@@ -124,18 +128,18 @@ def _lines(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
         line = lines.setdefault((direction, op, site.where()), _Line(direction=direction, op=op, site=site))
         line.copies.append(row)
         line.exposed_ns += int(exposed[row])
-        for wait in (call, *waits_in[device, call_op]):
-            line.idle_ns += idle_of.pop((device, wait), 0)
+        for wait in (call, *waits_in[call_op]):
+            line.idle_ns += idle_of.pop(wait, 0)
     return list(lines.values())
 
 
-def _idle_by_wait(trace: Trace) -> dict[tuple[int, int], int]:
-    """(device, row of ``calls`` that waited) -> idle time charged to it."""
+def _idle_by_wait(trace: Trace) -> defaultdict[int, dict[int, int]]:
+    """By device and row of ``calls`` that waited: idle time charged to it, ns."""
     pieces = idle_pieces(trace, "sync")
-    idle: dict[tuple[int, int], int] = defaultdict(int)
+    idle: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for device, wait, cost in zip(pieces.device.tolist(), pieces.wait.tolist(), pieces.cost_ns.tolist(), strict=True):
-        idle[device, wait] += cost
-    return dict(idle)
+        idle[device][wait] = idle[device].get(wait, 0) + cost
+    return idle
 
 
 def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:

@@ -26,7 +26,7 @@ from perfscope.analyzers.time.calls import SHORT_NS, Framework, ShortPairs, fram
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.records import launched_records
 from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.spans import rows_by_device, worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, Cell, Finding
 from perfscope.model.intervals import Int64
@@ -56,13 +56,14 @@ def check(trace: Trace) -> Iterable[Finding]:
     kernels = trace.rows["kernels"]
     findings: list[Finding] = []
     for device in trace.fact(device_times):
-        compute = (kernels["device"] == device.device) & ~kernels["communication"]
-        short = compute & (kernels["end_ns"] - kernels["start_ns"] < SHORT_NS)
-        if short.sum() < COUNT_SHARE * compute.sum() or not compute.any():
+        here = trace.fact(rows_by_device)["kernels"][device.device]
+        compute = here[~kernels["communication"][here]]
+        short = int((kernels["end_ns"][compute] - kernels["start_ns"][compute] < SHORT_NS).sum())
+        if short < COUNT_SHARE * len(compute) or not len(compute):
             continue
         pairs = short_pairs(trace, device.device)
         if pairs.saved_ns.sum() >= COST_SHARE * device.span_ns:
-            findings.append(_finding(trace, device, pairs, int(short.sum()), int(compute.sum())))
+            findings.append(_finding(trace, device, pairs, short, len(compute)))
     return sorted(findings, key=lambda finding: -(finding.cost_ns or 0))[:1]
 
 

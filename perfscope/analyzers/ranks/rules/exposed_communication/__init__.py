@@ -53,6 +53,7 @@ from perfscope.analyzers.time import (
     StepAccount,
     account_windows,
     communication_in_steps,
+    rows_by_device,
     step_accounts,
     step_windows,
     timed_cost,
@@ -276,9 +277,10 @@ def _by_kind(trace: Trace, device: StepAccount, named: dict[int, int]) -> dict[s
     kernels = trace.rows["kernels"]
     kinds: dict[str, list[int]] = defaultdict(list)
     windows = trace.fact(account_windows)
-    mine = (kernels["device"] == device.device) & kernels["communication"]
-    mine &= covered(union(windows.starts, windows.ends), kernels["start_ns"], kernels["end_ns"]) > 0
-    for row in np.flatnonzero(mine).tolist():
+    here = trace.fact(rows_by_device)["kernels"][device.device]
+    mine = here[kernels["communication"][here]]
+    inside = covered(union(windows.starts, windows.ends), kernels["start_ns"][mine], kernels["end_ns"][mine]) > 0
+    for row in mine[inside].tolist():
         kinds[_operation(trace, row, named)].append(row)
     return kinds
 

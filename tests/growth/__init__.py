@@ -1,0 +1,1 @@
+"""How the work of rules, facts, reports and comparisons grows with the trace."""
