@@ -24,8 +24,8 @@ from perfscope.model.compile_log import CodeLine
 MAX_HEAD_BYTES = 16 << 20
 """Of a record's own line: metrics with all configurations of torch have 60 kB."""
 MAX_PAYLOAD_BYTES = 64 << 20
-_PIECE = 1 << 20
 """Of a payload that is parsed: the output code of a graph of 20,000 nodes has 20 MB."""
+_PIECE = 1 << 20
 MAX_STRINGS = 100_000
 """File names that records refer to by number."""
 MAX_COMPILES = 100_000
