@@ -167,6 +167,13 @@ class TestKnownAnswers:
         assert names(trace) == ["a", "before b", "b"]
         check(trace)
 
+    def test_programs_of_xla_on_the_cpu_are_compute(self) -> None:
+        builder = TraceBuilder()
+        builder.step(1, 0, 1000)
+        builder.annotation("ProfilerStep#1", 0, 1000)
+        builder.row("hlo_ops", name=builder.code("dot"), start_ns=100 * US, end_ns=900 * US)
+        assert builder.build().fact(path_parts) == {"compute": 800 * US, "other_host": 200 * US}
+
     def test_nothing_has_no_path(self) -> None:
         assert TraceBuilder().build().fact(critical_path) is None
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.time import HostActivity, divide
-from perfscope.model.intervals import Int64, union
+from perfscope.model.intervals import EMPTY, Int64, difference, intersection_total, union
 from perfscope.model.trace import MISSING, Trace
 
 UNKNOWN_GAP = 3
@@ -173,17 +173,20 @@ def path_parts(trace: Trace) -> dict[str, int]:
 
 
 def _host_parts(trace: Trace, path: CriticalPath, chosen: np.ndarray) -> dict[str, int]:
-    """Host pieces of the path by what their thread did; ops are compute where nothing ran on a device."""
+    """Host pieces of the path by what their thread did; ops and XLA programs are compute where no device worked."""
     totals: dict[str, int] = {}
     threads = path.graph.thread[path.node]
     computes = bool(path.graph.on_host.all())
+    instructions = trace.rows["hlo_ops"]
+    computing = union(instructions["start_ns"], instructions["end_ns"]) if computes else EMPTY  # on XLA's own threads
     for thread in np.unique(threads[chosen]).tolist():
         mine = chosen & (threads == thread)
         spans = union(path.starts[mine], path.ends[mine])
         if thread == MISSING:
             totals["unexplained"] = totals.get("unexplained", 0) + spans.total()
             continue
-        parts, rest = divide(trace, thread, spans)
+        totals["compute"] = totals.get("compute", 0) + intersection_total(spans, computing)
+        parts, rest = divide(trace, thread, difference(spans, computing))
         for activity, part in parts.items():
             on_cpu = computes and activity in (HostActivity.OP, HostActivity.LAUNCH)
             name = "compute" if on_cpu else _PART_OF_ACTIVITY[activity]
