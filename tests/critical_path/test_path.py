@@ -171,7 +171,8 @@ class TestKnownAnswers:
         builder = TraceBuilder()
         builder.step(1, 0, 1000)
         builder.annotation("ProfilerStep#1", 0, 1000)
-        builder.row("hlo_ops", name=builder.code("dot"), start_ns=100 * US, end_ns=900 * US)
+        builder.row("hlo_ops", name=builder.code("dot"), start_ns=100 * US, end_ns=900 * US, encloses=False,
+                    asynchronous=False)  # fmt: skip
         assert builder.build().fact(path_parts) == {"compute": 800 * US, "other_host": 200 * US}
 
     def test_nothing_has_no_path(self) -> None:
