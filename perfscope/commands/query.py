@@ -71,6 +71,8 @@ def _cell(value: Any) -> str:
 
     from perfscope.model.untrusted_text import sanitize
 
+    if hasattr(value, "tolist"):  # a list comes as an array
+        value = value.tolist()
     if isinstance(value, float) and not pd.isna(value):
         return f"{value:,.3f}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, int):

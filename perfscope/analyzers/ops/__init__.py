@@ -16,6 +16,7 @@ from perfscope.analyzers.ops.finding_spans import (
     spans_within,
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
+from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Utilization",
     "WorkRow",
     "longest_ns",
+    "matmul_precision",
     "merge_top_work",
     "short_kernel_name",
     "spans_at",
@@ -38,4 +40,5 @@ __all__ = [
     "spans_of_windows",
     "spans_within",
     "top_work",
+    "uses_tensor_cores",
 ]

@@ -47,6 +47,20 @@ def matmul_precision(kernel: str) -> Precision | None:
     return next((precision for pattern, precision in _BY_NAME if pattern.search(kernel)), None)
 
 
+_TENSOR_CORES = re.compile(
+    r"884|1688|168(?:16|32)|[hiq]mma|w?gmma|xmma|tensorop|nvjet|_MI\d+x\d+|flash_(?:fwd|bwd)|fmha|^bmm_\w+_t\d+x",
+    re.IGNORECASE,
+)
+"""Shapes and names of tensor-core (matrix) instructions, and families of kernels that are written for them."""
+
+
+def uses_tensor_cores(kernel: str) -> bool | None:
+    """What a kernel's name says of tensor (matrix) cores: True, False for products in plain float32, None: nothing."""
+    if matmul_precision(kernel) == "float32" or "simt" in kernel:
+        return False
+    return True if _TENSOR_CORES.search(kernel) else None
+
+
 def _tensile(kernel: str) -> Precision | None:
     if re.search(r"xf32|F32X", kernel, re.IGNORECASE):
         return "tf32"

@@ -14,7 +14,8 @@ import numpy as np
 
 from perfscope.analyzers.critical_path import NodeKind, critical_path
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ops import short_kernel_name
+from perfscope.analyzers.ops import matmul_precision, short_kernel_name, uses_tensor_cores
+from perfscope.analyzers.query import messages, spans
 from perfscope.analyzers.ranks import rank_sets
 from perfscope.analyzers.time import call_site, step_accounts
 from perfscope.model.trace import MISSING, TABLES, CallKind, CopyKind, HostMemory, SliceKind, Trace
@@ -184,7 +185,7 @@ def _ops(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
 
 def _kernel_names(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
     codes = {trace.text(int(code)) for trace in traces for code in np.unique(trace.rows["kernels"]["name"])}
-    return [(name, short_kernel_name(name)) for name in sorted(codes)]
+    return [(name, short_kernel_name(name), matmul_precision(name), uses_tensor_cores(name)) for name in sorted(codes)]
 
 
 def _matched(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
@@ -242,6 +243,12 @@ DERIVED: dict[str, Derived] = {
         ),
         _matched,
     ),
+    "collective_kinds": Derived(
+        "Matched collectives of ranks, or of the devices of an XLA program, by operation, group and size. "
+        "The shortest duration of the members is the transfer, and bandwidths are of it.",
+        messages.KIND_COLUMNS,
+        messages.kind_rows,
+    ),
     "critical_path": Derived(
         "The chain that bounds each step: one row a piece, without a hole. `before kernel`: time until it could begin.",
         (
@@ -274,7 +281,17 @@ DERIVED: dict[str, Derived] = {
         _findings,
     ),
     "kernel_names": Derived(
-        "The short form of each kernel name.", (("name", "as recorded"), ("short", "as reports show it")), _kernel_names
+        "Each kernel name with its short form and what the name says of the arithmetic.",
+        (
+            ("name", "as recorded"),
+            ("short", "as reports show it"),
+            ("precision", "of the operands of a matrix product or convolution, where the name says it"),
+            (
+                "tensor_cores",
+                "true: the name is of a kernel for them; false: of a plain float32 product; missing",
+            ),
+        ),
+        _kernel_names,
     ),
     "launches": Derived(
         "Device work with the call that launched it: one row a kernel or copy.",
@@ -293,6 +310,12 @@ DERIVED: dict[str, Derived] = {
         ),
         _launches,
     ),
+    "messages": Derived(
+        "Collectives as each rank saw them, also of one rank alone: its duration holds its waiting for other ranks, so "
+        "bandwidths by it are lower bounds.",
+        (*_WHOSE, *messages.MESSAGE_COLUMNS),
+        messages.message_rows,
+    ),
     "ops": Derived(
         "Ops that launched device work: one row a call, with its place in the code.",
         (
@@ -309,6 +332,12 @@ DERIVED: dict[str, Derived] = {
             ("line", "in it"),
         ),
         _ops,
+    ),
+    "spans": Derived(
+        "Every host span with its own time and the device work launched by it and inside it. The backward pass runs "
+        "outside the spans of the forward pass; `ops.module` has its module too.",
+        (*_WHOSE, *spans.COLUMNS),
+        spans.span_rows,
     ),
 }
 """By name; together with ``TABLES`` what a query can read."""

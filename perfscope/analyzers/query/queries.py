@@ -22,12 +22,73 @@ QUERIES: dict[str, Query] = {
         from accounts group by source, rank, name, cause having sum(time_ns) > 0 order by rank, device, ms_per_step desc
         """,
     ),
+    "annotations": Query(
+        "Annotations (NVTX ranges, record_function, profiler steps) by name and depth, on the host and on devices",
+        """
+        select name, depth, rank, count(*) as calls, sum(host_ns) / 1e6 as host_ms, avg(host_ns) / 1e6 as mean_host_ms,
+               min(host_ns) / 1e6 as shortest_ms, max(host_ns) / 1e6 as longest_ms,
+               sum(inner_device_ns) / 1e6 as device_work_ms,
+               sum(device_end_ns - device_start_ns) / 1e6 as device_span_ms
+        from spans where kind = 'annotation' group by source, rank, name, depth order by rank, host_ms desc
+        """,
+    ),
+    "bandwidth": Query(
+        "Collectives by operation, group and size with algorithm and bus bandwidth, of ranks or devices together",
+        """
+        select operation, members, message_bytes, dtype, algorithm, protocol, count, median_core_ns / 1e3 as median_us,
+               algorithm_bytes_per_s / 1e9 as algorithm_gb_per_s, bus_bytes_per_s / 1e9 as bus_gb_per_s
+        from collective_kinds order by core_ns desc
+        """,
+    ),
+    "categories": Query(
+        "Device time of ops by kind of op, by the op's name",
+        """
+        with named as (
+          select *, case
+            when regexp_matches(name, 'backward_hook|nccl|c10d|all_?reduce|all_?gather|reduce_scatter|all_?to_?all')
+              then 'communication'
+            when regexp_matches(name, '^aten::(addmm|mm|bmm|baddbmm|_scaled_mm|_grouped_mm|_int_mm|addmv|mv|dot)')
+              then 'matrix product'
+            when regexp_matches(name, 'moe|expert') then 'mixture of experts'
+            when regexp_matches(name, 'attention|fmha|flash') then 'attention'
+            when regexp_matches(name, 'conv') then 'convolution'
+            when regexp_matches(name, 'norm') then 'normalization'
+            when regexp_matches(name, 'embedding|index|gather|scatter') then 'indexing'
+            when regexp_matches(name, '^aten::_(foreach|fused)_|^Optimizer') then 'optimizer'
+            when regexp_matches(name, '^aten::(copy_|_to_copy|clone|contiguous|cat|fill_|zero_|resize_)') then 'copy'
+            when regexp_matches(name, '^(triton|Torch-Compiled)') then 'compiled'
+            else 'other' end as category
+          from ops)
+        select category, sum(device_ns) / 1e6 as device_ms, count(*) as calls, sum(works) as works,
+               100.0 * sum(device_ns) / sum(sum(device_ns)) over () as percent
+        from named group by category order by device_ms desc
+        """,
+    ),
     "collectives": Query(
         "Collectives of a job: how long each rank waited for the last one",
         """
         select operation, members, rank, count(*) as calls, sum(duration_ns) / 1e6 as ms, sum(wait_ns) / 1e6 as wait_ms,
                sum(core_ns) / 1e6 as transfer_ms, max(message_bytes) as largest_bytes
         from collective_sides group by operation, members, rank order by wait_ms desc
+        """,
+    ),
+    "concurrency": Query(
+        "How long how many kernels and copies of a device ran at the same time",
+        """
+        with events as (
+          select source, rank, device, start_ns as time_ns, 1 as change from kernels
+          union all select source, rank, device, end_ns, -1 from kernels
+          union all select source, rank, device, start_ns, 1 from copies
+          union all select source, rank, device, end_ns, -1 from copies),
+        moments as (
+          select source, rank, device, time_ns, sum(change) as change
+          from events group by source, rank, device, time_ns),
+        lengths as (
+          select source, rank, device, sum(change) over w as running, lead(time_ns) over w - time_ns as ns
+          from moments window w as (partition by source, device order by time_ns))
+        select rank, device, running, sum(ns) / 1e6 as ms,
+               100.0 * sum(ns) / sum(sum(ns)) over (partition by source, device) as percent
+        from lengths where ns is not null group by source, rank, device, running order by rank, device, running
         """,
     ),
     "copies": Query(
@@ -38,6 +99,20 @@ QUERIES: dict[str, Query] = {
         from copies group by kind, host_memory order by ms desc
         """,
     ),
+    "copy_bandwidth": Query(
+        "Bandwidth of copies as a series: at each change, the sum of what the running copies reach",
+        """
+        with rates as (
+          select source, rank, device, kind, start_ns, end_ns, bytes / (end_ns - start_ns) as rate
+          from copies where bytes is not null and end_ns > start_ns),
+        events as (
+          select source, rank, device, kind, start_ns as time_ns, rate from rates
+          union all select source, rank, device, kind, end_ns, -rate from rates)
+        select rank, device, kind, time_ns,
+               round(sum(sum(rate)) over (partition by source, device, kind order by time_ns), 6) as gb_per_s
+        from events group by source, rank, device, kind, time_ns order by rank, device, kind, time_ns
+        """,
+    ),
     "critical_path": Query(
         "What the critical path of the steps is made of",
         """
@@ -45,6 +120,21 @@ QUERIES: dict[str, Query] = {
                100.0 * sum(duration_ns) / sum(sum(duration_ns)) over () as percent
         from critical_path c left join kernel_names k on c.name = k.name
         group by what, coalesce(short, c.name) order by ms desc
+        """,
+    ),
+    "full_queue": Query(
+        "Time in which a stream's launch queue was full (1024 works launched and not begun), by stream",
+        """
+        with events as (
+          select source, rank, device, stream, launch_ns as time_ns, 1 as change from launches
+          union all select source, rank, device, stream, launch_ns + delay_ns, -1 from launches),
+        lengths as (
+          select source, rank, device, stream, sum(change) over w as waiting, lead(time_ns) over w - time_ns as ns
+          from events window w as (partition by source, device, stream order by time_ns, change))
+        select rank, device, stream, max(waiting) as most_waiting,
+               coalesce(sum(ns) filter (where waiting >= 1024), 0) / 1e6 as full_ms,
+               100.0 * coalesce(sum(ns) filter (where waiting >= 1024), 0) / nullif(sum(ns), 0) as percent
+        from lengths group by source, rank, device, stream order by full_ms desc, most_waiting desc
         """,
     ),
     "idle_streams": Query(
@@ -62,6 +152,16 @@ QUERIES: dict[str, Query] = {
                sum(case when launch_ns <= idle_since_ns then greatest(start_ns - idle_since_ns, 0) else 0 end) / 1e6
                  as queued_wait_ms
         from ordered group by source, rank, device, stream order by host_wait_ms desc
+        """,
+    ),
+    "kernel_ranks": Query(
+        "Kernels by short name and rank: sum, shares, shortest, mean, longest, spread",
+        """
+        select short as kernel, rank, count(*) as calls, sum(end_ns - start_ns) / 1e6 as ms,
+               100.0 * sum(end_ns - start_ns) / sum(sum(end_ns - start_ns)) over (partition by source) as percent,
+               min(end_ns - start_ns) / 1e3 as shortest_us, avg(end_ns - start_ns) / 1e3 as mean_us,
+               max(end_ns - start_ns) / 1e3 as longest_us, stddev(end_ns - start_ns) / 1e3 as stddev_us
+        from kernels join kernel_names using (name) group by source, rank, short order by ms desc
         """,
     ),
     "kernels": Query(
@@ -88,12 +188,78 @@ QUERIES: dict[str, Query] = {
         from ops group by file, line, module order by device_ms desc
         """,
     ),
+    "messages": Query(
+        "Collectives as each rank saw them by operation, group and size; bandwidths are lower bounds: it may wait",
+        """
+        select rank, operation, description, group_size, message_bytes, dtype, algorithm, protocol, count(*) as calls,
+               sum(duration_ns) / 1e6 as ms, min(duration_ns) / 1e3 as shortest_us,
+               median(duration_ns) / 1e3 as median_us, max(message_bytes / nullif(duration_ns,
+               0)) as best_algorithm_gb_per_s,
+               max(bus_bytes / nullif(duration_ns, 0)) as best_bus_gb_per_s
+        from messages group by source, rank, operation, description, group_size, message_bytes, dtype, algorithm,
+        protocol
+        order by ms desc
+        """,
+    ),
+    "modules": Query(
+        "Modules by their place in the module tree, with the device time launched inside their forward calls",
+        """
+        with recursive tree as (
+          select source, row, regexp_replace(name, '^nn.Module: ', '') as path, name, host_ns, inner_device_ns,
+                 inner_works
+          from spans where name like 'nn.Module: %' and module_parent is null
+          union all
+          select s.source, s.row, t.path || '.' || regexp_replace(s.name, '^nn.Module: ', ''), s.name, s.host_ns,
+                 s.inner_device_ns, s.inner_works
+          from spans s join tree t on s.source = t.source and s.module_parent = t.row where s.name like 'nn.Module: %')
+        select path, count(*) as calls, sum(inner_device_ns) / 1e6 as device_ms, sum(host_ns) / 1e6 as host_ms,
+               sum(inner_works) as works
+        from tree group by path order by device_ms desc, host_ms desc
+        """,
+    ),
+    "op_kernels": Query(
+        "Ops by the sequence of kernels that one call launches, with the delay from launch to begin",
+        """
+        with calls as (
+          select l.source, k.op as row, any_value(l.op) as op, sum(l.duration_ns) as ns, avg(l.delay_ns) as delay_ns,
+                 string_agg(coalesce(n.short, l.name), ' > ' order by l.launch_ns) as kernels
+          from launches l join kernels k on l.work = 'kernels' and k.source = l.source and k.row = l.row
+          left join kernel_names n on n.name = l.name
+          where k.op is not null group by l.source, k.op)
+        select op, kernels, count(*) as calls, sum(ns) / 1e6 as ms, avg(delay_ns) / 1e3 as mean_delay_us
+        from calls group by op, kernels order by ms desc
+        """,
+    ),
+    "op_times": Query(
+        "Ops by name: own and whole time on the host, and device time launched by them and inside them",
+        """
+        select name, count(*) as calls, sum(host_self_ns) / 1e6 as host_self_ms, sum(host_ns) / 1e6 as host_ms,
+               sum(device_ns) / 1e6 as device_ms, sum(inner_device_ns) / 1e6 as inner_device_ms,
+               sum(inner_works) as works
+        from spans where kind = 'op' group by name order by inner_device_ms desc, host_self_ms desc
+        """,
+    ),
     "ops": Query(
         "Ops that launch device work, by name",
         """
         select name, sum(device_ns) / 1e6 as device_ms, sum(host_ns) / 1e6 as host_ms, count(*) as calls,
                sum(works) as works
         from ops group by name order by device_ms desc
+        """,
+    ),
+    "percentiles": Query(
+        "Percentiles of repeated calls: steps, annotations and outermost modules",
+        """
+        with calls as (
+          select rank, 'step' as what, '(steps)' as name, end_ns - start_ns as ns from steps
+          union all select rank, kind, name, host_ns from spans
+          where kind = 'annotation' and name not like 'ProfilerStep#%'
+          union all select rank, 'module', name, host_ns from spans
+          where name like 'nn.Module: %' and module_parent is null)
+        select rank, what, name, count(*) as calls, median(ns) / 1e6 as p50_ms, quantile_cont(ns, 0.9) / 1e6 as p90_ms,
+               quantile_cont(ns, 0.95) / 1e6 as p95_ms, quantile_cont(ns, 0.99) / 1e6 as p99_ms,
+               max(ns) / 1e6 as longest_ms
+        from calls group by rank, what, name having count(*) > 1 order by rank, what, sum(ns) desc
         """,
     ),
     "queue": Query(
@@ -139,6 +305,38 @@ QUERIES: dict[str, Query] = {
           from kernels)
         select length, count(*) as kernels, sum(ns) / 1e6 as ms, 100.0 * sum(ns) / sum(sum(ns)) over () as percent
         from lengths group by length order by length
+        """,
+    ),
+    "stream_overlap": Query(
+        "Time in which two streams of a device both ran a kernel or copy",
+        """
+        with work as (
+          select source, rank, device, stream, start_ns, end_ns from kernels where end_ns > start_ns
+          union all select source, rank, device, stream, start_ns, end_ns from copies where end_ns > start_ns),
+        marked as (
+          select *, case when start_ns <= max(end_ns) over (
+            partition by source, device, stream order by start_ns,
+            end_ns rows between unbounded preceding and 1 preceding) then 0 else 1 end as begins from work),
+        numbered as (
+          select *, sum(begins) over (partition by source, device, stream order by start_ns, end_ns
+            rows unbounded preceding) as number from marked),
+        busy as (
+          select source, rank, device, stream, min(start_ns) as start_ns, max(end_ns) as end_ns
+          from numbered group by source, rank, device, stream, number)
+        select a.rank, a.device, a.stream as stream, b.stream as other,
+               sum(least(a.end_ns, b.end_ns) - greatest(a.start_ns, b.start_ns)) / 1e6 as both_ms
+        from busy a join busy b on a.source = b.source and a.device = b.device and a.stream <= b.stream
+          and a.start_ns < b.end_ns and b.start_ns < a.end_ns
+        group by a.source, a.rank, a.device, a.stream, b.stream order by a.rank, a.device, a.stream, b.stream
+        """,
+    ),
+    "tensor_cores": Query(
+        "Share of kernel time in kernels that use tensor (matrix) cores by their name, with the precision named",
+        """
+        select case tensor_cores when true then 'tensor cores' when false then 'plain float32' else 'not said' end
+                 as by_name, precision, count(*) as kernels, sum(end_ns - start_ns) / 1e6 as ms,
+               100.0 * sum(end_ns - start_ns) / sum(sum(end_ns - start_ns)) over () as percent
+        from kernels join kernel_names using (name) group by tensor_cores, precision order by ms desc
         """,
     ),
     "waits": Query(

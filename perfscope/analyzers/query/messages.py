@@ -1,0 +1,102 @@
+"""Collectives as tables: as each rank saw them alone, and by kind as matched between ranks or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfscope.analyzers.ranks import device_set, locals_of, rank_sets, table_of
+from perfscope.model.collectives import bus_factor, element_size
+from perfscope.model.trace import MISSING, Trace
+
+MESSAGE_COLUMNS = (
+    ("operation", "such as all_reduce"),
+    ("description", "what the program calls the group"),
+    ("group_size", "ranks in it, where recorded"),
+    ("dtype", "element type"),
+    ("algorithm", "of NCCL, where the kernel's name says it"),
+    ("protocol", "of NCCL, where the kernel's name says it"),
+    ("kernel", "row of kernels; missing: on the host"),
+    ("start_ns", "ns"),
+    ("duration_ns", "with the time that this rank waited for others, ns"),
+    ("message_bytes", "of one rank, as nccl-tests counts it, B"),
+    ("bus_bytes", "B times the factor of nccl-tests for the bus bandwidth"),
+    ("input_bytes", "B that the rank gave, where recorded"),
+    ("output_bytes", "B that the rank got, where recorded"),
+)
+"""After ``source`` and ``rank``."""
+
+KIND_COLUMNS = (
+    ("job", "number of the job"),
+    ("members_are", "ranks, or devices of one recording of XLA programs"),
+    ("operation", "such as all_reduce"),
+    ("members", "of the group"),
+    ("message_bytes", "of one member, as nccl-tests counts it, B"),
+    ("dtype", "element type"),
+    ("algorithm", "of NCCL, where known"),
+    ("protocol", "of NCCL, where known"),
+    ("count", "collectives"),
+    ("core_ns", "summed time of the collectives themselves, without waiting for the last member, ns"),
+    ("median_core_ns", "ns"),
+    ("algorithm_bytes_per_s", "of the median"),
+    ("bus_bytes_per_s", "by the factor of nccl-tests"),
+)
+
+
+def message_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    """One row a collective of each trace, by `MESSAGE_COLUMNS`."""
+    rows: list[tuple[Any, ...]] = []
+    for source, trace in enumerate(traces):
+        for local in trace.fact(locals_of):
+            size = local.message_bytes()
+            width = element_size(local.dtype)
+            rows.append(
+                (
+                    source,
+                    trace.source.rank,
+                    local.operation,
+                    local.description,
+                    local.size,
+                    local.dtype,
+                    local.algorithm,
+                    local.protocol,
+                    None if local.kernel == MISSING else local.kernel,
+                    local.start_ns,
+                    local.duration_ns,
+                    size,
+                    _bus_bytes(local.operation, size, local.size),
+                    None if width is None or local.elements is None else local.elements * width,
+                    None if width is None or local.received is None else local.received * width,
+                )
+            )
+    return rows
+
+
+def kind_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    """One row a kind of matched collectives of each job, by `KIND_COLUMNS`."""
+    kinds = [("ranks", table_of(ranks).kinds) for ranks in rank_sets(traces)]
+    kinds += [("devices", devices.kinds) for trace in traces if (devices := trace.fact(device_set)) is not None]
+    return [
+        (
+            job,
+            members_are,
+            kind.operation,
+            list(kind.group),
+            kind.message_bytes,
+            kind.dtype,
+            kind.algorithm,
+            kind.protocol,
+            kind.count,
+            kind.core_ns,
+            kind.median_core_ns,
+            kind.algorithm_bandwidth,
+            kind.bus_bandwidth,
+        )
+        for job, (members_are, of_job) in enumerate(kinds)
+        for kind in of_job
+    ]
+
+
+def _bus_bytes(operation: str, size: int | None, members: int | None) -> float | None:
+    factor = None if members is None else bus_factor(operation, members)
+    return None if size is None or factor is None else size * factor

@@ -1,0 +1,89 @@
+"""Ready queries beside what HTA (traceinsight 0.6.1, HTA_DISABLE_NS_ROUNDING=1) prints for the same public files.
+
+It leaves out the last step of a recording and works with the file's whole microseconds; docs/peers.md has the table.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from perfscope.analyzers.query import QUERIES, Database
+from perfscope.analyzers.readers.load import load
+
+pytestmark = pytest.mark.corpus
+
+ALEXNET = "kineto/HolisticTraceAnalysis__alexnet_critical_path.json.gz"
+SAMPLED = "kineto/HolisticTraceAnalysis__sampled_rank-0.json.gz"
+BERT = "kineto/TraceLens__h100_bert-small.json.gz"
+QWEN = "kineto/TraceLens__h100_qwen1.5-0.5b.json.gz"
+GRAPH = "kineto/TraceLens__vllm_decode_full_graph.json.gz"
+MAXTEXT = "nsys_jax/JAX-Toolbox__maxtext_fsdp4_test_data.zip"
+
+
+@lru_cache(maxsize=4)
+def _database(path: Path) -> Database:
+    return Database(load(path))
+
+
+def answer(corpus: Path, file: str, query: str) -> pd.DataFrame:
+    return _database(corpus / file).query(QUERIES[query].sql if query in QUERIES else query)
+
+
+def test_temporal_breakdown(corpus: Path) -> None:
+    causes = answer(corpus, SAMPLED, "select cause, time_ns from accounts where step = 551").set_index("cause").time_ns
+    assert causes.compute == 106_252_000
+    assert causes.exposed_communication + causes.exposed_copy == 172_428_000
+
+
+def test_communication_overlapped_by_computation(corpus: Path) -> None:
+    kernels = (
+        "select sum(kernels.end_ns - kernels.start_ns) as ns from kernels, steps where number = 551 and communication"
+    )
+    within = " and kernels.start_ns >= steps.start_ns and kernels.start_ns < steps.end_ns"
+    whole = answer(corpus, SAMPLED, kernels + within).ns[0]
+    exposed = "select time_ns from accounts where step = 551 and cause = 'exposed_communication'"
+    assert whole == 195_327_000
+    assert 100 * (1 - answer(corpus, SAMPLED, exposed).time_ns[0] / whole) == pytest.approx(11.81, abs=0.005)
+
+
+@pytest.mark.parametrize(("file", "most"), [(ALEXNET, {7: 18, 20: 2}), (BERT, {7: 1}), (QWEN, {7: 111})])
+def test_queue_length_by_stream(corpus: Path, file: str, most: dict[int, int]) -> None:
+    streams = answer(corpus, file, "full_queue")
+    assert dict(zip(streams.stream, streams.most_waiting, strict=True)) == most
+    assert not streams.full_ms.any()
+
+
+def test_kernel_breakdown(corpus: Path) -> None:
+    kernels = answer(corpus, SAMPLED, "kernel_ranks").set_index("kernel")
+    (sends,) = kernels[kernels.index.str.startswith("nccl SendRecv")].itertuples()
+    assert (sends.shortest_us, sends.calls) == (11_727, 10)
+
+
+def test_user_annotations_on_the_host(corpus: Path) -> None:
+    spans = answer(corpus, ALEXNET, "annotations").groupby("name").host_ms.sum()
+    assert spans["[param|pytorch.model.alex_net|0|0|0|measure|forward]"] == pytest.approx(116.034)
+    assert spans["[param|clear_cache]"] == pytest.approx(56.408)
+
+
+@pytest.mark.parametrize(("file", "ms"), [(BERT, 3.907827), (QWEN, 34.892421)])
+def test_user_annotations_on_the_device(corpus: Path, file: str, ms: float) -> None:
+    (step,) = answer(corpus, file, "annotations").itertuples()
+    assert step.device_span_ms == pytest.approx(ms, abs=0.0002)  # Kineto's own span is some ns shorter
+
+
+def test_the_path_goes_through_kernels_of_a_cuda_graph(corpus: Path) -> None:
+    # HTA: 908 us of the host, no kernel; the kernels of the graph take 10.7 ms
+    path = answer(corpus, GRAPH, "select what, sum(duration_ns) as ns from critical_path group by what")
+    assert path.set_index("what").ns.kernel == 10_674_517
+
+
+def test_bus_bandwidth_of_xla_collectives(corpus: Path) -> None:
+    kinds = answer(corpus, MAXTEXT, "bandwidth")
+    assert kinds["count"].sum() == 160
+    largest = kinds.iloc[0]
+    assert (largest.operation, largest.message_bytes) == ("all_gather", 146_800_640)
+    assert largest.bus_gb_per_s == pytest.approx(310.64, abs=0.01)
