@@ -281,3 +281,9 @@ def test_touching_works_of_two_streams(seed: int) -> None:
             builder.kernel("k", time, time + length, stream=stream)
             time += length + float(drawn.integers(0, 3))
     check(builder.build())
+
+
+@pytest.mark.corpus
+def test_a_memory_snapshot_has_no_path(corpus: Path) -> None:
+    (trace,) = load_path(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz").traces
+    assert trace.fact(critical_path) is None

@@ -47,6 +47,9 @@ LAUNCH_LAG_NS = 5_000
 MOST_CANDIDATES = 8
 """Works that are looked at to find one that had been launched when a wait began."""
 
+RECORDING_WORK = frozenset({"device_work", "host_ops", "python_stack"})
+"""What shows that something worked; a memory snapshot has none of it."""
+
 _NO_END = np.iinfo(np.int64).min
 
 
@@ -124,7 +127,7 @@ class _Work:
 def dependency_graph(trace: Trace) -> Graph | None:
     """The graph of all steps (of the capture where there are none); ``None`` where no host thread or device worked."""
     windows = trace.fact(account_windows)
-    if not len(windows.starts) or windows.whole_ns <= 0:
+    if not len(windows.starts) or windows.whole_ns <= 0 or not trace.recorded & RECORDING_WORK:
         return None
     low, high = int(windows.starts.min()), int(windows.ends.max())
     lane = host_lane(trace, low, high, np.unique(np.concatenate((windows.starts, windows.ends))))
