@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perfscope.profiler.launch.program import Target
 
 PAIRS = 10
-CALIBRATION = 4
+CALIBRATION = 5
 RECORD_STEPS = 5
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 60.0}

@@ -28,6 +28,32 @@ def _compile(mode: str | None, application: Application) -> None:
     RootModules(found=found)
 
 
+def _compile_blocks(application: Application) -> None:
+    """Each of several modules of one class that stand in a list is compiled alone: the code of one serves all."""
+
+    def found(modules: list[Any]) -> None:
+        import torch
+
+        for root in modules:
+            for holder in list(root.modules()):
+                if isinstance(holder, torch.nn.ModuleList | torch.nn.Sequential):
+                    for kind, blocks in _repeated(holder).items():
+                        for block in blocks:
+                            block.forward = torch.compile(block.forward)
+                        application.changed(f"{len(blocks)} {kind} of {type(root).__name__} are compiled one by one")
+
+    RootModules(found=found)
+
+
+def _repeated(holder: Any) -> dict[str, list[Any]]:
+    """Class -> its members of ``holder`` with modules of their own, where there are several."""
+    kinds: dict[str, list[Any]] = {}
+    for block in holder:
+        if any(True for _ in block.children()):
+            kinds.setdefault(type(block).__name__, []).append(block)
+    return {kind: blocks for kind, blocks in kinds.items() if len(blocks) > 1}
+
+
 def _needs_compiler(facts: Facts) -> str | None:
     """Inductor compiles C++ for a processor."""
     import shutil
@@ -52,6 +78,17 @@ COMPILE = Intervention(
     code="model = torch.compile(model)",
     applies=_needs_compiler,
     apply=partial(_compile, None),
+)
+BLOCKS = Intervention(
+    name="compile-blocks",
+    title="torch.compile of each block of the model",
+    family="compile",
+    framework="torch",
+    answers=(*_ANSWERS, "compile_time"),
+    may_change=_MAY_CHANGE,
+    code="for block in model.blocks:\n    block.compile()",
+    applies=_needs_compiler,
+    apply=_compile_blocks,
 )
 REDUCE_OVERHEAD = Intervention(
     name="compile-reduce-overhead",

@@ -46,6 +46,22 @@ def _autocast(application: Application) -> None:
     RootModules(enter=enter, leave=leave)
 
 
+def _float32(application: Application) -> None:
+    """New tensors are float32 where the program makes float64 the default."""
+    import torch
+
+    def make(original: Any) -> Any:
+        def set_default_dtype(asked: Any) -> None:
+            if asked is torch.float64:
+                application.changed("the default dtype is torch.float32, not torch.float64")
+                asked = torch.float32
+            original(asked)
+
+        return set_default_dtype
+
+    wrap(torch, "set_default_dtype", make)
+
+
 _MATMUL_CODE = 'torch.set_float32_matmul_precision("{precision}")  # before the first product'
 
 MATMUL_HIGH = Intervention(
@@ -69,6 +85,16 @@ MATMUL_MEDIUM = Intervention(
     "Sums stay in float32.",
     code=_MATMUL_CODE.format(precision="medium"),
     apply=partial(_matmul, "medium"),
+)
+FLOAT32_DEFAULT = Intervention(
+    name="float32-default",
+    title="float32 in place of float64",
+    family="default dtype",
+    framework="torch",
+    answers=("full_precision_matmul",),
+    may_change="All that is computed keeps 24 bits of the mantissa, not 53.",
+    code="torch.set_default_dtype(torch.float32)",
+    apply=_float32,
 )
 AUTOCAST_BF16 = Intervention(
     name="autocast-bf16",

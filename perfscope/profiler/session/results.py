@@ -154,7 +154,17 @@ class ResultRecorder:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return
         numeric = [leaf for leaf in leaves if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)]
-        self._record_all("output", getattr(function, "__name__", "function"), numeric, numpy_value)
+        name = getattr(function, "__name__", "function")
+        step = self._take("output", name) if numeric else None
+        if step is None:
+            return
+        parts = [
+            numpy_value(leaf, kind="output", name=f"{name} [{number}]", step=step)
+            for number, leaf in enumerate(numeric[:MOST_NORMS])
+        ]
+        if len(parts) > MOST_OUTPUTS:  # the smallest, among which is the loss, one by one; the others by their norms
+            self.values.append(_group(parts, "output", name, step))
+        self.values += sorted(parts, key=lambda part: part.size)[:MOST_OUTPUTS]
 
     def _record_all(self, kind: ValueKind, name: str, tensors: list[Any], value_of: Callable[..., Any]) -> None:
         step = self._take(kind, name) if tensors else None
@@ -170,19 +180,20 @@ class ResultRecorder:
         if step is None:
             return
         parts = [torch_value(tensor, kind=kind, name=name, step=step) for tensor in tensors]
-        precision = min(parts, key=lambda part: _bits(part.dtype)).dtype
-        self.values.append(
-            RecordedValue(
-                kind=kind,
-                name=name,
-                step=step,
-                dtype=precision,
-                size=sum(part.size for part in parts),
-                nonfinite=sum(part.nonfinite for part in parts),
-                norm=math.sqrt(sum(part.norm**2 for part in parts)),
-                sample=tuple(part.norm for part in parts[:MOST_NORMS]),
-            )
-        )
+        self.values.append(_group(parts, kind, name, step))
+
+
+def _group(parts: list[RecordedValue], kind: ValueKind, name: str, step: int) -> RecordedValue:
+    return RecordedValue(
+        kind=kind,
+        name=name,
+        step=step,
+        dtype=min(parts, key=lambda part: _bits(part.dtype)).dtype,
+        size=sum(part.size for part in parts),
+        nonfinite=sum(part.nonfinite for part in parts),
+        norm=math.sqrt(sum(part.norm**2 for part in parts)),
+        sample=tuple(part.norm for part in parts[:MOST_NORMS]),
+    )
 
 
 def _bits(dtype: str) -> int:
