@@ -165,18 +165,16 @@ def _profiled(target: Target, folder: Path, settings: dict[str, Any]) -> tuple[d
     from perfscope.analyzers.compare.ab.trials import promises
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.model.capture import CaptureOptions
-    from perfscope.profiler.launch.record import record
+    from perfscope.profiler.ab.trials import profile
 
+    configuration = find_configuration()  # its errors come before a long run
     tell("profiling the program as it is", quiet=settings["quiet"])
-    options = CaptureOptions(quiet=True, step_annotation=settings["step_annotation"])
-    recorded = record(target, options, root=folder / "profile")
-    if recorded.code:
-        raise DataError(f"{target.name()}: the program ended with exit code {recorded.code}")
-    if not recorded.run.artifacts(recorded.directory):
-        return {}, [*recorded.run.notes]
-    analysis = judge_paths([recorded.directory], configuration=find_configuration()).analysis
-    return promises(analysis), [*recorded.run.notes]
+    launch = profile(target, folder, timeout_s=settings["timeout_s"], step_annotation=settings["step_annotation"])
+    if launch.code:
+        raise DataError(f"{target.name()}: {launch.problem}")
+    if launch.problem is not None or launch.run is None:
+        return {}, [f"the program was not profiled: {launch.problem}"]
+    return promises(judge_paths([folder / launch.run], configuration=configuration).analysis), []
 
 
 def _measure(
@@ -240,12 +238,13 @@ def _ordered(
 ) -> list[Intervention]:
     """What is tried, best first; as asked for with ``--only``."""
     from perfscope.analyzers.compare.ab.trials import answered, best_first
-    from perfscope.profiler.ab.trials import describe
+    from perfscope.profiler.ab.trials import describe, fits_framework
     from perfscope.profiler.interventions import intervention_names, load_intervention
 
     if chosen is not None:
         return chosen
-    candidates = [describe(load_intervention(name), trials.facts) for name in intervention_names()]
+    known = [load_intervention(name) for name in intervention_names()]
+    candidates = [describe(one, trials.facts) for one in known if fits_framework(one, trials.facts)]
     wanted = [
         candidate
         for candidate in candidates

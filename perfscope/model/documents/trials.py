@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from perfscope.model.documents.bounded_json import Count, Ns, Number, Texts, Value, read_document, schema_of
+from perfscope.model.untrusted_text import sanitize_value
 
 SCHEMA = "perfscope.try/1"
 FILE = "try.json"
@@ -124,8 +125,8 @@ class Try(Value, frozen=True, kw_only=True):
 
 
 def dump(document: Try) -> bytes:
-    """The document as UTF-8 JSON."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    """The document as UTF-8 JSON, its texts without control characters, secrets and homes."""
+    return msgspec.json.format(msgspec.json.encode(sanitize_value(msgspec.to_builtins(document))), indent=1) + b"\n"
 
 
 def load(path: Path) -> Try:

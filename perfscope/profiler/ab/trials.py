@@ -28,7 +28,7 @@ from perfscope.model.documents.ab import (
     begin,
 )
 from perfscope.model.errors import DataError
-from perfscope.profiler.ab.launch import ArmFolder, Changes, launch_once
+from perfscope.profiler.ab.launch import ArmFolder, Changes, launch_once, profile_once
 from perfscope.profiler.ab.machine import Gpus, MachineWatch, machine_facts
 from perfscope.profiler.ab.runner import Judge, Run, calibrate, run_pairs
 from perfscope.profiler.ab.worktrees import terminated_by_signals
@@ -40,6 +40,7 @@ LEAST_PAIRS = 6
 """Of an intervention: fewer give no answer (`perfscope.analyzers.compare.statistics.paired`)."""
 BASELINE = "baseline"
 TOGETHER = "together"
+PROFILE_LOG = "profile.log"
 
 
 class TrialJudge(Protocol):
@@ -68,12 +69,17 @@ class TrialPlan:
     ladder: bool = False
 
 
+def fits_framework(intervention: Intervention, facts: Facts) -> bool:
+    """Whether the program uses the framework of the intervention."""
+    return intervention.framework in ("any", *facts.packages)
+
+
 def describe(intervention: Intervention, facts: Facts | None) -> Candidate:
     """The intervention as a document shows it, and whether it fits a program of these ``facts``."""
     unfit = None
     if facts is not None:
         unfit = intervention.applies(facts)
-        if intervention.framework != "any" and intervention.framework not in facts.packages:
+        if not fits_framework(intervention, facts):
             unfit = f"the program does not use {intervention.framework}"
     return Candidate(
         name=intervention.name,
@@ -94,6 +100,22 @@ def facts_of(launch: Launch) -> Facts:
     return Facts(
         packages=packages, cuda=any(word in platform.lower() for word in ("cuda", "rocm", "gpu")), ranks=launch.ranks
     )
+
+
+def profile(target: Target, directory: Path, *, timeout_s: float | None, step_annotation: str | None) -> Launch:
+    """Launch the program under capture, in a run folder below ``directory``; its output goes to a log there."""
+    with terminated_by_signals():
+        return profile_once(
+            target,
+            ArmFolder(root=None, folder=Path.cwd()),
+            arm="base",
+            pair=0,
+            slot=0,
+            root=directory,
+            log=directory / PROFILE_LOG,
+            timeout_s=timeout_s,
+            step_annotation=step_annotation,
+        )
 
 
 class Trials:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.compare.ab.judge import AbJudge
@@ -186,7 +186,7 @@ def _measured(attempt: Attempt, step: MetricResult) -> dict[str, object]:
     pairs = attempt.pairs.measured
     base_bytes, what = _peak([base for base, _ in pairs])
     head_bytes, _ = _peak([head for _, head in pairs])
-    startup = _startup(pairs)
+    startup = _startup(pairs, by_mean=attempt.candidate.by_mean)
     saved = step.base - step.head if isinstance(step.base, float) and isinstance(step.head, float) else 0.0
     payback = None
     if step.verdict == "improvement" and startup is not None and startup > 0 and saved > 0:
@@ -209,19 +209,20 @@ def _measured(attempt: Attempt, step: MetricResult) -> dict[str, object]:
     }
 
 
-def _startup(pairs: Sequence[tuple[Launch, Launch]]) -> float | None:
+def _startup(pairs: Sequence[tuple[Launch, Launch]], *, by_mean: bool) -> float | None:
     """Median over pairs of what the head's launch takes longer outside of its timed steps, in ns."""
-    outside = [[_outside_ns(launch) for launch in pair] for pair in pairs]
+    typical = statistics.fmean if by_mean else statistics.median
+    outside = [[_outside_ns(launch, typical) for launch in pair] for pair in pairs]
     whole = [head - base for base, head in outside if base is not None and head is not None]
     return statistics.median(whole) if whole else None
 
 
-def _outside_ns(launch: Launch) -> float | None:
+def _outside_ns(launch: Launch, typical: Callable[[Sequence[float]], float]) -> float | None:
     """The duration of a launch without its steps, as if each had taken the typical time; ``None`` without steps."""
     times = launch.times_ns()
     if not times:
         return None
-    return launch.seconds * 1e9 - statistics.median(times) * launch.steps_seen
+    return launch.seconds * 1e9 - typical(times) * launch.steps_seen
 
 
 def _peak(launches: Sequence[Launch]) -> tuple[int | None, str]:
