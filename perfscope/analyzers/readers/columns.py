@@ -90,6 +90,21 @@ def reorder(columns: Columns, order: Array) -> None:
         columns[name] = columns[name][order]
 
 
+def distinct(values: Array) -> tuple[Array, Array]:
+    """``np.unique(values, return_inverse=True)`` of whole numbers; those close together are counted, not sorted."""
+    low = int(values.min()) if len(values) else 0
+    span = int(values.max()) - low + 1 if len(values) else 0
+    if span > _SPARSE * len(values) + 1024:
+        return np.unique(values, return_inverse=True)
+    offset = values - low
+    seen = np.zeros(span, bool)
+    seen[offset] = True
+    found = np.flatnonzero(seen)
+    number = np.empty(span, np.int64)
+    number[found] = np.arange(len(found))
+    return found + low, number[offset]
+
+
 class Lookup:
     """Row by id. Ids are dense in a trace, so a table of them beats a search; sparse ones are searched."""
 

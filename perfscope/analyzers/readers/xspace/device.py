@@ -14,7 +14,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfscope.analyzers.devices import device_of_chip
-from perfscope.analyzers.readers.columns import ColumnBuffer, Columns, Lookup, nesting_order, parents, reorder
+from perfscope.analyzers.readers.columns import (
+    ColumnBuffer,
+    Columns,
+    Lookup,
+    distinct,
+    nesting_order,
+    of_names,
+    parents,
+    reorder,
+)
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
 from perfscope.model.trace import TABLES, CallKind, CopyKind, HostMemory, Rows, TraceBuilder
@@ -70,13 +79,13 @@ class Devices:
             self._found.pop()
 
     def _add_counters(self, plane: Plane, line: Line) -> None:
-        texts = {key: self._pool.code(plane.names.get(key, "")) for key in np.unique(line.metadata).tolist()}
+        texts = {key: self._pool.code(plane.names.get(key, "")) for key in distinct(line.metadata)[0].tolist()}
         code = np.array([texts[key] for key in line.metadata.tolist()], np.int32)
         self._counters.append({"time_ns": line.start_ns, "name": code, "value": np.nan_to_num(line.values)})
 
     def _add_stream(self, plane: Plane, line: Line, device: int, stream: int) -> None:
         """A GPU's stream: every event is a kernel, a copy or a memset."""
-        texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
+        texts = {key: plane.names.get(key, "") for key in distinct(line.metadata)[0].tolist()}
         graph = line.number("cuda_graph_id") != MISSING
         self.graphs += int(graph.sum())
         self.hidden += int((graph & (line.number("hlo_op") == MISSING)).sum())
@@ -95,7 +104,7 @@ class Devices:
 
     def _add_tpu(self, plane: Plane, line: Line, device: int) -> None:
         if line.name == names.MODULES_LINE:
-            for key in np.unique(line.metadata).tolist():
+            for key in distinct(line.metadata)[0].tolist():
                 name, program = names.numbered_program(plane.names.get(key, ""))
                 if program is not None:
                     self._modules[signed(program)] = self._pool.code(name)
@@ -104,7 +113,7 @@ class Devices:
             self._add_ops(plane, line, device)
 
     def _add_steps(self, plane: Plane, line: Line) -> None:
-        texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
+        texts = {key: plane.names.get(key, "") for key in distinct(line.metadata)[0].tolist()}
         self._steps.append({
             "start_ns": line.start_ns, "end_ns": line.end_ns,
             "name": self._by_metadata(line, lambda key: self._pool.code(f"step {texts[key]}")).astype(np.int32),
@@ -112,7 +121,7 @@ class Devices:
         })  # fmt: skip
 
     def _add_ops(self, plane: Plane, line: Line, device: int) -> None:
-        texts = {key: plane.names.get(key, "") for key in np.unique(line.metadata).tolist()}
+        texts = {key: plane.names.get(key, "") for key in distinct(line.metadata)[0].tolist()}
         short = {key: names.instruction(text) for key, text in texts.items()}
         shared = plane.metadata_stats
         on_the_side = line.name == names.ASYNC_LINE
@@ -172,7 +181,7 @@ class Devices:
     @staticmethod
     def _by_metadata(line: Line, answer: object) -> Array:
         """``answer(metadata id)`` of each event, asked once a distinct id."""
-        ids, index = np.unique(line.metadata, return_inverse=True)
+        ids, index = distinct(line.metadata)
         return np.array([answer(key) for key in ids.tolist()], np.int64)[index]  # type: ignore[operator]
 
     def _append(self, line: Line, chosen: Array, columns: Columns, device: int, stream: int) -> None:
@@ -225,17 +234,19 @@ class Devices:
     def _kernels(self, work: Columns) -> Rows:
         if not work or not len(work["device"]):
             return Rows(TABLES["kernels"], {})
-        sizes = work.get("size", np.full(len(work["device"]), MISSING, np.int64)).tolist()
+        blank = np.full(len(work["device"]), MISSING, np.int64)
+        codes, index = distinct(work.get("size", blank))
         launch = [
-            names.launch_size(self._pool.strings[code]) if code != MISSING else (None, None, None) for code in sizes
+            names.launch_size(self._pool.strings[code]) if code != MISSING else (None, None, None)
+            for code in codes.tolist()
         ]
         return Rows(TABLES["kernels"], {
             **{key: work[key] for key in ("start_ns", "end_ns", "device", "stream", "call", "communication")},
             "name": work["name"].astype(np.int32),
-            "correlation": work.get("correlation", np.full(len(sizes), MISSING, np.int64)),
-            "blocks": np.array([MISSING if blocks is None else blocks for blocks, _, _ in launch], np.int64),
-            "threads_per_block": np.array([MISSING if count is None else count for _, count, _ in launch], np.int32),
-            "occupancy": np.array([np.nan if share is None else share for _, _, share in launch], np.float32),
+            "correlation": work.get("correlation", blank),
+            "blocks": np.array([MISSING if blocks is None else blocks for blocks, _, _ in launch], np.int64)[index],
+            "threads_per_block": np.array([MISSING if of is None else of for _, of, _ in launch], np.int32)[index],
+            "occupancy": np.array([np.nan if share is None else share for _, _, share in launch], np.float32)[index],
         })  # fmt: skip
 
     def _copies(self, work: Columns, calls: Rows, call_details: Array | None) -> Rows:
@@ -248,16 +259,23 @@ class Devices:
         own = work.get("details", blank)
         # a program of a TPU reads and writes memory of the host that XLA has pinned
         of_tpu = np.isin(work["device"], list(self._executions))
-        for row, (call, code) in enumerate(zip(work["call"].tolist(), own.tolist(), strict=True)):
-            if kind[row] == CopyKind.UNKNOWN and call != MISSING:  # ROCm: only the call's name tells the direction
-                kind[row] = names.copy_kind(self._pool.strings[int(calls["name"][call])])
-            if code == MISSING and call != MISSING and call_details is not None:
-                code = int(call_details[call])
-            said, side = names.copy_details(self._pool.strings[code]) if code != MISSING else (None, HostMemory.UNKNOWN)
-            if said is not None and size[row] == MISSING:
-                size[row] = said
-            if kind[row] in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST):
-                memory[row] = HostMemory.PINNED if of_tpu[row] else side
+        call, called = work["call"], work["call"] != MISSING
+        unknown = called & (kind == CopyKind.UNKNOWN)  # ROCm: only the call's name tells the direction
+        kind[unknown] = of_names(calls["name"][call[unknown]], self._pool.strings, names.copy_kind, np.int64)
+        detail = own.copy()
+        elsewhere = called & (own == MISSING)
+        if call_details is not None:
+            detail[elsewhere] = call_details[call[elsewhere]]
+        codes, index = distinct(detail)
+        details = [
+            names.copy_details(self._pool.strings[code]) if code != MISSING else (None, int(HostMemory.UNKNOWN))
+            for code in codes.tolist()
+        ]
+        amount = np.array([MISSING if told is None else told for told, _ in details], np.int64)[index]
+        side = np.array([side for _, side in details], np.int64)[index]
+        size = np.where(size == MISSING, amount, size)
+        crosses = np.isin(kind, (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST))
+        memory[crosses] = np.where(of_tpu, HostMemory.PINNED, side)[crosses]
         return Rows(TABLES["copies"], {
             **{key: work[key] for key in ("start_ns", "end_ns", "device", "stream", "call")},
             "name": work["name"].astype(np.int32), "correlation": work.get("correlation", blank),

@@ -12,6 +12,7 @@ from perfscope.analyzers.readers.columns import (
     ColumnBuffer,
     Columns,
     Lookup,
+    distinct,
     nesting_order,
     of_names,
     parents,
@@ -144,7 +145,7 @@ class Host:
 
     def _names(self, plane: Plane, line: Line) -> tuple[Array, dict[str, Array]]:
         """Code of each event's name, and what the name says, worked out once a distinct name."""
-        ids, index = np.unique(line.metadata, return_inverse=True)
+        ids, index = distinct(line.metadata)
         texts = [plane.names.get(int(key), "") for key in ids]
         tests: dict[str, Callable[[str], bool]] = {
             "noise": lambda text: names.NOISE.match(text) is not None,

@@ -1,15 +1,15 @@
 """One plane decoded: names, its own stats, and its lines as columns, a line at a time.
 
-A line is decoded, turned into columns and dropped before the next one, so memory is bounded by the
-longest line. Times: an event lies ``offset_ps`` after its line's ``timestamp_ns``. Offsets of starts and
-ends are rounded to whole ns, half to even, each on its own; rounding keeps order, so what nested or
-touched in the file does so in the columns.
+A line is read from its bytes (``events.py``), or by protobuf where it holds anything unusual, turned into columns and
+dropped before the next one, so memory is bounded by the longest line. Times: an event lies ``offset_ps`` after its
+line's ``timestamp_ns``. Offsets of starts and ends are rounded to whole ns, half to even, each on its own; rounding
+keeps order, so what nested or touched in the file does so in the columns.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.hlo.protos import decode
+from perfscope.analyzers.readers.xspace.events import Columns, UnusualError, Wanted, read_events, split
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import Data, Field, WireError, fields, packed
@@ -184,17 +185,40 @@ def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line
     for start, end in plane.lines:
         if end - start > MAX_LINE_BYTES:
             raise DataError(f"{shown}: a line of {end - start:,} bytes: refused")
-        yield _columns(decode("xspace.XLine", data[start:end], shown), plane, code, shown)
+        try:
+            own, begins = split(data, start, end)
+            columns = read_events(data, start, begins, _wanted(plane.stat_names, code))
+        except UnusualError:
+            line = decode("xspace.XLine", data[start:end], shown)
+            columns = _by_protobuf(line.events, plane, code)
+        else:
+            line = decode("xspace.XLine", own, shown)
+        yield _line(line, columns, shown)
 
 
-def _columns(line: Any, plane: Plane, code: Any, shown: str) -> Line:
-    events = line.events
-    count = len(events)
+def _wanted(names: Mapping[int, str], code: Callable[[str], int]) -> Wanted:
+    return Wanted(
+        numbers={key: name for key, name in names.items() if name in NUMBERS},
+        texts={key: name for key, name in names.items() if name in TEXTS},
+        refers=lambda number: code(names.get(number, "") if number else ""),
+        code=code,
+        number=lambda text: signed(_written(text)),
+    )
+
+
+def _by_protobuf(events: Any, plane: Plane, code: Callable[[str], int]) -> Columns:
     metadata, offset, duration, occurrences = (
-        np.fromiter(map(attrgetter(field), events), np.int64, count)
+        np.fromiter(map(attrgetter(field), events), np.int64, len(events))
         for field in ("metadata_id", "offset_ps", "duration_ps", "num_occurrences")
     )
-    if count and (
+    stats, values = _event_stats(events, plane.stat_names, code)
+    return Columns(metadata, offset, duration, occurrences, values, stats)
+
+
+def _line(line: Any, columns: Columns, shown: str) -> Line:
+    """``line``: its own fields. ``DataError`` for times that no recording has."""
+    offset, duration = columns.offset_ps, columns.duration_ps
+    if len(offset) and (
         not -_LARGEST < line.timestamp_ns < _LARGEST
         or int(np.abs(offset).max()) >= _LARGEST
         or int(offset.min()) == -_SIGN
@@ -202,18 +226,17 @@ def _columns(line: Any, plane: Plane, code: Any, shown: str) -> Line:
         or int(duration.max()) >= _LARGEST
     ):
         raise DataError(f"{shown}: corrupt: line {line.name!r} has impossible times")
-    stats, values = _event_stats(events, plane.stat_names, code)
     return Line(
         id=line.id,
         name=line.display_name or line.name,
-        metadata=metadata,
+        metadata=columns.metadata,
         offset_ps=offset,
         duration_ps=duration,
         start_ns=line.timestamp_ns + whole_ns(offset),
         end_ns=line.timestamp_ns + whole_ns(offset + duration),
-        stats=stats,
-        values=values,
-        aggregated=occurrences != 0,
+        stats=columns.stats,
+        values=columns.values,
+        aggregated=columns.occurrences != 0,
     )
 
 
