@@ -187,9 +187,10 @@ def _measure(
     settings: dict[str, Any],
 ) -> int:
     """Launch the baseline and the interventions, and show what came of them."""
-    from perfscope.analyzers.compare.ab.trials import TrialJudge
+    from perfscope.analyzers.compare.ab.trials import TrialJudge, signs
     from perfscope.model.documents.ab import AbPlan
     from perfscope.profiler.ab.trials import BASELINE, TrialPlan, Trials
+    from perfscope.profiler.interventions import intervention_names, load_intervention
 
     seed = secrets.randbelow(SEEDS) if settings["seed"] is None else settings["seed"]
     kind = "module" if target.module else "command" if target.command else "script"
@@ -218,6 +219,11 @@ def _measure(
     judge = TrialJudge(pairs=settings["pairs"], least=settings["least"], tolerance=settings["tolerance"])
     trials = Trials(plan, judge, tell=partial(tell, quiet=settings["quiet"]))
     trials.baseline()
+    if chosen is None:
+        every = [load_intervention(name) for name in intervention_names()]
+        promised |= signs(trials.unchanged, trials.evident(every))
+    else:
+        promised |= signs(trials.unchanged, ())
     interventions = _ordered(trials, chosen, promised, every=settings["all_"])
     if not interventions:
         notes.append("no intervention answers what was found: --all tries all that fit the program")

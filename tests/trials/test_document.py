@@ -7,12 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compare.ab.trials import Promise, TrialJudge, answered, best_first, promises, unanswered
+from perfscope.analyzers.compare.ab.trials import (
+    GARBAGE_COLLECTION,
+    Promise,
+    TrialJudge,
+    answered,
+    best_first,
+    promises,
+    signs,
+    unanswered,
+)
 from perfscope.analyzers.engine import Analysis
 from perfscope.model.documents import trials as documents
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Finding, Outcome
-from tests.trials.launches import NOISE, attempt, candidate, document, launch, left, pairs_of, rejected, report
+from tests.trials.launches import (
+    NOISE,
+    attempt,
+    candidate,
+    document,
+    launch,
+    left,
+    pairs_of,
+    rejected,
+    report,
+    unchanged,
+)
 
 
 def test_a_faster_step_is_a_gain_with_its_interval() -> None:
@@ -104,6 +124,17 @@ def test_the_largest_promise_comes_first_and_rules_without_an_answer_are_named()
     assert [one.name for one in best_first(candidates, promised)] == ["two", "one", "three"]
     assert answered(candidates[1], promised) == (("a", "b"), 9)
     assert unanswered(candidates, promised) == ("c",)
+
+
+def test_garbage_collection_in_steps_is_a_sign_from_two_percent_on() -> None:
+    program = unchanged(3.0)
+    for share, shown in ((0.019, {}), (0.021, {GARBAGE_COLLECTION: Promise(findings=1, ns=210_000)})):
+        trial = replace(report(3.0), gc_ns_per_step=round(share * 1e7))
+        second = replace(program.second, trials=(trial,))
+        assert signs(replace(program, second=second), ()) == shown
+    seen = signs(program, ("debug-off",))
+    assert answered(candidate("debug-off"), seen) == (("debug-off",), None)
+    assert unanswered([candidate("debug-off")], seen) == ()
 
 
 def test_the_document_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.compare.ab.trials import GARBAGE_COLLECTION
 from perfscope.analyzers.registry import RULES
 from perfscope.model.errors import UsageError
 from perfscope.profiler import interventions
@@ -45,6 +46,11 @@ def test_each_says_what_it_answers_changes_and_how_it_is_written(name: str) -> N
     assert intervention.apply is not None
     assert intervention.applies(GPUS) is None
     assert all(isinstance(text, str) for text in intervention.environment(GPUS).values())
+
+
+def test_signs_are_those_that_the_launches_show() -> None:
+    signs = {sign for name in INTERVENTIONS for sign in load_intervention(name).signs}
+    assert signs == {GARBAGE_COLLECTION}
 
 
 def test_what_needs_a_gpu_or_ranks_says_so() -> None:

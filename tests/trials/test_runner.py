@@ -133,6 +133,17 @@ def test_a_program_that_fails_by_itself_ends_it(tmp_path: Path, monkeypatch: pyt
         trials(tmp_path).baseline()
 
 
+def test_settings_that_cost_are_looked_for_in_one_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(monkeypatch)
+    program.unapplied.add("zero-grad-none")
+    made = trials(tmp_path)
+    made.baseline()
+    before = len(program.launches)
+    every = [load_intervention(name) for name in ("compile", "debug-off", "jax-debug-off", "zero-grad-none")]
+    assert made.evident(every) == ("debug-off",)
+    assert program.launches[before:] == [("debug-off", "zero-grad-none")]
+
+
 def test_the_budget_leaves_out_what_would_not_end_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Program(monkeypatch)
     short = time.monotonic() + 10  # a launch takes 2.3 s, so that six pairs take 28 s

@@ -118,6 +118,8 @@ class Candidate:
     answers: tuple[str, ...]
     may_change: str
     code: str
+    signs: tuple[str, ...] = ()
+    """What it answers besides rules: what the baseline's launches show."""
     by_mean: bool = False
     """Whether it moves time from one step to others, so that the mean of all steps alone tells what is gained."""
     unfit: str | None = None

@@ -59,6 +59,8 @@ class ProcessTrial:
     """What of the results could not be recorded, and why."""
     peak_rss_bytes: int | None = None
     """Most physical memory that the process used."""
+    gc_ns_per_step: int | None = None
+    """What Python's garbage collector took of a step, where values were recorded and steps were seen."""
 
 
 def read_reports(run: Path) -> tuple[ProcessTrial, ...]:

@@ -66,7 +66,8 @@ class Trial(Value, frozen=True, kw_only=True):
     with_others: Texts = ()
     """Interventions that were in both arms: the rungs below, or in the last trial all that are tried together."""
     answers: Texts = ()
-    """Rules with a finding in this program that it answers."""
+    """Rules with a finding in this program that it answers, and signs that its launches show: garbage collection in
+    steps, or by the name of the intervention a setting that costs."""
     reason: str = ""
     changed: Texts = ()
     """What it changed in the program."""

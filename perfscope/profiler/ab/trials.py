@@ -40,6 +40,7 @@ LEAST_PAIRS = 6
 """Of an intervention: fewer give no answer (`perfscope.analyzers.compare.statistics.paired`)."""
 BASELINE = "baseline"
 TOGETHER = "together"
+SETTINGS = "settings"
 PROFILE_LOG = "profile.log"
 
 
@@ -88,6 +89,7 @@ def describe(intervention: Intervention, facts: Facts | None) -> Candidate:
         answers=intervention.answers,
         may_change=intervention.may_change,
         code=intervention.code,
+        signs=intervention.signs,
         by_mean=intervention.by_mean,
         unfit=unfit,
     )
@@ -163,6 +165,21 @@ class Trials:
             calibration = calibrate(state, self._run(state, (), ()), self._judge.of(None), tell=self._tell)
             self._unchanged = Unchanged(first=recorded[0], second=recorded[1], calibration=calibration)
         return self._unchanged
+
+    def evident(self, interventions: Sequence[Intervention]) -> tuple[str, ...]:
+        """Those that are evident and find something to change: one launch with all of them at once."""
+        names = tuple(
+            one.name
+            for one in interventions
+            if one.evident and fits_framework(one, self.facts) and one.applies(self.facts) is None
+        )
+        if not names:
+            return ()
+        with terminated_by_signals():
+            self._tell("looking for settings that cost")
+            state = self._state(SETTINGS, self._plan.ab.pairs)
+            launch = self._launch(names, "head", "warm", 0, 1, state, record=False)
+        return tuple(name for name in names if any(trial.applied.get(name) for trial in launch.trials))
 
     def try_all(self, interventions: Sequence[Intervention]) -> None:
         """Try each in turn, or climb; what came of it is in `attempts`, also where this is interrupted."""

@@ -77,6 +77,11 @@ class Intervention:
     """What may change in the results of the program."""
     code: str
     """How a user writes it, in about three lines."""
+    signs: tuple[str, ...] = ()
+    """What it answers besides findings, of what the baseline's launches show (``GARBAGE_COLLECTION``)."""
+    evident: bool = False
+    """Whether it changes something only where the program has a setting that is known to cost: there it is tried
+    without a finding."""
     by_mean: bool = False
     """Whether it moves time from one step to others (batches in advance, collections of garbage), so that the mean of
     all steps alone tells what is gained."""

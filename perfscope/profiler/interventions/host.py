@@ -10,6 +10,7 @@ from typing import Any
 from perfscope.profiler.interventions.base import Application, Facts, Intervention
 from perfscope.profiler.patching import wrap
 
+GARBAGE_COLLECTION = "garbage collection"
 COLLECT_EVERY = 100
 """Steps between two collections where the collector is off in steps."""
 
@@ -73,6 +74,7 @@ GC_FREEZE = Intervention(
     name="gc-freeze",
     title="no garbage collection of what was made before the loop",
     family="gc",
+    signs=(GARBAGE_COLLECTION,),
     by_mean=True,
     framework="any",
     answers=("host_bound",),
@@ -84,6 +86,7 @@ GC_OFF = Intervention(
     name="gc-off",
     title="garbage collection between steps only",
     family="gc",
+    signs=(GARBAGE_COLLECTION,),
     by_mean=True,
     framework="any",
     answers=("host_bound",),

@@ -92,6 +92,7 @@ ZERO_GRAD_NONE = Intervention(
     name="zero-grad-none",
     title="gradients set to None",
     family="zero_grad",
+    evident=True,
     framework="torch",
     answers=("unfused_optimizer", "small_kernels"),
     may_change="An optimizer skips parameters without a gradient, where it took a gradient of zero before.",

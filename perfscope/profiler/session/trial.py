@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
 from pathlib import Path
+from time import perf_counter_ns
 
 from perfscope.model.capture import Message
 from perfscope.model.documents.trial_report import REPORT_FILE, ProcessTrial, dump
@@ -27,6 +29,7 @@ class ProcessInterventions:
         self._applications = {intervention.name: Application() for intervention in self._interventions}
         self._recorder = ResultRecorder(message.record_steps) if message.record_steps else None
         self._done: set[str] = set()
+        self._collector = CollectorClock() if message.record_steps else None
 
     def attach(self, framework: Framework) -> None:
         """``framework`` is imported, and nothing of the program has run since."""
@@ -48,6 +51,8 @@ class ProcessInterventions:
 
     def step(self, number: int) -> None:
         """Step ``number`` is about to begin."""
+        if self._collector is not None:
+            self._collector.step()
         for application in self._applications.values():
             for call in application.on_step:
                 call(number)
@@ -63,9 +68,33 @@ class ProcessInterventions:
             values=() if recorder is None else tuple(recorder.values),
             unrecorded=() if recorder is None else tuple(recorder.unrecorded),
             peak_rss_bytes=peak_rss_bytes(),
+            gc_ns_per_step=None if self._collector is None else self._collector.ns_per_step(),
         )
         file = self._run / REPORT_FILE.format(pid=os.getpid())
         write_atomically(file, dump(report), durable=False)
+
+
+class CollectorClock:
+    """Adds up the time of Python's garbage collector from the first step that is seen."""
+
+    def __init__(self) -> None:
+        """Begin to listen."""
+        self._begin_ns = self._total_ns = self._steps = 0
+        gc.callbacks.append(self._collecting)
+
+    def step(self) -> None:
+        """A step begins."""
+        self._steps += 1
+
+    def ns_per_step(self) -> int | None:
+        """Time per step; ``None`` without a step."""
+        return self._total_ns // self._steps if self._steps else None
+
+    def _collecting(self, phase: str, _info: object) -> None:
+        if phase == "start":
+            self._begin_ns = perf_counter_ns()
+        elif self._steps:
+            self._total_ns += perf_counter_ns() - self._begin_ns
 
 
 def peak_rss_bytes() -> int:

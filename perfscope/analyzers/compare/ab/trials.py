@@ -25,6 +25,10 @@ STATES: Mapping[str, TrialState] = {
     "inconclusive": "cannot tell",
 }
 """Verdict on the step time -> what it says of an intervention."""
+GARBAGE_COLLECTION = "garbage collection"
+"""Sign of the interventions that answer it."""
+LEAST_COLLECTED = 0.02
+"""Share of a step that the garbage collector takes, from which it is one: less is no change that matters."""
 PEAK_COUNTER = "allocated_bytes.all.peak"
 ALLOCATOR, PROCESS = "peak of the allocator", "peak of the process"
 
@@ -84,12 +88,25 @@ def promises(analysis: Analysis) -> dict[str, Promise]:
     return found
 
 
+def signs(unchanged: Unchanged, evident: Sequence[str]) -> dict[str, Promise]:
+    """What the launches of the program show besides findings: garbage collection in its steps, settings that cost.
+
+    ``evident``: names of interventions that found such a setting.
+    """
+    found = {name: Promise(findings=1, ns=None) for name in evident}
+    collected = [trial.gc_ns_per_step or 0 for trial in unchanged.second.trials]
+    times = unchanged.second.times_ns()
+    if collected and times and max(collected) >= LEAST_COLLECTED * statistics.median(times):
+        found[GARBAGE_COLLECTION] = Promise(findings=1, ns=max(collected))
+    return found
+
+
 def answered(candidate: Candidate, promised: Mapping[str, Promise]) -> tuple[tuple[str, ...], int | None]:
-    """(rules with a finding that it answers, the largest of their promises in ns per step).
+    """(rules with a finding, and signs, that it answers; the largest of their promises in ns per step).
 
     The largest and not the sum: rules see the same time from several sides.
     """
-    rules = tuple(rule for rule in candidate.answers if rule in promised)
+    rules = tuple(rule for rule in (*candidate.answers, *candidate.signs, candidate.name) if rule in promised)
     costs = [cost for rule in rules if (cost := promised[rule].ns) is not None]
     return rules, max(costs, default=None)
 
@@ -101,7 +118,7 @@ def best_first(candidates: Sequence[Candidate], promised: Mapping[str, Promise])
 
 def unanswered(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> tuple[str, ...]:
     """Rules with a finding that none of ``candidates`` answers."""
-    known = {rule for candidate in candidates for rule in candidate.answers}
+    known = {rule for candidate in candidates for rule in (*candidate.answers, *candidate.signs, candidate.name)}
     return tuple(sorted(set(promised) - known))
 
 
