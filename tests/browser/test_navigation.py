@@ -130,7 +130,7 @@ def test_a_grid_is_one_stop_and_enter_follows_its_link(tab: Tab, server: Server)
     assert row == "1"
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_selector(READY)
-    assert "find=" in tab.page.url
+    assert "name=" in tab.page.url
 
 
 def test_the_flame_graph_by_keys(tab: Tab, server: Server) -> None:

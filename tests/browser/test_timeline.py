@@ -148,7 +148,7 @@ def test_arrows_walk_along_a_lane(tab: Tab, server: Server) -> None:
     for key, start in (("ArrowRight", "48.0 us"), ("ArrowLeft", "28.0 us"), ("ArrowLeft", "8.00 us")):
         tab.page.keyboard.press(key)
         facts = "document.querySelector('.ps-tl-facts').innerText"
-        tab.until(f"{facts}.split('\\n').includes('{start} behind the start')")
+        tab.until(f"{facts}.split('\\n').includes('{start} after the start')")
 
 
 def test_search_counts_and_jumps(tab: Tab, server: Server) -> None:
@@ -159,6 +159,9 @@ def test_search_counts_and_jumps(tab: Tab, server: Server) -> None:
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_selector(".ps-tl-panel h2")
     assert tab.page.inner_text(".ps-tl-panel h2") == "sgemm_128x128"
+    for key, place in (("n", "2 of 30"), ("n", "3 of 30"), ("N", "2 of 30")):
+        tab.page.keyboard.press(key)
+        tab.until(f"document.querySelector('.ps-tl-status').textContent.includes('{place} ')")
     tab.page.fill(".ps-tl-find", "(unclosed")
     tab.until("document.querySelector('.ps-tl-status').textContent === 'not a regular expression'")
     assert tab.wrong == []
@@ -178,7 +181,7 @@ def test_a_piece_is_summed_by_name(tab: Tab, server: Server) -> None:
 def test_a_stranger_name_stays_text(tab: Tab, server: Server) -> None:
     _open(tab, server)
     _click_lane(tab, "stream 7", 13_000)
-    assert tab.page.inner_text(".ps-tl-panel h2") == HOSTILE
+    assert tab.page.inner_text(".ps-tl-whole") == HOSTILE
     tab.page.keyboard.press("t")
     tab.page.wait_for_selector(".ps-tl-panel tbody tr")
     assert tab.page.query_selector(".ps-tl-panel img") is None
@@ -330,7 +333,7 @@ def test_a_click_tells_the_finding_and_opens_it(tab: Tab, findings_server: Serve
     tab.page.mouse.click(x, y)
     tab.page.wait_for_selector(".ps-tl-panel h2")
     assert RULE in tab.page.inner_text(".ps-tl-panel h2")
-    assert "3.00 ms, begins 1.70 ms behind the start" in tab.page.inner_text(".ps-tl-panel")
+    assert "3.00 ms, begins 1.70 ms after the start" in tab.page.inner_text(".ps-tl-panel")
     found = tab.page.evaluate(MARK)
     assert (found["area"]["t0"], found["area"]["t1"], found["area"]["rank"]) == (*_gap(1), 1)
     tab.page.click("text=open the finding")

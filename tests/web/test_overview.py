@@ -173,7 +173,7 @@ def test_a_piece_before_the_first_event_is_said_to_be_before_it(tmp_path: Path) 
 
 def test_where_a_rule_names_no_piece_it_leads_to_the_events_of_its_line(tmp_path: Path) -> None:
     row = _row(_ran().build(), tmp_path, where=Where(file="train.py", line=30))
-    assert row["at"] == [{"mark": "0:110000-150000", "said": "40.0 us, 10.0 us behind the start"}]
+    assert row["at"] == [{"mark": "0:110000-150000", "said": "40.0 us, 10.0 us after the start"}]
     assert (row["how"], row["none"]) == ("line", "")
 
 

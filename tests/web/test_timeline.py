@@ -386,7 +386,7 @@ def test_the_page_of_findings_names_the_same_piece_and_rank(tmp_path: Path) -> N
     traces = [stalled(rank, 2000 + 1000 * rank, CLOCK_US + 70_000 * rank).build() for rank in (0, 1)]
     (row,) = [one for one in view_of("findings", traces, tmp_path)["findings"] if one["rule"] == "host_bound"]
     start = int((CLOCK_US + 70_000 + 1000) * 1000)
-    said = "3.00 ms, 1.00 ms behind the start of rank 1"
+    said = "3.00 ms, 1.00 ms after the start of rank 1"
     assert row["at"][0] == {"mark": f"1:{start}-{start + 2_998_000}", "said": said}
     assert row["at"][1]["mark"].startswith("0:")
 

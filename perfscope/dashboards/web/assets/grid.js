@@ -68,11 +68,13 @@
     fontFamily: "system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif",
   });
 
-  // A cell that leads to another page with its value as a regular expression that finds it alone.
+  // A cell that leads to another page, with what another column holds, or with its value as a regular expression.
   components.PsLink = function (props) {
     if (absent(props.value)) return null;
+    const source = props.source && props.data[props.source];
+    if (props.source && !source) return String(props.value);
     const escaped = String(props.value).replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
-    const asked = new URLSearchParams({ [props.parameter]: props.pattern.replace("{}", () => escaped) });
+    const asked = new URLSearchParams({ [props.parameter]: source || props.pattern.replace("{}", () => escaped) });
     const href = `${props.base}${props.base.includes("?") ? "&" : "?"}${asked}`;
     return React.createElement("a", { href, className: "ps-code", tabIndex: -1 }, String(props.value));
   };

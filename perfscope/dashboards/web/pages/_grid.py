@@ -38,17 +38,23 @@ def grid(
     key: str | None = None,
     view: str | None = None,
     picks: bool = False,
+    by: dict[str, tuple[str, str, str]] | None = None,
 ) -> Any:
     """The grid of a table (`views._tables.table`) with its search and its CSV.
 
     ``name``: of the page, for the ids; ``table``: its name in the view, for the download. ``links``: column -> (page,
     parameter, what the parameter is with ``{}`` for the value as a regular expression); a page may be an address.
+    ``by``: column -> (page, parameter, column that holds what the parameter is; empty: no link in that row).
     ``key`` and ``view``: whose table it is, where that is not the item and the page.
     ``picks``: rows can be ticked (``selectedRows`` of the grid), and there is no file to take away. A column whose
-    title is empty is not shown; one named ``href`` is where the first column leads to. Columns that hold nothing in any
+    title is empty is not shown; one named ``href`` is where the first column leads to, ``whole``
+    what is shown on it under the pointer. Columns that hold nothing in any
     row make room, and are named below the grid.
     """
-    columns = [_column(column, asked, (links or {}).get(column["key"])) for column in held["columns"]]
+    columns = [
+        _column(column, asked, (links or {}).get(column["key"]), (by or {}).get(column["key"]))
+        for column in held["columns"]
+    ]
     keys = [column["key"] for column in held["columns"]]
     rows = [dict(zip(keys, row, strict=True)) for row in held["rows"]]
     empty = [column for column in held["columns"] if column["title"] and _is_empty(held["rows"], keys, column["key"])]
@@ -60,6 +66,8 @@ def grid(
     label = html.Label("search in the table", htmlFor=f"{name}-search", className="ps-hidden")
     search = dcc.Input(id=f"{name}-search", type="search", placeholder="search", className="ps-tl-find")
     file = [] if picks else [html.A("CSV", href=csv, className="ps-button", download=f"{name}-{table}.csv")]
+    if "whole" in keys:
+        columns[0] |= {"tooltipField": "whole"}
     if "href" in keys:
         columns[0] |= {"cellRenderer": "PsTo"}
     ticks = {"rowSelection": {"mode": "multiRow", "enableClickSelection": False}} if picks else {}
@@ -115,7 +123,9 @@ def _is_empty(rows: list[list[Any]], keys: list[str], key: str) -> bool:
     return bool(rows) and all(row[index] is None or row[index] == "" for row in rows)
 
 
-def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None) -> dict[str, Any]:
+def _column(
+    column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None, by: tuple[str, str, str] | None
+) -> dict[str, Any]:
     unit, key = column["unit"], column["key"]
     made: dict[str, Any] = {"field": key, "headerName": column["title"], "minWidth": 70}
     if not column["title"]:
@@ -147,5 +157,11 @@ def _column(column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | N
                 "parameter": parameter,
                 "pattern": pattern,
             },
+        }
+    if by is not None:
+        page, parameter, source = by
+        made |= {
+            "cellRenderer": "PsLink",
+            "cellRendererParams": {"base": asked.link(page), "parameter": parameter, "source": source},
         }
     return made

@@ -38,9 +38,29 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     value = view["tables"][kind]
     ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
     text = f"{KINDS[kind][1]} {len(value['rows']):,} names, {format_ns(value['ns'])} in all{ranks}."
+    group = asked.parameters.get("by", "")
+    name = f"{kind}-{group}" if view["tables"].get(f"{kind}-{group}", {}).get("rows") else kind
+    group, shown = (group, view["tables"][name]) if name != kind else ("", value)
+    links: dict[str, Any] = {}
+    if name == kind:
+        by_id = kind != "instructions"
+        links = (
+            {"by": {"name": ("timeline", "name", "id")}} if by_id else {"links": {"name": ("timeline", "find", "^{}$")}}
+        )
     return [
         html.H1(TITLE, className="ps-title"),
         tabs(asked, "kind", {text: KINDS[text][0] for text in there}, kind, label="kinds"),
         html.P(text, className="ps-soft ps-note"),
-        grid("kernels", value, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
+        *_groups(asked, view, kind, group),
+        grid("kernels", shown, asked, table=name, **links),
     ]
+
+
+def _groups(asked: Asked, view: dict[str, Any], kind: str, group: str) -> list[Any]:
+    """By what rows can be put together, where any row says it."""
+    words = {"": "by name"} | {
+        key: f"by {word}"
+        for key, word in (("what", "category"), ("op", "op"), ("line", "line"))
+        if view["tables"].get(f"{kind}-{key}", {}).get("rows")
+    }
+    return [tabs(asked, "by", words, group, label="grouped by")] if len(words) > 1 else []

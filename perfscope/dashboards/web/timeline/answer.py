@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.dashboards.web.server.shelf import read_view
+from perfscope.dashboards.web.timeline import arguments
 from perfscope.dashboards.web.timeline.index import MOST_COLUMNS, MOST_LANES, Index, edges_of, load, tile
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, TABLES, piece
 from perfscope.model.errors import DataError, UsageError
@@ -70,6 +72,7 @@ def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(
         {
             **_row(index, event, texts),
+            "short": _short(index, event, texts),
             "lane_label": index.lanes[lane].label,
             "group": index.lanes[lane].group,
             "enclosing": [_row(index, value, texts) for value in _enclosing(index, event)],
@@ -104,20 +107,42 @@ def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(_row(index, result, _texts(_place(folder, asked) / "texts.json")))
 
 
+def largest_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+    """The longest event of a lane (``trace``, ``lane``) in a piece (``t0``, ``t1``): what a pixel is mostly of.
+
+    ``null`` where nothing is there.
+    """
+    index = _index(folder, asked)
+    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
+    held = index.of_lane(_number(asked, "lane", 0, len(index.lanes) - 1))
+    first = held.start + int(np.searchsorted(index.end[held], low, side="right"))
+    last = held.start + int(np.searchsorted(index.start[held], high, side="left"))
+    if first >= last:
+        return msgspec.json.encode(None)
+    event = first + int(np.argmax(index.end[first:last] - index.start[first:last]))
+    return msgspec.json.encode(
+        {**_row(index, event, _texts(_place(folder, asked) / "texts.json")), "events": last - first}
+    )
+
+
 def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """Of names (``names=3,17``, found by the page): events, their time, and the first one from ``t0`` on."""
+    """Of names (``names=3,17``, found by the page): events, their time, and the next one from ``t0`` on.
+
+    ``by=-1``: the one before ``t0``. ``wrapped``: there is none on that side, so it is the first (last) of all.
+    ``at``: how many begin before it.
+    """
     index = _index(folder, asked)
     codes = [_whole(word) for word in asked.get("names", "").split(",")[:MOST_NAMES] if word]
     rows = np.flatnonzero(np.isin(index.name, codes))
-    after = rows[index.start[rows] >= _number(asked, "t0", -MOST_SPAN, MOST_SPAN)]
-    pool = after if len(after) else rows
-    first = (
-        None
-        if not len(pool)
-        else _row(index, int(pool[np.argmin(index.start[pool])]), _texts(_place(folder, asked) / "texts.json"))
-    )
+    rows = rows[np.argsort(index.start[rows], kind="stable")]
+    back = asked.get("by") == "-1"
+    before = int(np.searchsorted(index.start[rows], _number(asked, "t0", -MOST_SPAN, MOST_SPAN), side="left"))
+    wrapped = before == 0 if back else before == len(rows)
+    at = (before - 1 if back else before) % max(len(rows), 1)
+    texts = _texts(_place(folder, asked) / "texts.json")
     total = int((index.end[rows] - index.start[rows]).sum())
-    return msgspec.json.encode({"events": len(rows), "ns": total, "first": first})
+    first = _row(index, int(rows[at]), texts) if len(rows) else None
+    return msgspec.json.encode({"events": len(rows), "ns": total, "first": first, "at": at, "wrapped": wrapped})
 
 
 def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
@@ -147,7 +172,7 @@ def about_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def names_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """``[[name, text, events, ns], ...]`` of ``trace``, those with most time first."""
+    """``[[name, text, events, ns, id], ...]`` of ``trace`` (id: as of `names.name_id`), those with most time first."""
     return (_place(folder, asked) / "names.json").read_bytes()
 
 
@@ -155,6 +180,7 @@ LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
     "about": about_of,
     "counter": counter_of,
     "event": event_of,
+    "largest": largest_of,
     "matches": matches_of,
     "names": names_of,
     "near": near_of,
@@ -162,6 +188,12 @@ LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
     "selection": selection_of,
 }
 """What can be asked by name besides tiles; all answer in JSON."""
+
+
+def _short(index: Index, event: int, texts: Mapping[int, str]) -> str:
+    """The name as the page of kernels has it."""
+    text = texts.get(int(index.name[event]), "")
+    return short_kernel_name(text) if TABLES[int(index.table[event])] == "kernels" else text
 
 
 def _row(index: Index, event: int, texts: Mapping[int, str]) -> dict[str, Any]:
@@ -198,11 +230,21 @@ def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -
     site = int(_mapped(path / "site.npy")[event])
     number = int(_mapped(path / "number.npy")[event])
     sites = _sites(path / "sites.json")
+    known = arguments.of_row(path, TABLES[int(index.table[event])], int(index.row[event]))
+    op = known.pop("op")
+    asked_by = None if op is None else _event_of_row(index, "slices", op)
     return {
+        **known,
+        "op": None if asked_by is None else _row(index, asked_by, _texts(path / "texts.json")),
         "partner": None if partner < 0 else _row(index, partner, _texts(path / "texts.json")),
         "site": None if site < 0 else sites[site],
         "number": None if number < 0 else number,
     }
+
+
+def _event_of_row(index: Index, table: str, row: int) -> int | None:
+    found = np.flatnonzero((index.row == row) & (index.table == TABLES.index(table)))
+    return int(found[0]) if len(found) else None
 
 
 def _index(folder: Path, asked: Mapping[str, str]) -> Index:

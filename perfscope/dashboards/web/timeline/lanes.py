@@ -149,6 +149,11 @@ def op_category(name: str, other: Category | None = None) -> Category | None:
     return next((kind for kind, pattern in _OPS if pattern.search(words)), other)
 
 
+def kernel_category(name: str) -> Category:
+    """What a kernel works at, by its name; ``KERNEL`` where that tells nothing."""
+    return OF_CLASS.get(work_class(name), Category.KERNEL)
+
+
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
 
@@ -372,7 +377,7 @@ def _part(
 def _kernel_categories(trace: Trace) -> UInt8:
     kernels = trace.rows["kernels"]
     codes, positions = np.unique(kernels["name"], return_inverse=True)
-    known = np.array([OF_CLASS.get(work_class(trace.text(int(code))), Category.KERNEL) for code in codes], np.uint8)
+    known = np.array([kernel_category(trace.text(int(code))) for code in codes], np.uint8)
     results = known[positions] if len(codes) else np.empty(0, np.uint8)
     return np.where(kernels["communication"], np.uint8(Category.COLLECTIVE), results)
 

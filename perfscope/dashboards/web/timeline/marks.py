@@ -15,6 +15,7 @@ from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.dashboards.web.timeline.index import Index, load
 from perfscope.dashboards.web.timeline.lanes import TABLES
+from perfscope.dashboards.web.timeline.names import NAME_CHARS
 from perfscope.dashboards.web.views import Gathered, Job
 from perfscope.model.finding import MOST_SPANS, Finding
 from perfscope.model.trace import Source
@@ -22,9 +23,6 @@ from perfscope.model.untrusted_text import sanitize
 
 MOST_MARKED = 300
 """Findings, the costliest first; as many as the page of findings shows."""
-NAME_CHARS = 240
-"""As of the names and lines that are kept beside an index."""
-
 _WORK = tuple(TABLES.index(table) for table in ("kernels", "copies"))
 
 

@@ -4,7 +4,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   const { Wire } = ui.wire;
   const draw = ui.draw;
-  const DEPTHS = [16, 10, 7, 4], OVERSCAN = 0.5, LEAST_NS = 20, HALF = 0.34, BURST_MS = 120;
+  const DEPTHS = [16, 10, 7, 4], OVERSCAN = 0.5, LEAST_NS = 20, HALF = 0.34, BURST_MS = 120, NARROW = 900, PANEL = 0.36;
 
   const element = ui.wire.element;
 
@@ -43,10 +43,12 @@ window.perfscope_ui = window.perfscope_ui || {};
         element("button", { class: "ps-button", onclick: () => this.png(), title: "the picture as PNG" }, "PNG"),
         element("button", { class: "ps-button", onclick: () => this.help() }, "keys"), this.status);
       this.canvas = element("canvas", { class: "ps-tl-canvas", tabindex: "0", role: "application", "aria-label": "timeline; press question mark for its keys, t for a table of what is visible" });
-      this.panel = element("section", { class: "ps-tl-panel", "aria-label": "selection" });
+      this.panel = element("section", { class: "ps-tl-panel", tabindex: "0", "aria-label": "selection" });
+      this.stage = element("div", { class: "ps-tl-stage" }, this.canvas);
       this.tip = element("div", { class: "ps-tl-tip", hidden: "" });
       this.colours = element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "what colours stand for" });
-      this.root.append(this.bar, this.colours, this.canvas, this.tip, this.panel);
+      this.stage.append(this.tip);
+      this.root.append(this.bar, this.colours, element("div", { class: "ps-tl-body" }, this.stage, this.panel));
       try {
         this.about = await this.wire.about();
       } catch (error) {
@@ -71,14 +73,15 @@ window.perfscope_ui = window.perfscope_ui || {};
       for (const trace of this.traces) this.wire.load_names(trace).then(() => this.paint());
       if (at.sel && at.trace) this.select(this.traces.find((one) => String(one.trace) === at.trace) || this.traces[0], Number(at.sel));
       else if (at.mark) this.marked(at.mark, at.finding);
-      if (at.find) { this.find.value = at.find; this.search(); }
+      if (at.name) this.search_ids(at.name, !at.sel && !at.mark);
+      else if (at.find) { this.find.value = at.find; this.search(); }
     }
 
     // As many depths of each thread as fit on the screen together.
     lay() {
       for (this.depths of DEPTHS) {
         this.rank_rows();
-        if (this.height < (this.linked() ? window.innerHeight * HALF : window.innerHeight - 230)) return;
+        if (this.height < (this.linked() ? window.innerHeight * HALF : window.innerHeight - 200)) return;
       }
     }
 
@@ -124,10 +127,33 @@ window.perfscope_ui = window.perfscope_ui || {};
       on(this.canvas, "pointerleave", () => { this.pointer = null; this.tip.hidden = true; });
       on(document, "keydown", (event) => this.key(event));
       on(this.find, "input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.search(), 200); });
-      on(this.find, "keydown", (event) => { if (event.key === "Enter") this.jump(event.shiftKey ? -1 : 1); });
+      on(this.find, "keydown", async (event) => {
+        if (event.key !== "Enter") return;
+        clearTimeout(this.typing);
+        if (!this.ids) await this.search();
+        await this.jump(event.shiftKey ? -1 : 1);
+        this.canvas.focus({ preventScroll: true }); // so that n goes on
+      });
+      const room = new ResizeObserver(() => this.resize());
+      room.observe(this.stage);
+      this.listeners.push(() => room.disconnect());
       const watch = new MutationObserver(() => { this.legend(); this.paint(); });
       watch.observe(document.documentElement, { attributes: true, attributeFilter: ["data-ps-scheme"] });
       this.listeners.push(() => watch.disconnect());
+    }
+
+    // What the panel is: of an event beside the canvas, a table below it; on a narrow screen both are below.
+    dock(where, ...children) {
+      this.root.dataset.dock = this.linked() ? "bottom" : where;
+      this.panel.replaceChildren(...children);
+      this.panel.scrollTop = 0;
+      this.resize();
+    }
+
+    // Pixels below the canvas: its margin, and the panel where that is there.
+    below() {
+      const shown = this.panel.childElementCount > 0, under = this.root.dataset.dock === "bottom" || window.innerWidth < NARROW;
+      return 30 + (shown && under ? window.innerHeight * PANEL : 0);
     }
 
     end() {
@@ -136,10 +162,11 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
 
     resize() {
+      if (this.dead || !this.rows) return;
       const ratio = window.devicePixelRatio || 1;
-      this.width = Math.max(this.root.clientWidth, 320);
+      this.width = Math.max(this.stage.clientWidth, 300);
       draw.room(this.width);
-      const most = this.linked() ? Math.max(window.innerHeight * HALF, 200) : Math.max(window.innerHeight - this.canvas.getBoundingClientRect().top - 190, 260);
+      const most = this.linked() ? Math.max(window.innerHeight * HALF, 200) : Math.max(window.innerHeight - (this.canvas.getBoundingClientRect().top + window.scrollY) - this.below(), 260);
       this.shown = Math.min(this.height + draw.RULER + 4, most);
       this.canvas.style.height = `${this.shown}px`;
       this.canvas.width = Math.round(this.width * ratio);

@@ -82,11 +82,11 @@ window.perfscope_ui = window.perfscope_ui || {};
       const step = (by, word) => element("button", { class: "ps-button", onclick: () => this.go_finding({ trace, one, at: (at + by + one.spans.length) % one.spans.length }) }, word);
       const list = element("dl", { class: "ps-tl-facts" }, ...line("saves up to", finding.gain), ...line("severity", finding.severity), ...line("basis", finding.known_by),
         ...line("marked", `${HOW[finding.how]}, the ${one.spans.length > 1 ? `${one.spans.length} longest or costliest` : "one"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
-        ...line("this one", `${format_ns(span.ns)}, begins ${format_ns(span.start)} behind the start (${at + 1} of ${one.spans.length})`));
+        ...line("this one", `${format_ns(span.ns)}, begins ${format_ns(span.start)} after the start (${at + 1} of ${one.spans.length})`));
       const links = [element("button", { class: "ps-button", onclick: () => this.table(this.area) }, "what runs in it")];
       if (one.spans.length > 1) links.unshift(step(-1, "one before"), step(1, "next one"));
       if (this.props.findings) links.unshift(element("a", { class: "ps-button", href: this.finding_url(one) }, "open the finding"));
-      this.panel.replaceChildren(element("h2", {}, `${finding.rule}: ${finding.title}`), list, element("div", { class: "ps-tl-links" }, ...links));
+      this.dock("right", element("h2", {}, `${finding.rule}: ${finding.title}`), list, element("div", { class: "ps-tl-links" }, ...links));
       this.status.textContent = `finding ${finding.rule}, ${finding.severity}: ${format_ns(span.ns)}, ${at + 1} of ${one.spans.length}`;
     },
 

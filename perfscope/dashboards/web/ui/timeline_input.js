@@ -5,14 +5,14 @@ window.perfscope_ui = window.perfscope_ui || {};
   const draw = ui.draw;
   const { format_ns } = ui.wire;
   const element = ui.wire.element;
-  const DRAG_PX = 4;
+  const DRAG_PX = 4, DENSE_PX = 1.5, REST_MS = 40;
 
   const KEYS = [
     ["w / s", "zoom in and out, at the pointer"], ["a / d", "left and right"], ["wheel", "zoom at the pointer; over the names, or with Shift: up and down"],
     ["drag", "move"], ["Shift + drag", "select a piece: what lies in it, by name"], ["click", "select an event"],
     ["← / →", "the event before and behind; with Shift: of the same name"], ["↑ / ↓", "the event at the same time in the lane above or below, findings too"],
     ["Home / End", "the first and the last event of the lane"], ["PageUp / PageDown", "up and down"], ["Enter", "of a finding: open it"], ["f", "fit the selection, or everything"],
-    ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
+    ["click in a dense lane", "the longest event under the pointer, zoomed to"], ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
     ["n / N", "next and previous match"], ["?", "this help"], ["Esc", "let go"],
   ];
 
@@ -59,12 +59,14 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (grip.area && grip.moved) { this.table(this.area); return; }
       if (grip.moved) return;
       this.canvas.focus({ preventScroll: true });
+      this.tip.hidden = true;
       const row = this.rows.find((one) => { const y = one.y - this.scroll + draw.RULER; return grip.y >= y && grip.y < y + one.height; });
       if (row && row.kind === "finding" && grip.y > draw.RULER && grip.x < draw.GUTTER) { this.go_finding({ trace: row.trace, one: row.one, at: row.one.first }); return; }
       if (row && grip.y > draw.RULER && (grip.x < draw.GUTTER || ["trace", "group"].includes(row.kind))) { this.fold(row); return; }
       const found = row && row.kind === "finding" && this.finding_at(grip.x, grip.y), hit = this.hit(grip.x, grip.y);
       if (found) this.choose(found);
       else if (hit) this.select(hit.trace, hit.tile.box_event[hit.box]);
+      else if (row && row.kind === "lane") this.largest(row, grip.x).then((one) => (one ? this.show(row.trace, one) : this.release()));
       else this.release();
     },
 
@@ -93,6 +95,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const sample = hit ? null : found ? this.finding_words(found) : this.sample(event.offsetX, event.offsetY);
       this.tip.hidden = !hit && !sample;
       if (sample) { this.tip.textContent = sample; this.tell(event); }
+      clearTimeout(this.looking);
+      if (!hit && !sample) this.looking = setTimeout(() => this.hover_dense(event.offsetX, event.offsetY), REST_MS);
       if (!hit) return;
       const { trace, tile, box } = hit;
       const cut = tile.box_low[box] <= -3 || tile.box_high[box] >= tile.columns + 3;
@@ -100,6 +104,29 @@ window.perfscope_ui = window.perfscope_ui || {};
       const long = (cut ? "at least " : "") + format_ns((tile.box_high[box] - tile.box_low[box]) * scale);
       this.tip.textContent = `${this.wire.name(trace, tile.box_name[box])}\n${long} · ${this.about.categories[tile.box_category[box]]}`;
       this.tell(event);
+    },
+
+    // Of events too narrow to be drawn one by one the longest under a point, or null.
+    async largest(row, x) {
+      const at = (px) => this.wire.absolute(row.trace, this.time(px));
+      try {
+        return await this.wire.json("largest", { trace: row.trace.trace, lane: row.lane, t0: at(x - DENSE_PX), t1: at(x + DENSE_PX) });
+      } catch (error) {
+        this.status.textContent = error.message;
+        return null;
+      }
+    },
+
+    async hover_dense(x, y) {
+      const row = this.rows.find((one) => { const top = one.y - this.scroll + draw.RULER; return one.kind === "lane" && y >= top && y < top + one.height; });
+      if (!row || x < draw.GUTTER || y < draw.RULER) return;
+      const one = await this.largest(row, x);
+      const still = this.pointer && this.pointer.x === x && this.pointer.y === y && !this.grip;
+      if (!one || !still || this.dead) return;
+      const others = one.events > 1 ? `\nthe longest of ${one.events.toLocaleString("en")} here; click zooms to it` : "\nclick zooms to it";
+      this.tip.textContent = `${one.text}\n${format_ns(one.ns)} · ${this.about.categories[one.category]}${others}`;
+      this.tip.hidden = false;
+      this.tell({ offsetX: x, offsetY: y });
     },
 
     // The value of the counter under the pointer, in words.
@@ -114,8 +141,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     },
 
     tell(event) {
-      this.tip.style.left = `${Math.min(event.offsetX + 14, this.width - 330)}px`;
-      this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;
+      this.tip.style.left = `${Math.max(0, Math.min(event.offsetX + 14, this.width - 330))}px`;
+      this.tip.style.top = `${event.offsetY + 16}px`;
     },
 
     key(event) {
@@ -138,6 +165,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         does.End = () => this.to_end(1);
         does.PageUp = () => { this.scroll -= this.shown / 2; this.changed(); };
         does.PageDown = () => { this.scroll += this.shown / 2; this.changed(); };
+        if (this.matches) does.Enter = () => this.jump(event.shiftKey ? -1 : 1);
         if (this.chosen && this.props.findings) does.Enter = () => { window.location.href = this.finding_url(this.chosen.one); };
       }
       const act = does[event.key];
@@ -148,7 +176,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     help() {
       const rows = KEYS.flatMap(([keys, what]) => [element("dt", {}, element("kbd", {}, keys)), element("dd", {}, what)]);
-      this.panel.replaceChildren(element("h2", {}, "Keys"), element("dl", { class: "ps-tl-facts" }, ...rows));
+      this.dock("right", element("h2", {}, "Keys"), element("dl", { class: "ps-tl-facts" }, ...rows));
     },
   };
 })(window.perfscope_ui);

@@ -5,7 +5,20 @@ window.perfscope_ui = window.perfscope_ui || {};
   const draw = ui.draw;
   const { format_ns } = ui.wire;
   const element = ui.wire.element;
-  const MOST_ROWS = 200;
+  const MOST_ROWS = 200, NARROW_PX = 5, AROUND = 30;
+  const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+
+  // A value of the panel with its unit.
+  function fact(value, unit) {
+    const functions = window.dashAgGridFunctions || {};
+    if (unit === "code") return element("code", {}, value);
+    if (unit === "bytes") return `${functions.psBytes(value)} (${Math.round(value).toLocaleString("en")} B)`;
+    if (unit === "ns") return format_ns(value);
+    if (unit === "percent") return `${value.toFixed(0)}%`;
+    if (unit === "share") return functions.psShare(value);
+    if (unit === "number") return functions.psNumber(value);
+    return unit === "id" ? String(value) : typeof value === "number" ? value.toLocaleString("en") : value;
+  }
   const KEEP_MS = 60000; // until a browser has surely written the file
 
   // A cell of a CSV, as server/tables.py: a text that a spreadsheet would take for a formula is marked as text.
@@ -41,9 +54,9 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.selected = null;
       this.chosen = null;
       this.area = null;
-      this.matches = null;
+      this.matches = this.ids = null;
       this.find.value = "";
-      this.panel.replaceChildren();
+      this.dock("right");
       this.changed();
     },
 
@@ -52,19 +65,26 @@ window.perfscope_ui = window.perfscope_ui || {};
       const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
       const link = (other, word) => element("button", { class: "ps-link", onclick: () => this.go(trace, other) }, word);
       const list = element("dl", { class: "ps-tl-facts" }, ...line("lasts", `${format_ns(one.ns)} (${one.ns.toLocaleString("en")} ns)`),
-        ...line("begins", `${format_ns(start)} behind the start`), ...line("what", this.about.categories[one.category]),
+        ...line("begins", `${format_ns(start)} after the start`), ...line("what", this.about.categories[one.category]),
         ...line("where", [one.group, one.lane_label].filter(Boolean).join(" · ")));
       if (one.site) list.append(...line("line", element("code", {}, one.site.label)));
-      const numbers = { copies: "bytes", kernels: "thread blocks", steps: "number" };
-      if (one.number !== null && numbers[one.table]) list.append(...line(numbers[one.table], one.number.toLocaleString("en")));
       if (one.partner) {
         const gap = this.wire.relative(trace, one.partner.start) - start;
         const word = ["calls", "slices"].includes(one.table) ? "launched" : "launched by";
         list.append(...line(word, link(one.partner, `${one.partner.text} (${format_ns(Math.abs(gap))} ${gap < 0 ? "earlier" : "later"})`)));
+        if (gap < 0 && word === "launched by") list.append(...line("launch delay", `${format_ns(-gap)} from the begin of the call; ${format_ns(Math.max(-gap - one.partner.ns, 0))} from its end`));
       }
+      if (one.op) list.append(...line("op", link(one.op, one.op.text)));
+      for (const [word, value, unit] of one.facts || []) list.append(...line(word, fact(value, unit)));
       one.enclosing.slice(0, 12).forEach((outer, at) => list.append(...line(at ? "" : "inside", link(outer, `${outer.text} (${format_ns(outer.ns)})`))));
-      this.panel.replaceChildren(element("h2", {}, one.text), list);
-      this.status.textContent = `${one.text}: ${format_ns(one.ns)}, ${this.lane_words(trace, one.lane)}`;
+      const stack = (one.stack || []).map((frame) => element("li", {}, frame));
+      const around = stack.length ? [element("details", { class: "ps-tl-stack", open: "" }, element("summary", {}, `stack (${stack.length})`), element("ol", {}, ...stack))] : [];
+      const alike = element("button", { class: "ps-button", onclick: () => this.search_text(one.text) }, "all of this name");
+      const whole = one.short !== one.text ? [element("p", { class: "ps-tl-whole", title: one.text }, one.text)] : [];
+      this.dock("right", element("h2", {}, one.short), ...whole, list, ...around, element("div", { class: "ps-tl-links" }, alike));
+      const place = this.place_words ? `, ${this.place_words}` : "";
+      this.place_words = null;
+      this.status.textContent = `${one.text}: ${format_ns(one.ns)}, ${this.lane_words(trace, one.lane)}${place}`;
     },
 
     // To an event: bring it into the picture where it is not, and select it.
@@ -73,6 +93,16 @@ window.perfscope_ui = window.perfscope_ui || {};
       const lane = trace.lanes[other.lane];
       this.reveal((row) => row.kind === "lane" && row.trace === trace && row.lane === other.lane, `t${trace.trace}/${lane.group}/${lane.label}`);
       this.select(trace, other.event);
+    },
+
+    // The same, zoomed to it where it would be too narrow to be seen.
+    show(trace, other) {
+      const range = this.range_of({ ...other, trace }), length = range.t1 - range.t0;
+      if ((length / (this.view.t1 - this.view.t0)) * (this.width - draw.GUTTER) < NARROW_PX) {
+        const middle = (range.t0 + range.t1) / 2, span = length * AROUND;
+        this.view = { t0: middle - span / 2, t1: middle + span / 2 };
+      }
+      this.go(trace, other);
     },
 
     bring(range) {
@@ -90,7 +120,8 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     async search() {
       const word = this.find.value;
-      if (!word) { this.matches = null; this.status.textContent = ""; this.paint(); return; }
+      this.ids = null;
+      if (!word) { this.matches = this.matching = null; this.status.textContent = ""; this.paint(); return; }
       let pattern;
       try {
         pattern = new RegExp(word, word === word.toLowerCase() ? "i" : "");
@@ -98,27 +129,56 @@ window.perfscope_ui = window.perfscope_ui || {};
         this.status.textContent = "not a regular expression";
         return;
       }
-      this.matches = new Map();
-      let events = 0, ns = 0;
+      await this.match((row) => pattern.test(row[1]));
+    },
+
+    // What events are dimmed: those whose name is not one of a search.
+    async match(is) {
+      const mine = (this.matching = new Map());
+      let events = 0, ns = 0, text = null;
       for (const trace of this.traces) {
         const names = await this.wire.load_names(trace), codes = new Set();
-        for (const [code, text, count, time] of names.rows) if (pattern.test(text)) { codes.add(code); events += count; ns += time; }
-        this.matches.set(trace, codes);
+        for (const row of names.rows) if (is(row)) { codes.add(row[0]); events += row[2]; ns += row[3]; text = text || row[1]; }
+        mine.set(trace, codes);
       }
+      if (this.matching !== mine || this.dead) return null;
+      this.matches = mine;
       this.status.textContent = `${events.toLocaleString("en")} events, ${format_ns(ns)} in all`;
       this.paint();
       this.remember();
+      return text;
     },
 
+    // Names by their ids, as links of other pages have them; `jump`: to the first event of them.
+    async search_ids(word, jump) {
+      const ids = new Set(word.split(","));
+      this.ids = word;
+      const text = await this.match((row) => ids.has(row[4]));
+      if (this.ids !== word) return;
+      if (text === null) { this.status.textContent = "0 events: nothing of that name has a time here"; return; }
+      this.find.value = ids.size === 1 ? text : "";
+      if (jump) await this.jump(1);
+    },
+
+    search_text(text) {
+      this.find.value = `^${escaped(text)}$`;
+      this.search();
+    },
+
+    // To the next match (by = -1: the one before), from trace to trace.
     async jump(by) {
-      if (!this.matches) return;
-      const trace = (this.selected && this.selected.trace) || this.traces.find((one) => (this.matches.get(one) || new Set()).size);
-      const codes = trace && this.matches.get(trace);
-      if (!codes || !codes.size) return;
-      if (this.selected && codes.has(this.selected.name) && codes.size === 1) { this.step(by, true); return; }
-      const from = this.selected ? this.range_of(this.selected).t0 + 1 : this.view.t0;
-      const found = await this.wire.json("matches", { trace: trace.trace, names: [...codes].slice(0, 2000).join(","), t0: this.wire.absolute(trace, from) });
-      if (found.first) this.go(trace, found.first);
+      const having = this.matches ? this.traces.filter((one) => (this.matches.get(one) || new Set()).size) : [];
+      if (!having.length) return;
+      const ask = (trace, t0) => this.wire.json("matches", { trace: trace.trace, names: [...this.matches.get(trace)].slice(0, 2000).join(","), t0, by });
+      const one = this.selected, at = one ? having.indexOf(one.trace) : -1, from = one ? this.range_of(one).t0 + (by > 0 ? 1 : 0) : this.view.t0;
+      let trace = having[Math.max(at, 0)], found = await ask(trace, this.wire.absolute(trace, from));
+      if (one && found.wrapped && having.length > 1) {
+        trace = having[(Math.max(at, 0) + by + having.length) % having.length];
+        found = await ask(trace, by > 0 ? trace.low : String(BigInt(trace.high) + 1n));
+      }
+      if (!found.first || this.dead) return;
+      this.place_words = `${(found.at + 1).toLocaleString("en")} of ${found.events.toLocaleString("en")} (n, N: next, previous)`;
+      this.show(trace, found.first);
     },
 
     // What lies in a piece (or in what is visible), by name: the picture as a table.
@@ -150,7 +210,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const title = `${events.toLocaleString("en")} events in ${format_ns(span)}${whose}${area ? "" : " (visible)"}`;
       const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
       const back = this.chosen && area ? [element("div", { class: "ps-tl-links ps-tl-back" }, element("button", { class: "ps-button", onclick: () => this.tell_finding() }, "back to the finding"))] : [];
-      this.panel.replaceChildren(element("h2", {}, title), ...back,
+      this.dock("bottom", element("h2", {}, title), ...back,
         element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
     },
 
@@ -194,7 +254,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const url = new URL(window.location.href);
       url.searchParams.set("t0", Math.round(this.view.t0));
       url.searchParams.set("t1", Math.round(this.view.t1));
-      const own = this.linked() ? (this.steps().length > 1 ? [[`${this.side()}_step`, this.step_at]] : []) : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.find.value],
+      const own = this.linked() ? (this.steps().length > 1 ? [[`${this.side()}_step`, this.step_at]] : []) : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.ids ? null : this.find.value], ["name", this.ids],
         ["mark", this.mark_word()], ["finding", this.chosen && this.chosen.one.finding.finding]];
       for (const [key, value] of own) {
         if (value === null || value === undefined || value === "") url.searchParams.delete(key);

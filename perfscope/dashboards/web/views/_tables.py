@@ -8,14 +8,12 @@ from typing import Any, TypeVar
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.blocks import Column
+from perfscope.dashboards.web.timeline.names import NAME_CHARS
 from perfscope.dashboards.web.views._not_recorded import told_of
 from perfscope.model.finding import NOWHERE, Finding
 from perfscope.model.untrusted_text import sanitize
 
 T = TypeVar("T")
-
-NAME_CHARS = 400
-"""Characters of a name in a table."""
 
 MOST_ROWS = 5_000
 """Of a table in a page; what is left out is counted."""

@@ -11,6 +11,7 @@ from perfscope.dashboards.report.renderers.html import finding_card, sections_ht
 from perfscope.dashboards.report.summary import coverage_sections, summarize
 from perfscope.dashboards.web.timeline.index import events_kept
 from perfscope.dashboards.web.timeline.marks import marked, numbers
+from perfscope.dashboards.web.timeline.names import NAME_CHARS
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import why_unplaced
 from perfscope.model.finding import Finding
@@ -68,7 +69,7 @@ def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, s
     result = []
     for number, start, end in spans[:MOST_PIECES]:
         rank, since = sources[place_of[number]].rank, start - starts[place_of[number]]
-        text = f"{format_ns(end - start)}, {format_ns(abs(since))} {'behind' if since >= 0 else 'before'} the start"
+        text = f"{format_ns(end - start)}, {format_ns(abs(since))} {'after' if since >= 0 else 'before'} the start"
         whose = "" if len(sources) == 1 or rank is None else f" of rank {rank}"
         result.append({"mark": f"{number}:{start}-{end}", "said": text + whose})
     return result
@@ -78,4 +79,4 @@ def _names(finding: Finding) -> list[str]:
     """Kernels and ops that the finding, or its evidence, names."""
     names = [finding.where.op, finding.where.kernel]
     names += [str(cells[key]) for cells in finding.evidence for key in ("kernel", "op") if cells.get(key)]
-    return list(dict.fromkeys(sanitize(name) for name in names if name))[:MOST_NAMES]
+    return list(dict.fromkeys(sanitize(name, NAME_CHARS) for name in names if name))[:MOST_NAMES]

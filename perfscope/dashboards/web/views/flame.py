@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.programs import hot_instructions
+from perfscope.dashboards.web.timeline.names import NAME_CHARS
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
@@ -20,7 +21,6 @@ from perfscope.model.untrusted_text import sanitize
 
 LEAST_SHARE = 1 / 4_000
 """Of the whole: a quarter of a pixel of a wide screen."""
-NAME_CHARS = 200
 NO_STACK = "no host op is known for it"
 
 Path = tuple[str, ...]

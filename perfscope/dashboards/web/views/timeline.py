@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.time import call_site
+from perfscope.dashboards.web.timeline import arguments
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.web.timeline.lanes import (
     CATEGORY_WORDS,
@@ -23,6 +24,7 @@ from perfscope.dashboards.web.timeline.lanes import (
 )
 from perfscope.dashboards.web.timeline.lanes import save as save_series
 from perfscope.dashboards.web.timeline.marks import marks
+from perfscope.dashboards.web.timeline.names import NAME_CHARS, name_id
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import schedules
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -32,7 +34,6 @@ MOST_NAMES = 20_000
 """Names that a page knows, those with most time first: an event of another has its name when it is asked for."""
 MOST_SITES = 20_000
 """Ops whose line is looked up: each takes tens of microseconds."""
-NAME_CHARS = 240
 MOST_STEPS = 5_000
 """Of a trace, the first ones: another timeline can be laid beside them."""
 
@@ -46,6 +47,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     np.save(place.folder / "site.npy", site)
     (place.folder / "sites.json").write_bytes(msgspec.json.encode(sites))
     np.save(place.folder / "number.npy", _numbers(trace, index))
+    arguments.save(trace, place.folder)
     counters = []
     for number, series in enumerate(islice(series_of(trace), MOST_SERIES)):
         save_series(series, place.folder, number)
@@ -60,9 +62,12 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
             }
         )
     low, high = index.span()
-    names = [[code, sanitize(trace.text(code), NAME_CHARS), count, ns] for code, count, ns in names_by_time(index)]
+    names = [
+        [code, sanitize(trace.text(code), NAME_CHARS), count, ns, name_id(trace.text(code))]
+        for code, count, ns in names_by_time(index)
+    ]
     (place.folder / "names.json").write_bytes(msgspec.json.encode(names[:MOST_NAMES]))
-    (place.folder / "texts.json").write_bytes(msgspec.json.encode({code: text for code, text, _, _ in names}))
+    (place.folder / "texts.json").write_bytes(msgspec.json.encode({code: text for code, text, *_ in names}))
     kinds = np.bincount(index.category, weights=(index.end - index.start), minlength=len(CATEGORY_WORDS))
     events = np.bincount(index.category, minlength=len(CATEGORY_WORDS))
     return {

@@ -1,0 +1,130 @@
+"""What the timeline says of one event, and how links of other pages find it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.readers.load import load
+from perfscope.dashboards.web.timeline import answer
+from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, kernel_category, op_category
+from perfscope.dashboards.web.timeline.names import name_id
+from tests.build import TraceBuilder
+from tests.web.views import view_of
+
+LONG = "void at::native::elementwise_kernel<" + ", ".join(f"argument_{at}" for at in range(60)) + ">(int)"
+LONGER = LONG.replace("argument_30", "argument_xx")
+"""Names that are the same once they are cut in the middle."""
+
+
+def _made() -> TraceBuilder:
+    made = TraceBuilder()
+    made.step(7, 0, 100)
+    made.python("train.py(12): step", 0, 95)
+    made.op("aten::mm", 10, 30, shapes="[[4, 8], [8, 2], []]", dtypes='["float", "float", "Scalar"]')
+    made.launched("sgemm", 12, 40, 60, correlation=1, blocks=128, threads=256)
+    made.launched(LONG, 14, 61, 62, correlation=2)
+    made.launched(LONGER, 16, 63, 67, correlation=3)
+    made.launched("sgemm", 18, 80, 83, correlation=4)
+    made.copy("Memcpy HtoD", 70, 80, size=4096)
+    return made
+
+
+def _ask(folder: Path, what: str, **asked: object) -> dict:
+    return json.loads(answer.LOOKS[what](folder, {"trace": "0", **{key: str(value) for key, value in asked.items()}}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    view_of("timeline", [_made().build()], tmp_path / "timeline")
+    return tmp_path
+
+
+def _code(folder: Path, name: str) -> int:
+    return next(code for code, _, _, _, known in _ask(folder, "names") if known == name_id(name))
+
+
+def _event(folder: Path, name: str) -> dict:
+    first = _ask(folder, "matches", names=_code(folder, name), t0=-(2**50))["first"]
+    return _ask(folder, "event", event=first["event"])
+
+
+def test_an_event_has_every_argument(folder: Path) -> None:
+    event = _event(folder, "sgemm")
+    facts = {word: value for word, value, _ in event["facts"]}
+    assert (facts["thread blocks of the grid"], facts["threads of a block"]) == (128, 256)
+    assert facts["correlation"] == 1
+    assert facts["input shapes"] == "[[4, 8], [8, 2]]"
+    assert event["op"]["text"] == "aten::mm"
+    assert event["stack"] == ["aten::mm", "train.py(12): step"]
+    assert event["partner"]["table"] == "calls"
+
+
+def test_a_copy_says_its_bytes_and_kind(folder: Path) -> None:
+    facts = {word: (value, unit) for word, value, unit in _event(folder, "Memcpy HtoD")["facts"]}
+    assert facts["bytes"] == (4096, "bytes")
+    assert "kind" in facts
+
+
+def test_names_that_are_cut_alike_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    rows = [row for row in _ask(folder, "names") if row[4] in (name_id(LONG), name_id(LONGER))]
+    assert rows[0][1] == rows[1][1]
+    assert {row[3] for row in rows} == {1_000, 4_000}
+    view = view_of("kernels", [_made().build()], tmp_path / "kernels")["tables"]["kernels"]
+    keys = [column["key"] for column in view["columns"]]
+    times = {row[keys.index("id")]: row[keys.index("ns")] for row in view["rows"]}
+    assert (times[name_id(LONG)], times[name_id(LONGER)]) == (1_000, 4_000)
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    "file", ["kineto/TraceLens__h100_bert-small.json.gz", "kineto/TraceLens__h100_qwen1.5-0.5b.json.gz"]
+)
+def test_every_kernel_of_the_table_is_on_the_timeline(corpus: Path, tmp_path: Path, file: str) -> None:
+    traces = load(corpus / file)
+    view_of("timeline", traces, tmp_path / "timeline")
+    there = {known: (count, ns) for _, _, count, ns, known in _ask(tmp_path, "names")}
+    view = view_of("kernels", traces, tmp_path / "kernels")["tables"]["kernels"]
+    keys = [column["key"] for column in view["columns"]]
+    rows = [dict(zip(keys, row, strict=True)) for row in view["rows"]]
+    assert rows
+    assert all(there[row["id"]] == (row["count"], row["ns"]) for row in rows)
+
+
+def test_a_search_goes_forth_and_back_and_round(folder: Path) -> None:
+    code = _code(folder, "sgemm")
+    ask = {"names": code}
+    first = _ask(folder, "matches", t0=0, **ask)
+    second = _ask(folder, "matches", t0=int(first["first"]["start"]) + 1, **ask)
+    assert (first["at"], second["at"], first["events"]) == (0, 1, 2)
+    assert not second["wrapped"]
+    third = _ask(folder, "matches", t0=int(second["first"]["start"]) + 1, **ask)
+    assert (third["at"], third["wrapped"]) == (0, True)
+    back = _ask(folder, "matches", t0=int(second["first"]["start"]), by=-1, **ask)
+    assert (back["at"], back["wrapped"]) == (0, False)
+
+
+def test_the_longest_event_of_a_pixel(folder: Path) -> None:
+    lane = _event(folder, "sgemm")["lane"]
+    found = _ask(folder, "largest", lane=lane, t0=60_500, t1=68_000)
+    assert (found["ns"], found["events"]) == (4_000, 2)
+    assert _ask(folder, "largest", lane=lane, t0=90_000, t1=95_000) is None
+
+
+def test_pages_and_timeline_say_the_same_of_a_name(tmp_path: Path) -> None:
+    view = view_of("kernels", [_made().build()], tmp_path)["tables"]
+    for kind, of in (("kernels", kernel_category), ("ops", lambda name: op_category(name, Category.OP))):
+        keys = [column["key"] for column in view[kind]["columns"]]
+        for row in view[kind]["rows"]:
+            held = dict(zip(keys, row, strict=True))
+            if not held["name"].startswith("Memcpy"):
+                assert held["class"] == CATEGORY_WORDS[of(held["whole"])]
+    assert "matrix product" in {row[keys.index("class")] for row in view["ops"]["rows"]}
+
+
+def test_groups_sum_to_the_table(tmp_path: Path) -> None:
+    tables = view_of("kernels", [_made().build()], tmp_path)["tables"]
+    for group in ("kernels-what", "kernels-op"):
+        assert sum(row[1] for row in tables[group]["rows"]) == tables["kernels"]["ns"]
