@@ -1,4 +1,4 @@
-"""What the first page offers to compare a thing with: another of its kind, a run of its name before all."""
+"""What the first page offers to compare a thing with: a run of the same program, a file of its kind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_run_of_the_same_name_comes_first(tmp_path: Path) -> None:
     mine = _item(tmp_path / "20260103-000000-train-0003")
     other, alike = _item(tmp_path / "20260102-000000-serve-0002"), _item(tmp_path / "20260101-000000-train-0001")
     assert _offered(mine, other, alike) == alike.key
-    assert _offered(mine, other) == other.key
+    assert _offered(mine, other) is None
 
 
 def test_what_is_of_another_kind_is_not_offered(tmp_path: Path) -> None:

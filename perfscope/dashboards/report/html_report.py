@@ -16,6 +16,7 @@ from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.renderers.html import card, finding_card, notebook_html, sections_html
 from perfscope.dashboards.report.renderers.page import page
 from perfscope.dashboards.report.renderers.values import finding_words
+from perfscope.dashboards.report.sections.critical_path import critical_path_sections
 from perfscope.dashboards.report.sections.devices import device_sections, fold_devices
 from perfscope.dashboards.report.summary import WAITED, Summary, coverage_sections, spread_text, summarize
 from perfscope.model.trace import MISSING
@@ -105,7 +106,10 @@ def overview_parts(
     return {
         "headline": f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p>',
         "tiles": tiles(summary, analysis, more, first=first),
-        "devices": "".join(sections_html((*summary.account, *summary.top, *device_sections(summary.devices)))),
+        "account": "".join(sections_html(summary.account)),
+        "path": "".join(sections_html(critical_path_sections(analysis.paths))),
+        "top": "".join(sections_html(summary.top)),
+        "devices": "".join(sections_html(device_sections(summary.devices))),
         "steps": "".join(_step_cards(analysis)),
         "rest": "".join(
             (*sections_html(coverage_sections(summary)), *sections_html(tuple(origin_sections(analysis, summary))))

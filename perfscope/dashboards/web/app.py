@@ -12,12 +12,12 @@ from urllib.parse import parse_qsl
 
 import dash
 import dash_mantine_components as dmc
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import CallbackException, DependencyException
 
-from perfscope.dashboards.web.pages import PAGES, Asked, address, page_module
+from perfscope.dashboards.web.pages import PAGE_KEYS, PAGES, Asked, address, page_module
 from perfscope.dashboards.web.pages._grid import register_grid
-from perfscope.dashboards.web.pages._parts import mark_of, progress, register_chart, said
+from perfscope.dashboards.web.pages._parts import empty_pages, mark_of, progress, register_chart, said
 from perfscope.dashboards.web.server.api import install_api
 from perfscope.dashboards.web.server.exports import FORMS
 from perfscope.dashboards.web.server.guard import Guard
@@ -149,7 +149,7 @@ def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> 
         w={"base": 150, "sm": 300},
         **{"aria-label": "run or trace"},
     )
-    dark = dmc.Switch(id="dark", label="dark", size="sm", persistence=True, persistence_type="local")
+    dark = dmc.Switch(id="dark", label="dark", size="sm")
     header = dmc.Group(
         [
             html.A("skip to the page", href="#page", className="ps-skip"),
@@ -250,8 +250,9 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         return address(base_path, asked.page if page_module(asked.page).VIEW else START, key)
 
     app.clientside_callback(
-        "function(on){document.documentElement.dataset.psScheme=on?'dark':'light';return on?'dark':'light'}",
+        ClientsideFunction(namespace="perfscope_page", function_name="scheme"),
         Output("theme", "forceColorScheme"),
+        Output("dark", "checked"),
         Input("dark", "checked"),
     )
 
@@ -354,13 +355,18 @@ def _live(state: Readiness, asked: Asked) -> Any:
 
 
 def _menu(asked: Asked) -> list[Any]:
+    empty = empty_pages(asked)
     return [
         html.Div(
             dcc.Link(
                 page_module(name).TITLE,
                 href=asked.link(name),
-                className="ps-nav" + (" ps-here" if name == asked.page else ""),
+                className="ps-nav"
+                + (" ps-here" if name == asked.page else "")
+                + (" ps-nothing" if name in empty else ""),
+                title=f"{empty[name]} (g {PAGE_KEYS[name]})" if name in empty else f"g {PAGE_KEYS[name]}",
             ),
+            **{"data-key": PAGE_KEYS[name]},
             **({"aria-current": "page"} if name == asked.page else {}),
         )
         for name in PAGES

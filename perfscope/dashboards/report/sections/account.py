@@ -75,7 +75,7 @@ def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
         return ()
     steps, on_host = max(1, len(account.numbers)), account.device == MISSING
     rows = [
-        AccountRow(_words(cause, on_host=on_host), value // steps, value / account.whole_ns)
+        AccountRow(cause_words(cause, on_host=on_host), value // steps, value / account.whole_ns)
         for cause, value in account.total_ns.items()
         if value >= LEAST_SHARE * account.whole_ns
     ]
@@ -114,7 +114,8 @@ def _phases(account: StepAccount) -> str:
     return f"{'ops' if account.device == MISSING else 'device work'} by phase: {parts}"
 
 
-def _words(cause: Cause, *, on_host: bool) -> str:
+def cause_words(cause: Cause, *, on_host: bool) -> str:
+    """A cause of the account in words; ``on_host``: of an account without a device."""
     return _ON_HOST.get(cause, _WORDS[cause].removeprefix("idle: ")) if on_host else _WORDS[cause]
 
 

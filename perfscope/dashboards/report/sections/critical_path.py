@@ -39,7 +39,7 @@ def _by_rank(paths: Sequence[PathSummary]) -> Section:
     columns: list[Column[PathSummary]] = [
         Column("rank", lambda path: path.rank, "count"),
         Column("step", lambda path: path.whole_ns // max(path.steps, 1), "ns"),
-        *(Column(_words(part), partial(_share, part), "share") for part in parts),
+        *(Column(part_words(part), partial(_share, part), "share") for part in parts),
     ]
     return Section(
         title="Critical paths",
@@ -55,9 +55,9 @@ def _share(part: str, path: PathSummary) -> float:
 def _section(path: PathSummary) -> Section:
     steps = max(path.steps, 1)
     parts = sorted(path.parts_ns, key=lambda part: (-path.parts_ns[part], PARTS.index(part)))
-    largest = ", ".join(f"{_words(part)} {100 * path.parts_ns[part] / path.whole_ns:.1f}%" for part in parts[:3])
+    largest = ", ".join(f"{part_words(part)} {100 * path.parts_ns[part] / path.whole_ns:.1f}%" for part in parts[:3])
     columns: tuple[Column[str], ...] = (
-        Column("part", _words),
+        Column("part", part_words),
         Column("time", lambda part: path.parts_ns[part] // steps, "ns"),
         Column("share", lambda part: path.parts_ns[part] / path.whole_ns, "share"),
     )
@@ -99,5 +99,6 @@ def what_if_sections(what_ifs: Sequence[WhatIf]) -> tuple[Section, ...]:
     )
 
 
-def _words(part: str) -> str:
+def part_words(part: str) -> str:
+    """A part of the path in words."""
     return _WORDS.get(part, part.replace("_", " "))

@@ -38,6 +38,13 @@ PAGES: dict[str, str] = {
 }
 
 
+PAGE_KEYS: dict[str, str] = {
+    "overview": "o", "timeline": "t", "kernels": "k", "flame": "f", "roofline": "r", "memory": "m", "ranks": "a",
+    "graph": "g", "compile": "c", "compare": "d", "history": "h", "findings": "i", "runs": "u",
+}  # fmt: skip
+"""Page -> the key that leads to it after ``g``; `assets/keys.js` reads them from the menu."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What an address asks for. ``parameters`` are untrusted; ``item`` and ``folder``: of a page with a view.

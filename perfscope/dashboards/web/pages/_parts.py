@@ -12,6 +12,7 @@ from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.ui import Fragment
+from perfscope.dashboards.web.views.empty import EMPTY_VIEW
 from perfscope.model.untrusted_text import sanitize
 
 
@@ -81,6 +82,16 @@ def nothing(asked: Asked, words: str) -> list[Any]:
     ]
 
 
+def empty_pages(asked: Asked) -> Mapping[str, str]:
+    """Pages that have nothing of the item that is looked at -> why; none while that is not known yet."""
+    item = asked.item or asked.came_from
+    folder = asked.folder
+    if folder is None and item is not None:
+        folder = asked.workshop.state(item, start=False).folder
+    held = None if folder is None else read_view(folder, EMPTY_VIEW)
+    return {} if held is None else held.get("view", {})
+
+
 def _has(asked: Asked, page: str) -> bool:
     """Whether a page has more than words; true while that is not known yet."""
     held = None if asked.folder is None else read_view(asked.folder, page)
@@ -118,6 +129,7 @@ CLICKED = """function(click, figure) {
     if (!point) return window.dash_clientside.no_update;
     const drawn = figure.data[point.curveNumber], asked = new URLSearchParams(location.search);
     const cell = () => `${drawn.y.indexOf(point.y)}.${drawn.x.indexOf(point.x)}`;
+    if (String(point.customdata).startsWith("/")) return point.customdata;
     asked.set("at", point.customdata === undefined ? cell() : point.customdata);
     return `${location.pathname}?${asked}`;
 }"""
@@ -126,7 +138,8 @@ CLICKED = """function(click, figure) {
 def register_chart(app: Any, name: str) -> None:
     """A click on a point of the chart puts its data (of a heat map ``ROW.COLUMN``) as ``at`` into the address.
 
-    The page is then drawn for the new address, and says what was clicked.
+    The page is then drawn for the new address, and says what was clicked. Data that begins with ``/`` is the address
+    of another page.
     """
     app.clientside_callback(
         CLICKED,

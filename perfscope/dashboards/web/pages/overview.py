@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from dash import dcc, html
 
+from perfscope.analyzers.time import StepAccount
+from perfscope.dashboards.figures import step_account
 from perfscope.dashboards.web.pages import PAGES, Asked, address
+from perfscope.dashboards.web.pages._parts import chart
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.documents import run_folders
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Overview"
 VIEW = "overview"
+CHART = "overview-steps"
+FIGURE_PX = 330
+ACCOUNT_KEYS = ("rank", "device", "ordinal", "name", "numbers", "causes_ns")
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
 """As the store names the folder of a run: when, what, and a number of its own."""
@@ -25,7 +32,11 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     parts = view["parts"]
     cells = [
         html.Div(Fragment(html=parts[name]), role="region", tabIndex=0, **{"aria-label": words})
-        for name, words in (("devices", "where the device time goes"), ("steps", "step times"))
+        for name, words in (
+            ("top", "what takes the time"),
+            ("devices", "devices"),
+            ("steps", "step times"),
+        )
         if parts[name]
     ]
     return html.Div(
@@ -34,6 +45,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             Fragment(html=parts["headline"]),
             Fragment(html=parts["tiles"]),
             *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
+            *_account(asked, view),
             _first(asked, view),
             html.Div([*cells, *_missing(view)], className="ps-over-cells"),
             html.Details(
@@ -46,16 +58,71 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
+def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:
+    """Where every step went, and beside it what bound the steps."""
+    parts = view["parts"]
+    accounts = [StepAccount(**{key: item[key] for key in ACCOUNT_KEYS}) for item in view["accounts"]]
+    cells = []
+    if accounts:
+        links = [[asked.link("timeline", mark=span) for span in item["spans"]] for item in view["accounts"]]
+        figure = step_account(accounts, links)
+        figure.update_layout(title=None, margin={"l": 10, "r": 10, "t": 10, "b": 30}, height=FIGURE_PX)
+        figure.update_layout(legend={"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top"})
+        picture = chart(CHART, figure, "each step by cause; the numbers stand beside it")
+        cells.append(
+            html.Section(
+                [
+                    html.H2("Where each step goes"),
+                    html.P("A click on a step opens it in the timeline.", className="ps-soft ps-note"),
+                    picture,
+                    html.Details([html.Summary("the mean step in numbers"), Fragment(html=parts["account"])]),
+                ],
+                className="ps-card ps-over-steps",
+            )
+        )
+    if view["path"] or parts.get("path"):
+        path = _path(asked, view["path"]) if view["path"] else Fragment(html=parts["path"])
+        cells.append(
+            html.Div(path, className="ps-over-side", role="region", tabIndex=0, **{"aria-label": "critical path"})
+        )
+    return [html.Div(cells, className="ps-over-main")] if cells else []
+
+
+def _path(asked: Asked, path: dict[str, Any]) -> Any:
+    """The critical path of the only recording: its largest members, each a search in the timeline."""
+    heads = [html.Th("on the path"), html.Th("time", className="ps-n"), html.Th("share", className="ps-n")]
+    rows = [
+        html.Tr(
+            [
+                html.Td(_on_path(asked, row), title=row["title"]),
+                html.Td(row["time"], className="ps-n"),
+                html.Td(row["share"], className="ps-n"),
+            ]
+        )
+        for row in path["rows"]
+    ]
+    table = html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="ps-table")
+    return html.Section(
+        [html.H2("Critical path"), html.P(f"What bound a step: {path['parts']}.", className="ps-soft ps-note"), table],
+        className="ps-card ps-over-path",
+    )
+
+
+def _on_path(asked: Asked, row: dict[str, Any]) -> Any:
+    name = html.Code(row["name"])
+    return dcc.Link(name, href=asked.link("timeline", name=row["id"])) if row["id"] else name
+
+
 def _compare(asked: Asked) -> Any:
-    """The way to compare this with another of its kind that is open: of its name if there is, the run before first."""
+    """The way to compare this with a run of the same program, the one before it first; of a file, one of its kind."""
     if asked.item is None or "compare" not in PAGES:
         return html.Span()
     items, kind = list(asked.shelf.items()), _kind(asked.item)
     index = next((index for index, item in enumerate(items) if item.key == asked.item.key), 0)
-    alike = [item for item in (*items[index + 1 :], *reversed(items[:index])) if _kind(item)[:3] == kind[:3]]
+    alike = [item for item in (*items[index + 1 :], *reversed(items[:index])) if _kind(item) == kind]
     if not alike:
         return html.Span()
-    other = next((item for item in alike if _kind(item) == kind), alike[0])
+    other = alike[0]
     href = address(asked.base_path, "compare", None, base=other.key, head=asked.item.key)
     return dcc.Link(f"compare with {sanitize(other.title, 40)}", href=href, className="ps-tab")
 
@@ -68,8 +135,14 @@ def _kind(item: Item) -> tuple[str, bool, bool, str]:
         item.kind if folder else PurePath(item.path.name.removesuffix(".gz").removesuffix(".xz")).suffix,
         folder and (item.path / "programs").is_dir(),
         folder and (item.path / "plans").is_dir(),
-        named[1] if named else "",
+        named[1] if named else _name(item.path) if item.kind == "run" else "",
     )
+
+
+def _name(folder: Path) -> str:
+    """The name that the manifest of a run gives it; its folder's where there is none."""
+    run = run_folders.listed(folder).run
+    return folder.name if run is None else run.name
 
 
 def _missing(view: dict[str, Any]) -> list[Any]:
@@ -111,9 +184,8 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                                 html.Span(f": {row['title'].replace('`', '')}"),
                             ],
                             className="ps-over-two",
-                            title=row["title"].replace("`", ""),
+                            title=" ".join((row["title"], row["detail"])).replace("`", ""),
                         ),
-                        *([html.Div(row["detail"].replace("`", ""), className="ps-look")] if row["detail"] else []),
                         *(html.Div(item, className="ps-over-place") for item in _place(row)),
                     ]
                 ),
@@ -132,5 +204,5 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
     ]
     table = html.Table([html.Thead(html.Tr(named)), html.Tbody(body)], className="ps-table")
     left = [dcc.Link(f"and {more} more", href=asked.link("findings"))] if more > 0 else []
-    heading = html.Div([html.H2("First"), *left], className="ps-over-head")
+    heading = html.Div([html.H2("Findings: what to change first"), *left], className="ps-over-head")
     return html.Section([heading, html.Div(table, className="ps-scroll")], className="ps-card ps-first")

@@ -68,6 +68,7 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
     from perfscope.analyzers.judge import judge_paths
     from perfscope.dashboards.report import json_report
     from perfscope.dashboards.web.views import VIEWS, Job, view_module
+    from perfscope.dashboards.web.views.empty import EMPTY_VIEW, empty_pages
 
     child.tell("working", "reading")
     configuration = find_configuration()
@@ -81,6 +82,7 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
     )
     child.tell("working", "writing")
     report = json_report.document(judged.analysis)
+    made: dict[str, Any] = {}
     for name in VIEWS:
         if name in gathering.problems:
             child.write(name, {"problem": gathering.problems[name]})
@@ -93,9 +95,11 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
                 gathered=gathering.gathered[name],
                 folder=gathering.folder(name),
             )
-            child.write(name, {"view": view_module(name).view(job)})
+            made[name] = view_module(name).view(job)
+            child.write(name, {"view": made[name]})
         except Exception as error:  # a page that fails must not cost the user the others
             child.write(name, {"problem": _problem(f"view {name} failed", error)})
+    child.write(EMPTY_VIEW, {"view": empty_pages(made)})
 
 
 class _Gathering:

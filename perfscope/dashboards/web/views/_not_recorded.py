@@ -111,6 +111,12 @@ JAX = (
     ("compile_events", "compilations and retraces", RUN),
     ("host_reads", "reads of arrays by the host", RUN),
 )
+OF_RUN = (
+    ("memory", "memory over time", "perfscope run --level deep train.py"),
+    ("shapes", "input shapes of ops", "perfscope run --level deep train.py"),
+    ("steps", "steps", "perfscope run --step-annotation NAME train.py"),
+    ("op_graph", "the op graph of a step: fusion, FLOPs, checkpointing", "perfscope run --level deep train.py"),
+)
 NSYS = (
     ("memory", "memory taken from the driver", "nsys profile --cuda-memory-usage=true"),
     ("steps", "steps (an NVTX range named like one does)", "perfscope.step()"),
@@ -153,11 +159,13 @@ def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[s
         return
     recorded = {key for item in held for key in item["recorded"]}
     nsys = {source.format for source in analysis.sources} == {"nsys"}
-    for key, what, command in JAX if any(item["jax"] for item in held) else NSYS if nsys else TORCH:
+    ours = analysis.run is not None
+    torch = NSYS if nsys else OF_RUN if ours else TORCH
+    for key, what, command in JAX if any(item["jax"] for item in held) else torch:
         if key not in recorded:
             why = next((item["why"] for item in held if item["why"]), "") if key == "op_graph" else ""
             yield (f"{what} ({sanitize(why, WHY_CHARS)})", "") if why else (what, command)
-    if not any(item["timed"] for item in held):
+    if not any(item["timed"] for item in held) and not ours:
         yield "steps without a profiler on: tracing makes them longer", RUN
     world = max((item["world"] or 0 for item in held), default=0)
     if world > len(held):

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from perfscope.analyzers.critical_path import path_summary
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import flops_ns
 from perfscope.analyzers.hlo.program_device import recorded_device
+from perfscope.analyzers.ops import short_kernel_name
 from perfscope.analyzers.programs import programs
-from perfscope.analyzers.time import step_windows
+from perfscope.analyzers.time import step_accounts, step_windows
+from perfscope.analyzers.time.account import account_windows
 from perfscope.dashboards.report.blocks import Tile
 from perfscope.dashboards.report.html_report import nothing_found, overview_parts
 from perfscope.dashboards.report.renderers.values import finding_words
+from perfscope.dashboards.report.sections.critical_path import part_words
 from perfscope.dashboards.report.summary import summarize
+from perfscope.dashboards.web.timeline.names import name_id
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import facts_of, missing, tiles, told_of
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_ns
+from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 # How much of the device's peak a step uses, where that can be said, and between what the median step lies.
@@ -115,7 +122,13 @@ def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tu
     return ordered[rank - 1], ordered[many - rank]
 
 
-MOST_FIRST = 3
+MOST_STEPS = 1_000
+MOST_ACCOUNTS = 256
+MOST_PARTS = 4
+MOST_MEMBERS = 11
+MOST_IDS = 20
+NAME_CHARS = 120
+MOST_FIRST = 5
 """Findings on the first page; all of them have a page of their own."""
 
 
@@ -123,14 +136,31 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """Of one rank: its share of the peak, and what it recorded."""
     used = utilization_of(trace)
     told = None if used is None else {"mfu": used.mfu, "exact": used.exact, "over": used.over, "device": used.device}
-    return {**facts_of(trace), "used": told}
+    return {**facts_of(trace), "used": told, "accounts": list(_accounts(trace)), "ids": _path_ids(trace)}
+
+
+def _accounts(trace: Trace) -> Iterator[dict[str, Any]]:
+    """As of `StepAccount`, with begin and end of each step for a link into the timeline."""
+    windows = trace.fact(account_windows)
+    spans = list(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True))[:MOST_STEPS]
+    for account in trace.fact(step_accounts):
+        if account.whole_ns:
+            yield {
+                "rank": trace.source.rank,
+                "device": account.device,
+                "ordinal": account.ordinal,
+                "name": sanitize(account.name, 60),
+                "numbers": account.numbers[:MOST_STEPS],
+                "causes_ns": {cause: values[:MOST_STEPS] for cause, values in account.causes_ns.items()},
+                "spans": [f"{start}-{end}" for start, end in spans],
+            }
 
 
 def view(job: Job) -> dict[str, Any]:
     """``parts``: HTML by name; ``first``: findings, one a row; ``missing``: what was not recorded, and the command.
 
     ``nothing``: of no findings, how much that says. ``planned``: that nothing of it ever ran, in a sentence; ``""``
-    where something did.
+    where something did. ``accounts``: as of `StepAccount`, with ``spans``: ``trace:start-end`` of each step.
     """
     summary = summarize(job.analysis)
     return {
@@ -153,7 +183,49 @@ def view(job: Job) -> dict[str, Any]:
             for words in map(finding_words, summary.findings[:MOST_FIRST])
         ],
         "findings": len(summary.findings),
+        "path": _path(job),
+        "accounts": [
+            {**account, "spans": [f"{item.place.number}:{span}" for span in account["spans"]]}
+            for item in job.gathered
+            for account in item.held["accounts"]
+        ][:MOST_ACCOUNTS],
     }
+
+
+def _path(job: Job) -> dict[str, Any] | None:
+    """The critical path of the only recording: ``parts`` in words, ``rows``: the largest members; else ``None``."""
+    known = [path for path in job.analysis.paths if path.whole_ns]
+    if len(known) != 1:
+        return None
+    (path,) = known
+    parts = sorted(path.parts_ns, key=lambda part: -path.parts_ns[part])[:MOST_PARTS]
+    ids = {short: known for item in job.gathered for short, known in item.held["ids"].items()}
+    return {
+        "parts": ", ".join(f"{part_words(part)} {format_share(path.parts_ns[part], path.whole_ns)}" for part in parts),
+        "rows": [
+            {
+                "name": sanitize(row.name, NAME_CHARS),
+                "id": ids.get(row.name, ""),
+                "title": sanitize(" · ".join(filter(None, (row.name, row.where, row.op, row.line))), NAME_CHARS),
+                "time": format_ns(row.total_ns // max(path.steps, 1)),
+                "share": format_share(row.total_ns, path.whole_ns),
+            }
+            for row in path.rows[:MOST_MEMBERS]
+        ],
+    }
+
+
+def _path_ids(trace: Trace) -> dict[str, str]:
+    """Name of a member of the critical path -> ids of the names on the timeline that it is short for."""
+    path = path_summary(trace)
+    wanted = set() if path is None else {row.name for row in path.rows[:MOST_MEMBERS]}
+    result: dict[str, list[str]] = {}
+    for table in ("kernels", "copies", "slices"):
+        for code in np.unique(trace.rows[table]["name"]).tolist() if wanted else ():
+            text = trace.text(code)
+            if (short := short_kernel_name(text)) in wanted:
+                result.setdefault(short, []).append(name_id(text))
+    return {short: ",".join(known[:MOST_IDS]) for short, known in result.items()}
 
 
 def _mfu(gathered: Any) -> list[Tile]:
