@@ -5,6 +5,7 @@
 # make fuzz             mutated files of every reader; FUZZ_INPUTS=N of each (2000), failures are kept in fuzz-failures/
 # make docs              write the generated pages, and the documentation as a site that opens offline (build/site)
 # make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
+# make calibration       measured kernels of the corpus beside their modelled ranges, into docs/compile-model.md; FIT=1 fits anew
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
 # make test-gpu          on a machine with an NVIDIA GPU, with the PyTorch and JAX of $(PYTHON) and no network; in less than
 #                        eight minutes. REHEARSE=1 takes every step on the CPU
@@ -26,7 +27,7 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow fuzz test-oldest-jax test-field test-gpu accuracy lint docs clean
+.PHONY: demo test test-slow fuzz test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -57,6 +58,9 @@ test-gpu:
 
 accuracy: $(VENV)/.installed-test
 	$(BIN)/python -m tests.accuracy $(if $(FILTER),--filter '$(FILTER)')
+
+calibration: $(VENV)/.installed-test
+	$(BIN)/python -m tests.calibration $(if $(FIT),--fit)
 
 # An environment each; what a library does not support there is skipped with the reason.
 FIELD_ENVIRONMENTS := torch-oldest torch-newest jax-oldest jax-newest

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.ops.eager_cost import OpCost, op_cost
+from perfscope.analyzers.predict.tiles import Sizes
 from tests.ops.kineto_calls import recorded
 
 torch = pytest.importorskip("torch")
@@ -142,7 +143,11 @@ def test_scaled_and_grouped_products() -> None:
     scale = meta(1, dtype=torch.float32)
     cost = cost_of(aten._scaled_mm.default, left, right, scale, scale, out_dtype=torch.bfloat16)
     assert cost == OpCost(
-        kind="product", flops=2 * 64 * 32 * 16, bytes=64 * 32 + 16 * 32 + 8 + 2 * 64 * 16, dtype="float8_e4m3fn"
+        kind="product",
+        flops=2 * 64 * 32 * 16,
+        bytes=64 * 32 + 16 * 32 + 8 + 2 * 64 * 16,
+        dtype="float8_e4m3fn",
+        sizes=Sizes(batch=1, rows=64, columns=16, inner=32),
     )
     groups, ends = meta(4, 32, 8), torch.empty(4, dtype=torch.int32, device="meta")
     grouped = cost_of(aten._grouped_mm.default, meta(64, 32), groups, ends)

@@ -17,17 +17,21 @@ from perfscope.analyzers.ops.finding_spans import (
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
+from perfscope.analyzers.ops.op_work import OpWork, op_category, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
 
 __all__ = [
     "NOT_KNOWN",
     "Achieved",
+    "OpWork",
     "TopWork",
     "Utilization",
     "WorkRow",
     "longest_ns",
     "matmul_precision",
     "merge_top_work",
+    "op_category",
+    "op_works",
     "short_kernel_name",
     "spans_at",
     "spans_of_blocks",

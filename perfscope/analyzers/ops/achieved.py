@@ -118,7 +118,7 @@ def kernel_costs(trace: Trace) -> Costs:
     costs = _unknown(len(kernels))
     length = kernels["end_ns"] - kernels["start_ns"]
     devices, again = trace.fact(device_peaks), _repeated(trace)
-    for (owner, device), (cost, members) in _calls(trace).items():
+    for (owner, device), (cost, members) in costed_calls(trace).items():
         rows = np.array(members)
         names = [trace.text(int(code)) for code in kernels["name"][rows]]
         weight = np.where(_main_kernels(cost.kind, names), length[rows], 0)
@@ -276,8 +276,8 @@ def _unknown(size: int) -> Costs:
     )
 
 
-def _calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]]:
-    """By call of an op (row of ``slices``) and device: its cost and its kernels."""
+def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]]:
+    """By call of an op (row of ``slices``) and device: its cost and its kernels (rows of ``kernels``)."""
     kernels = trace.rows["kernels"]
     by_op: dict[int, list[int]] = defaultdict(list)
     for row in np.flatnonzero((kernels["op"] != MISSING) & ~kernels["communication"]).tolist():

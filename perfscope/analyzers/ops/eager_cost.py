@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, canonical_dtype, promoted
+from perfscope.analyzers.predict.tiles import Sizes, product_sizes
 from perfscope.model.op_flops import attention_flops, flops_of, product_flops
 
 CostKind = Literal["product", "convolution", "attention", "memory"]
@@ -38,6 +39,8 @@ class OpCost:
     """Through device memory."""
     dtype: str = ""
     """Of the operands of its products."""
+    sizes: Sizes | None = None
+    """Of its product; of attention queries, keys and heads. None: convolutions, grouped products, vectors."""
 
 
 Argument = Operand | tuple[Operand, ...] | bool | int | float | str | list[int] | None
@@ -176,7 +179,13 @@ def _product(names: str, left: int, right: int) -> Formula:
         read -= added.bytes if isinstance(added, Operand) and unread else 0
         columns = second.shape[-1:] if len(second.shape) > 1 else ()
         result = _result_bytes((*first.shape[:-1], *columns), _result_dtype(call, names, first.dtype))
-        return OpCost(kind="product", flops=_flops(call, call.name, names), bytes=read + result, dtype=first.dtype)
+        return OpCost(
+            kind="product",
+            flops=_flops(call, call.name, names),
+            bytes=read + result,
+            dtype=first.dtype,
+            sizes=product_sizes(first.shape, second.shape),
+        )
 
     return cost
 
@@ -198,7 +207,8 @@ def _scaled_mm_out(call: OpCall) -> OpCost:
     """``_C::cutlass_scaled_mm(out, a, b, ...)`` of vLLM."""
     out, left = call.tensor(0), call.tensor(1)
     flops = product_flops(out.shape[0], left.shape[-1], out.shape[1])
-    return OpCost(kind="product", flops=flops, bytes=sum(t.bytes for t in call.tensors), dtype=left.dtype)
+    sizes = Sizes(batch=1, rows=out.shape[0], columns=out.shape[1], inner=left.shape[-1])
+    return OpCost(kind="product", flops=flops, bytes=sum(t.bytes for t in call.tensors), dtype=left.dtype, sizes=sizes)
 
 
 def _convolution(names: str, *, transposed: bool = False) -> Formula:
@@ -212,9 +222,21 @@ def _convolution(names: str, *, transposed: bool = False) -> Formula:
         out = Operand(shape=shape, dtype=source.dtype)
         flops = flops_of("aten.convolution.default", arguments.get, (out,))
         moved = sum(tensor.bytes for tensor in call.tensors) + out.bytes
-        return OpCost(kind="convolution", flops=flops or 0, bytes=moved, dtype=source.dtype)
+        windows = source.shape if arguments["transposed"] else out.shape
+        return OpCost(
+            kind="convolution",
+            flops=flops or 0,
+            bytes=moved,
+            dtype=source.dtype,
+            sizes=_windows(windows, weight.shape),
+        )
 
     return cost
+
+
+def _windows(positions: Shape, weight: Shape) -> Sizes:
+    """A convolution as a product: positions of all samples, by filters, over the elements of a filter."""
+    return Sizes(batch=1, rows=positions[0] * math.prod(positions[2:]), columns=weight[0], inner=math.prod(weight[1:]))
 
 
 def _convolved(source: Shape, weight: Shape, arguments: Mapping[str, Argument]) -> Shape:
@@ -255,11 +277,13 @@ def _convolution_backward(call: OpCall) -> OpCost:
     if not isinstance(mask, list):
         raise TypeError("output_mask was not recorded")
     made = sum(tensor.bytes for tensor, wanted in zip((source, weight), mask, strict=False) if wanted)
+    transposed = call.named(_BACKWARD)["transposed"]
     return OpCost(
         kind="convolution",
         flops=_flops(call, "convolution_backward", _BACKWARD),
         bytes=grad.bytes + source.bytes + weight.bytes + made,
         dtype=source.dtype,
+        sizes=_windows(source.shape if transposed else grad.shape, weight.shape),
     )
 
 
@@ -283,7 +307,9 @@ def _attention(
         query, value = tensors[0], tensors[2]
         made = sum(t.bytes for t in tensors) if backward else query.bytes // query.shape[3] * value.shape[3]
         moved = sum(t.bytes for t in call.tensors) + made
-        return OpCost(kind="attention", flops=flops, bytes=moved, dtype=query.dtype)
+        batch, heads_of, rows, inner = ordered[0]
+        sizes = Sizes(batch=batch * heads_of, rows=rows, columns=ordered[1][2], inner=inner)
+        return OpCost(kind="attention", flops=flops, bytes=moved, dtype=query.dtype, sizes=sizes)
 
     return cost
 

@@ -1,7 +1,8 @@
 """Modelled time of planned kernels and of ops that run eagerly, on the target of the plan. Nothing here was measured.
 
-A kernel takes ``max(FLOPs / peak, bytes / bandwidth)`` and never less than the shortest a kernel takes: at the peaks
-for the low end, at the assumed shares of them for the high end (`predict/assumptions.py`, with sources). A step takes
+A kernel takes what measured ones of its category take (`predict/efficiency.py`); where none was measured
+``max(FLOPs / peak, bytes / bandwidth)`` and never less than the shortest a kernel takes: at the peaks for the low end,
+at the assumed shares of them for the high end (`predict/assumptions.py`, with sources). A step takes
 its kernels one after another, or the host's launches where those take longer, and what it waits for other processes
 (`plans/collectives.py`).
 """
@@ -15,12 +16,17 @@ from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.devices.device import Device
 from perfscope.analyzers.devices.roofline import Roof, kernel_roof
 from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.ops import op_category
 from perfscope.analyzers.ops.fusion import region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, flow_of, short_name
 from perfscope.analyzers.plans.collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
 from perfscope.analyzers.predict.assumptions import Factors, factors_for
+from perfscope.analyzers.predict.curve import Category
+from perfscope.analyzers.predict.efficiency import Work as KernelWork
+from perfscope.analyzers.predict.efficiency import usual_range
 from perfscope.analyzers.predict.kernel_time import between
 from perfscope.analyzers.predict.spans import NO_TIME, Range, ns_range
+from perfscope.analyzers.predict.tiles import Sizes, product_sizes
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
 from perfscope.model.trace import Trace
@@ -102,12 +108,16 @@ def shortest_ns(target: Target) -> int:
     return factors_for(target).kernel[0]
 
 
-def kernel_range(
-    device: Device, factors: Factors, *, moved: int, flops: int | None, dtype: str | None, strided: bool
-) -> Range:
-    """One run of a kernel that moves so many bytes. FLOPs count where the device states a peak for the dtype."""
-    low = kernel_roof(device, flops=flops, dtype=dtype or "", precision="highest", moved=moved)
-    reached = factors.strided if strided else factors.memory
+def kernel_range(device: Device, factors: Factors, work: KernelWork) -> Range:
+    """One run of a kernel: what measured ones of its category take, else from the peaks to the assumed shares of them.
+
+    FLOPs count where the device states a peak for the dtype.
+    """
+    usual = usual_range(device, work)
+    if usual is not None:
+        return usual
+    low = kernel_roof(device, flops=work.flops or None, dtype=work.dtype, precision="highest", moved=work.bytes)
+    reached = factors.memory if work.category == "elementwise" else factors.strided
     high = Roof(compute_ns=(low.compute_ns or 0.0) / factors.matrix, memory_ns=low.memory_ns / reached)
     return between(low, high, factors.kernel)
 
@@ -169,18 +179,69 @@ def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphW
 def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
     if kernel.kind == "collective":  # its time is that of the links
         return NO_TIME
-    once = kernel_range(
-        device,
-        factors,
-        moved=kernel.bytes,
-        flops=kernel.flops,
-        dtype=kernel.dtype,
-        strided=kernel.kind in ("reduction", "extern"),
-    )
+    once = kernel_range(device, factors, _work(kernel))
     if not kernel.reread_bytes:
         return once
     again = roofline.bytes_ns(device, kernel.reread_bytes) / factors.strided
     return ns_range(once.low, once.high + again)
+
+
+def _work(kernel: PlannedKernel) -> KernelWork:
+    backward = any("backward" in op for op in kernel.ops)
+    category: Category = "elementwise"
+    if kernel.kind == "product":
+        category = "convolution" if any("conv" in op for op in kernel.ops) else "product"
+    elif kernel.kind == "attention":
+        category = "attention"
+    elif kernel.kind == "reduction":
+        category = "reduction"
+    elif kernel.kind == "extern":
+        category = "strided"
+    if backward and category == "convolution":
+        category = "convolution backward"
+    elif backward and category == "attention":
+        category = "attention backward"
+    return KernelWork(
+        category=category,
+        bytes=kernel.bytes,
+        flops=kernel.flops or 0,
+        dtype=kernel.dtype or "",
+        sizes=_written_sizes(kernel.shape) if category == "product" else None,
+    )
+
+
+def _written_sizes(shape: str | None) -> Sizes | None:
+    """``8x8192x2048x6144`` -> 8 products of 8192 rows, 6144 columns and 2048 between."""
+    parts = (shape or "").split("x")
+    if not 3 <= len(parts) <= 4 or not all(part.isdecimal() for part in parts):
+        return None
+    *batch, rows, inner, columns = map(int, parts)
+    return Sizes(batch=batch[0] if batch else 1, rows=rows, columns=columns, inner=inner)
+
+
+def _category(op: GraphOp) -> Category:
+    """Of an op of a graph: as of one that ran, but that its kernels have no names."""
+    if op.flops:
+        return op_category(
+            op.name, "attention" if "attention" in op.name else "convolution" if "conv" in op.name else "product"
+        )
+    category = op_category(op.name, "memory")
+    if category != "elementwise" or op.pointwise:
+        return category
+    return "reduction" if op.reduction else "strided"
+
+
+def _sizes(graph: OpGraph, op: GraphOp) -> Sizes | None:
+    """Of a product or of attention, from the shapes of its last, or its first, operands."""
+    shapes = [graph.tensors[index].shape for index in op.inputs]
+    if not op.flops or "conv" in op.name or len(shapes) < 2:
+        return None
+    if "attention" in op.name:
+        queries, keys = shapes[:2]
+        if len(queries) != 4 or len(keys) != 4 or "backward" in op.name:
+            return None
+        return Sizes(batch=queries[0] * queries[1], rows=queries[2], columns=keys[2], inner=queries[3])
+    return product_sizes(shapes[-2], shapes[-1])
 
 
 def launches(op: GraphOp) -> bool:
@@ -213,10 +274,13 @@ def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Ra
         kernel_range(
             target.device,
             factors,
-            moved=op_bytes(graph, flow, index),
-            flops=op.flops,
-            dtype=product_dtype(graph, op, float32_products),
-            strided=op.reduction or not op.pointwise,
+            KernelWork(
+                category=_category(op),
+                bytes=op_bytes(graph, flow, index),
+                flops=op.flops or 0,
+                dtype=product_dtype(graph, op, float32_products) or "",
+                sizes=_sizes(graph, op),
+            ),
         )
         if launches(op)
         else NO_TIME

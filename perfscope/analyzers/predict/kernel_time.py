@@ -1,14 +1,16 @@
 """The time of one run of one instruction on a device as a range, collectives aside.
 
-``max(arithmetic, bytes)`` and never shorter than a kernel: at the peaks for the low end, at the assumed shares of them
-for the high end. The low end reads what was written just before out of the shared cache.
+What measured kernels of its category take (``efficiency.py``). Where none was measured, ``max(arithmetic, bytes)`` and
+never shorter than a kernel: at the peaks for the low end, at the assumed shares of them for the high end. The low end
+reads what was written just before out of the shared cache.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import NS, Bound, Roof, bytes_ns, vector_ns
@@ -20,24 +22,11 @@ from perfscope.analyzers.hlo.program import fused
 from perfscope.analyzers.hlo.roofline import products_ns
 from perfscope.analyzers.hlo.views import sources
 from perfscope.analyzers.predict.assumptions import Factors, is_strided
+from perfscope.analyzers.predict.curve import Category
+from perfscope.analyzers.predict.efficiency import Work as KernelWork
+from perfscope.analyzers.predict.efficiency import usual_range
 from perfscope.analyzers.predict.spans import Range, ns_range
-
-# How well the tiles of a matrix product fill a device: whole waves of tiles over the cores, whole tiles of a unit.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """A product ``[batch, rows, inner] x [batch, inner, columns]``."""
-
-    batch: int
-    rows: int
-    columns: int
-    inner: int
-
-    @property
-    def flops(self) -> int:
-        """Two for each multiply-add."""
-        return 2 * self.batch * self.rows * self.columns * self.inner
+from perfscope.analyzers.predict.tiles import Sizes, padded_share, wave_share
 
 
 def sizes_of(module: HloModule, computation: Computation, instruction: Instruction) -> Sizes | None:
@@ -112,38 +101,6 @@ def _product(lhs: Shape, rhs: Shape, contracting: tuple[int, ...], batch: tuple[
     )
 
 
-def wave_share(sizes: Sizes, *, tile: tuple[int, int], cores: int, split: int) -> float:
-    """Share of the cores' time that holds work, 0 to 1: tiles in whole waves, edges of tiles counted as work.
-
-    ``split``: a contraction at least this long is divided among cores that would have no tile (0: never). NVIDIA,
-    'Matrix Multiplication Background User's Guide', tile and wave quantization.
-    """
-    tall, wide = tile
-    if sizes.rows < sizes.columns:
-        tall, wide = min(tile), max(tile)
-    rows, columns = min(tall, _unit(sizes.rows)), min(wide, _unit(sizes.columns))
-    across, down = -(-sizes.columns // columns), -(-sizes.rows // rows)
-    edges = (sizes.rows * sizes.columns) / (down * rows * across * columns)
-    tiles = sizes.batch * across * down
-    if split and tiles < cores:
-        tiles *= max(1, min(cores // tiles, sizes.inner // split))
-    waves = -(-tiles // cores)
-    return edges * tiles / (waves * cores)
-
-
-def _unit(size: int) -> int:
-    """The smallest tile, a power of two of 16 at least, that holds so many rows."""
-    return max(16, 1 << max(0, size - 1).bit_length())
-
-
-def padded_share(sizes: Sizes, unit: int) -> float:
-    """Share of a systolic unit's work that is no padding: columns and contraction in whole units, rows in eights."""
-    return math.prod(
-        size / (-(-size // whole) * whole)
-        for size, whole in ((sizes.rows, 8), (sizes.columns, unit), (sizes.inner, unit))
-    )
-
-
 _UNITS = {"TPU v6e": 256, "TPU7x (one of two)": 256}
 _UNIT = 128
 """Rows and columns of a TPU's matrix unit (How to Scale Your Model, Austin et al. 2025)."""
@@ -200,7 +157,58 @@ def kernel_time(
     )
     shortest, small = factors.scalar if instruction.shape.elements <= 1 and cost.bytes <= _SCALAR else factors.kernel
     bound: Bound = "unknown" if not known else "launch" if high.roof_ns < small else high.bound
-    return KernelTime(time=between(low, high, (shortest, small)), bound=bound, known=known)
+    time = between(low, high, (shortest, small))
+    if known and bound != "launch" and not cost.host_bytes:
+        work = _work(module, computation, instruction, cost, products or 0.0)
+        time = _as_measured(device, work, time, near=round(near - near / factors.cache_speedup), fill=fill) or time
+        time = ns_range(max(time.low, low.compute_ns or 0.0), max(time.high, vector))
+    return KernelTime(time=time, bound=bound, known=known)
+
+
+_CATEGORIES: tuple[tuple[frozenset[str], Category], ...] = (
+    (frozenset({"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}), "gather"),
+    (frozenset({"concatenate"}), "join"),
+    (frozenset({"reduce", "reduce-window", "select-and-scatter"}), "reduction"),
+)
+"""By opcode, the first that an instruction or its fusion holds."""
+
+
+def _work(
+    module: HloModule, computation: Computation, instruction: Instruction, cost: Cost, products: float
+) -> KernelWork:
+    opcodes = {one.opcode for one in fused(module, instruction)}
+    target = instruction.custom_call_target or ""
+    category: Category = "strided" if is_strided(module, instruction) else "elementwise"
+    category = next((found for names, found in _CATEGORIES if names & opcodes), category)
+    if cost.products:
+        category = "convolution" if "convolution" in opcodes or "conv" in target else "product"
+        if "fmha" in target:
+            category = "attention backward" if "ackward" in target else "attention"
+    dtypes = Counter[str]()
+    for product, flops in cost.products.items():
+        dtypes["float32" if product.precision == "highest" else product.dtype] += flops
+    return KernelWork(
+        category=category,
+        bytes=cost.bytes,
+        flops=sum(cost.products.values()),
+        dtype=dtypes.most_common(1)[0][0] if dtypes else "",
+        sizes=sizes_of(module, computation, instruction) if category == "product" else None,
+        ideal_ns=products,
+    )
+
+
+def _as_measured(device: Device, work: KernelWork, peaks: Range, *, near: int, fill: float) -> Range | None:
+    """What measured kernels of the category take; ``None`` where none was measured.
+
+    The curves are of kernels that PyTorch ran. XLA tunes its products, so those may reach the peak (the low end of
+    ``peaks``); what it fuses may reach what an elementwise kernel does. ``near``: bytes that the cache saves at the low
+    end. ``fill``: share of the cores at work, at the high end.
+    """
+    slow = usual_range(device, replace(work, bytes=round(work.bytes / fill)))
+    fast = usual_range(device, KernelWork(category="elementwise", bytes=work.bytes - near))
+    if slow is None or fast is None:
+        return None
+    return ns_range(peaks.low if work.flops else min(fast.low, slow.low), slow.high)
 
 
 def between(low: Roof, high: Roof, shortest: tuple[int, int]) -> Range:

@@ -10,12 +10,16 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Integer ns between the vendor's peaks and what kernels usually reach. ``low <= high``."""
+    """Integer ns from a fast run to a slow one. ``low <= high``.
+
+    Of kernels like those that were measured elsewhere, where nine in ten of them lie; of others from the vendor's peaks
+    to what kernels usually reach.
+    """
 
     low: int
-    """Nothing is faster: every peak reached, no time to launch but the shortest a kernel takes."""
+    """As the fastest of the measured ones, or every peak reached and no time to launch but the shortest of a kernel."""
     high: int
-    """With the assumed shares of the peaks and the assumed overheads. No limit: a bad kernel is slower."""
+    """As the slowest of them, or the assumed shares and overheads. No limit: a bad kernel is slower."""
 
     def __add__(self, other: Range) -> Range:
         return Range(low=self.low + other.low, high=self.high + other.high)

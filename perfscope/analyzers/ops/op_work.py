@@ -1,0 +1,100 @@
+"""What each call of an op asks of its device, as the model of kernel times takes it, and how long its kernels took."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from perfscope.analyzers.ops.achieved import costed_calls
+from perfscope.analyzers.ops.eager_cost import CostKind, OpCost
+from perfscope.analyzers.ops.kernels import matmul_precision
+from perfscope.analyzers.predict.curve import Category
+from perfscope.analyzers.predict.efficiency import Work
+from perfscope.model.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpWork:
+    """One call of an op on one device."""
+
+    op: int
+    """Row of ``slices``."""
+    device: int
+    """Row of ``devices``."""
+    kernels: tuple[int, ...]
+    """Rows of ``kernels``: all that it launched, those that prepare or sum up too."""
+    work: Work
+    time_ns: int
+    """Of them together, as measured."""
+
+
+def op_works(trace: Trace) -> tuple[OpWork, ...]:
+    """Every call of an op whose cost is known."""
+    return tuple(_op_works(trace))
+
+
+def _op_works(trace: Trace) -> Iterator[OpWork]:
+    slices, kernels = trace.rows["slices"], trace.rows["kernels"]
+    length = kernels["end_ns"] - kernels["start_ns"]
+    for (owner, device), (cost, rows) in costed_calls(trace).items():
+        names = [trace.text(int(code)) for code in kernels["name"][rows]]
+        yield OpWork(
+            op=owner,
+            device=device,
+            kernels=tuple(rows),
+            work=op_work(trace.text(int(slices["name"][owner])), cost, names),
+            time_ns=int(length[rows].sum()),
+        )
+
+
+def op_work(name: str, cost: OpCost, kernels: Sequence[str] = ()) -> Work:
+    """An op's cost as work of a category. ``kernels``: names of those that it launched, where it ran."""
+    precisions = [precision for kernel in kernels if (precision := matmul_precision(kernel)) is not None]
+    dtype = precisions[0] if cost.dtype == "float32" and precisions else cost.dtype
+    return Work(
+        category=op_category(name, cost.kind, kernels),
+        bytes=cost.bytes,
+        flops=cost.flops,
+        dtype=dtype,
+        sizes=cost.sizes,
+    )
+
+
+_REDUCTIONS = frozenset({
+    "sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all", "norm", "linalg_vector_norm", "std",
+    "var", "var_mean", "std_mean", "prod", "logsumexp", "nansum", "count_nonzero", "cumsum", "mse_loss",
+    "nll_loss_forward", "_foreach_norm",
+})  # fmt: skip
+_GATHERS = frozenset({
+    "index_select", "embedding", "gather", "embedding_dense_backward", "index", "_index_put_impl", "scatter",
+    "_C_cache_ops::reshape_and_cache_flash",
+})  # fmt: skip
+_NORM = re.compile(r"(?:layer|group|rms)_?norm", re.IGNORECASE)
+_IN_ROWS = re.compile(r"vectorized_elementwise|multi_tensor_apply|triton_poi|quant|and_mul", re.IGNORECASE)
+
+
+def op_category(name: str, kind: CostKind, kernels: Sequence[str] = ()) -> Category:
+    """What an op's kernels are like. Of elementwise ones the kernels' names tell how they go over memory."""
+    plain = name.removeprefix("aten::").removeprefix("aten.").partition(".")[0].rstrip("_")
+    backward = "backward" in plain.lower()
+    if kind == "attention":
+        return "attention backward" if backward else "attention"
+    if kind == "convolution":
+        return "convolution backward" if backward else "convolution"
+    if kind == "product":
+        return "product"
+    if "softmax" in plain.lower():
+        return "softmax"
+    if "batch_norm" in plain:
+        return "batch norm backward" if backward else "batch norm"
+    if _NORM.search(plain):
+        return "norm backward" if backward else "norm"
+    if plain in _REDUCTIONS or plain.startswith(("triton_red", "triton_per")):
+        return "reduction"
+    if plain in ("cat", "stack"):
+        return "join"
+    if plain in _GATHERS:
+        return "gather"
+    in_rows = all(_IN_ROWS.search(kernel) for kernel in kernels) if kernels else True
+    return "elementwise" if in_rows else "strided"

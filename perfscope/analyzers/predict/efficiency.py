@@ -1,0 +1,124 @@
+"""The time of one kernel as a range, from curves fitted to measured kernels: how much of the roofline it reaches.
+
+The middle of a range is a fixed time of a kernel, and its work at a share of the peaks::
+
+    middle = floor + max(products / (matrix * waves * length), bytes / memory)
+
+``waves``: share of the cores that tiles of a product keep busy. ``length``: of attention, ``n / (n + half)`` of its
+shorter sequence. So the share of the roofline that is reached grows with size, as measured ones do. The ends are the
+middle times two factors: nine in ten of the kernels that the curve was fitted to lie between them. There are two pairs:
+for kernels that are mostly floor, and for those that are mostly work.
+
+The curves are in ``curves.py``, written by ``python -m tests.calibration --fit`` from the files that are listed there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import bytes_ns, flops_ns
+from perfscope.analyzers.predict.curve import PRODUCTS, Category, Curve
+from perfscope.analyzers.predict.curves import CURVES
+from perfscope.analyzers.predict.spans import Range, ns_range
+from perfscope.analyzers.predict.tiles import Sizes, wave_share
+
+TILE = (128, 128)
+SPLIT = 256
+"""Tile of a product, and the length of a contraction from which it is divided among idle cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a kernel, or the kernels of one op, compute and move."""
+
+    category: Category
+    bytes: int
+    flops: int = 0
+    """Of matrix products."""
+    dtype: str = ""
+    """Of their operands, as torch or XLA spell it; ``float32``: without TF32."""
+    sizes: Sizes | None = None
+    """Of the largest product; of attention queries, keys and heads; of a convolution as a product of its windows."""
+    ideal_ns: float | None = None
+    """Least time of its products at the peaks, where they are of several dtypes."""
+
+    @property
+    def is_float32(self) -> bool:
+        """Its products run on units for float32."""
+        return bool(self.flops) and self.dtype in ("float32", "f32", "float64", "f64")
+
+
+_NEAREST = {
+    "sm_75": "sm_70", "sm_86": "sm_80", "sm_89": "sm_80", "sm_100a": "sm_90a", "gfx90a": "gfx942", "gfx950": "gfx942",
+}  # fmt: skip
+
+
+def kernel_curve(device: Device, work: Work) -> Curve | None:
+    """The curve of the device's architecture, else of the nearest one that was measured, else of its vendor.
+
+    ``None`` where none was fitted.
+    """
+    plain = work.category in PRODUCTS and work.is_float32
+    for devices in (device.architecture, _NEAREST.get(device.architecture or ""), device.vendor):
+        for curve in CURVES:
+            if (curve.devices, curve.category, curve.float32) == (devices, work.category, plain):
+                return curve
+    return None
+
+
+def curve_parts(curve: Curve, device: Device, work: Work) -> tuple[float, float]:
+    """(floor, time of the work) in ns. ``ValueError`` where the device has no peak for the products of the work."""
+    arithmetic = 0.0
+    if work.flops:
+        products = products_ns(device, work)
+        length = 1.0
+        if curve.half and work.sizes is not None:
+            shorter = min(work.sizes.rows, work.sizes.columns)
+            length = shorter / (shorter + curve.half)
+        arithmetic = products / (curve.matrix * length)
+    return float(curve.floor), max(arithmetic, bytes_ns(device, work.bytes) / curve.memory)
+
+
+def ideal_ns(device: Device, work: Work) -> float:
+    """Least time of the products of some work at the peak. ``ValueError`` without a peak."""
+    ideal = flops_ns(device, work.flops, work.dtype, "highest") if work.ideal_ns is None else work.ideal_ns
+    if ideal is None:
+        raise ValueError(f"{device.name}: no peak of {work.dtype}")
+    return ideal
+
+
+def products_ns(device: Device, work: Work) -> float:
+    """Least time of the products of some work in whole waves of tiles. ``ValueError`` without a peak."""
+    ideal = ideal_ns(device, work)
+    sizes = work.sizes
+    if sizes is None or not device.cores:
+        return ideal
+    if not work.category.startswith("attention"):
+        return ideal / wave_share(sizes, tile=TILE, cores=device.cores, split=SPLIT)
+    # a core takes a tile of queries of one head and goes over all keys
+    heads = Sizes(batch=sizes.batch, rows=sizes.rows, columns=min(sizes.inner, TILE[1]), inner=sizes.columns)
+    return ideal / wave_share(heads, tile=TILE, cores=device.cores, split=0)
+
+
+def usual_range(device: Device, work: Work) -> Range | None:
+    """Between the ends nine in ten measured kernels lie; ``None`` without a curve or a peak.
+
+    Nothing multiplies faster than the peak, and what does not fit the shared cache is moved no faster than memory is:
+    a range below that is moved up to it, and one that is partly below is cut.
+    """
+    curve = kernel_curve(device, work)
+    if curve is None:
+        return None
+    try:
+        floor, busy = curve_parts(curve, device, work)
+        least = ideal_ns(device, work) if work.flops else 0.0
+    except ValueError:
+        return None
+    low, high = curve.small if floor >= busy else curve.large
+    if work.bytes > (device.l2_bytes or 0):
+        least = max(least, bytes_ns(device, work.bytes))
+    fastest, slowest = (floor + busy) * low, (floor + busy) * high
+    if floor + busy < least:
+        fastest, slowest = least, least * high / low
+    return ns_range(max(least, fastest), slowest)
