@@ -1,8 +1,8 @@
 """The numbers between a vendor's peaks and what kernels usually reach, each with where it comes from.
 
-None was fitted to a program: ``docs/compile-model.md`` shows what they miss by. Kernels of a category that was measured
-on GPUs have curves instead (``efficiency.py``); ``calibrate`` puts measured times in their place, for one program and one
-device.
+None was fitted to a program: ``docs/compile-model.md`` shows what they miss by. Kernels of a category that
+was measured on GPUs have curves instead (``efficiency.py``); ``calibrate`` puts measured times in their place, for one
+program and one device.
 """
 
 from __future__ import annotations
@@ -180,10 +180,11 @@ def listed(target: Target, factors: Factors, *, collectives: bool, between_nodes
 
 
 def _of_arithmetic(target: Target, factors: Factors) -> Iterator[Assumption]:
-    vendor = target.device.vendor
+    vendor, peaks = target.device.vendor, f"peak of {target.device.name}"
+    limit = f"no {peaks} exceeded" if target.platform == "gpu" else f"every {peaks} reached"
     yield Assumption(
         name="peaks",
-        text=f"low end: no peak of {target.device.name} exceeded, nothing waits",
+        text=f"low end: {limit}, nothing waits",
         source=target.device.source,
     )
     if target.platform == "gpu":
