@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "export": "perfscope.commands.export:export",
     "history": "perfscope.commands.history:history",
     "query": "perfscope.commands.query:query",
+    "replay": "perfscope.commands.replay:replay",
     "report": "perfscope.commands.report:report",
     "rules": "perfscope.commands.rules:rules",
     "run": "perfscope.commands.run:run",
@@ -30,7 +31,7 @@ COMMANDS: dict[str, str] = {
 
 TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
-    "Analyze": ("analyze", "query", "serve", "rules", "explain"),
+    "Analyze": ("analyze", "query", "replay", "serve", "rules", "explain"),
     "Fix": ("try",),
     "Compare": ("compare", "history", "baseline", "store"),
     "Compile for a machine that is not here": ("compile", "setup", "advise"),

@@ -16,7 +16,7 @@ from perfscope.analyzers.ops.finding_spans import (
     spans_within,
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
-from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
+from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
 
@@ -27,6 +27,7 @@ __all__ = [
     "TopWork",
     "Utilization",
     "WorkRow",
+    "canonical_dtype",
     "longest_ns",
     "matmul_precision",
     "merge_top_work",

@@ -1,0 +1,35 @@
+"""The benchmark script of a collective."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median
+
+from perfscope.analyzers.ops import canonical_dtype
+from perfscope.analyzers.ranks import Local, locals_of
+from perfscope.analyzers.replay.arguments import MOST_ELEMENTS
+from perfscope.analyzers.replay.signatures import DTYPES
+from perfscope.analyzers.replay.template import COLLECTIVE_TEMPLATE, assignments
+from perfscope.model.errors import UsageError
+from perfscope.model.trace import Trace
+
+
+def collective_script(trace: Trace, operation: str) -> str:
+    """Of the messages of that operation that took most time; ``UsageError`` where no sizes were recorded."""
+    kinds: dict[tuple[int, str, int | None], list[Local]] = defaultdict(list)
+    for local in trace.fact(locals_of):
+        dtype = canonical_dtype((local.dtype or "").lower())
+        if local.operation == operation and dtype in DTYPES and 0 < (local.elements or 0) <= MOST_ELEMENTS:
+            kinds[local.elements or 0, dtype, local.size].append(local)
+    if not kinds:
+        raise UsageError(f"replay: no {operation} with its size and dtype was recorded")
+    (elements, dtype, size), calls = max(kinds.items(), key=lambda kind: sum(local.duration_ns for local in kind[1]))
+    return assignments(
+        COLLECTIVE_TEMPLATE,
+        OPERATION=operation,
+        ELEMENTS=elements,
+        DTYPE=dtype,
+        RANKS=size,
+        RECORDED_US=median(local.duration_ns for local in calls) / 1000,
+        RECORDED=f"with waiting for other ranks, median of {len(calls)} calls",
+    )

@@ -1,0 +1,39 @@
+"""``perfscope replay``: an op of a trace as a benchmark script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from perfscope.commands.completion import complete_runs
+from perfscope.commands.options import verbose_option
+from perfscope.model.errors import DONE, UsageError
+
+
+@click.command()
+@click.argument("path", shell_complete=complete_runs)
+@click.option("--op", required=True, help="Name of an op or collective, or a row of slices (`perfscope query`).")
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write here; else it is printed.")
+@click.option("--source", type=click.IntRange(min=0), default=0, show_default=True, help="Which trace of a folder.")
+@verbose_option
+def replay(path: str, op: str, output: Path | None, source: int, verbose: bool) -> int:
+    """Write a benchmark script of one op with its recorded shapes, dtypes and strides.
+
+    `perfscope replay trace.json.gz --op aten::mm -o mm.py && python mm.py` measures it here beside its recorded time.
+    Of a name, it is the shapes that took most time. `--op all_reduce` and the other collectives write a script for
+    torchrun. Values of the trace stand in the script as checked numbers only.
+    """
+    from perfscope.analyzers.readers.load import load_paths
+    from perfscope.analyzers.replay import replay_script
+    from perfscope.model.files import write_atomically
+
+    traces = load_paths([path]).traces
+    if source >= len(traces):
+        raise UsageError(f"replay: there are {len(traces)} traces")
+    script = replay_script(traces[source], op)
+    if output is None:
+        click.echo(script, nl=False)
+    else:
+        write_atomically(output, script.encode())
+    return DONE
