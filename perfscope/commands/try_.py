@@ -30,7 +30,7 @@ from perfscope.model.errors import DataError, UsageError
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.ab.trials import Promise, TrialJudge
     from perfscope.model.documents.trials import Try
-    from perfscope.profiler.ab.trials import Trials
+    from perfscope.profiler.ab.trials import TrialPlan, Trials
     from perfscope.profiler.interventions.base import Intervention
     from perfscope.profiler.launch.program import Target
 
@@ -188,13 +188,43 @@ def _measure(
 ) -> int:
     """Launch the baseline and the interventions, and show what came of them."""
     from perfscope.analyzers.compare.ab.trials import TrialJudge, signs
-    from perfscope.model.documents.ab import AbPlan
-    from perfscope.profiler.ab.trials import BASELINE, TrialPlan, Trials
+    from perfscope.profiler.ab.trials import Trials
     from perfscope.profiler.interventions import intervention_names, load_intervention
+
+    plan = _plan(target, folder, deadline, settings)
+    judge = TrialJudge(pairs=settings["pairs"], least=settings["least"], tolerance=settings["tolerance"])
+    trials = Trials(plan, judge, tell=partial(tell, quiet=settings["quiet"]))
+    trials.baseline()
+    if chosen is None:
+        every = [load_intervention(name) for name in intervention_names()]
+        promised |= signs(trials.unchanged, trials.evident(every))
+    else:
+        promised |= signs(trials.unchanged, ())
+    interventions = _ordered(trials, chosen, promised, every=settings["all_"])
+    if not interventions:
+        notes.append("no intervention answers what was found: --all tries all that fit the program")
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        trials.try_all(interventions)
+        trials.try_helpful()
+        complete = not any(attempt.stop == "not reached" for attempt in trials.attempts)
+    except KeyboardInterrupt as error:
+        interrupted, complete = error, False
+        notes.append("interrupted: what was not measured by then is missing")
+    document = _document(trials, judge, promised, settings, target, notes=notes, complete=complete)
+    _show(document, folder, settings)
+    if interrupted is not None:
+        raise interrupted  # what was measured before is shown
+    return 0
+
+
+def _plan(target: Target, folder: Path, deadline: float | None, settings: dict[str, Any]) -> TrialPlan:
+    from perfscope.model.documents.ab import AbPlan
+    from perfscope.profiler.ab.trials import BASELINE, TrialPlan
 
     seed = secrets.randbelow(SEEDS) if settings["seed"] is None else settings["seed"]
     kind = "module" if target.module else "command" if target.command else "script"
-    plan = TrialPlan(
+    return TrialPlan(
         target=target,
         directory=folder,
         ab=AbPlan(
@@ -216,27 +246,6 @@ def _measure(
         deadline=deadline,
         ladder=settings["ladder"],
     )
-    judge = TrialJudge(pairs=settings["pairs"], least=settings["least"], tolerance=settings["tolerance"])
-    trials = Trials(plan, judge, tell=partial(tell, quiet=settings["quiet"]))
-    trials.baseline()
-    if chosen is None:
-        every = [load_intervention(name) for name in intervention_names()]
-        promised |= signs(trials.unchanged, trials.evident(every))
-    else:
-        promised |= signs(trials.unchanged, ())
-    interventions = _ordered(trials, chosen, promised, every=settings["all_"])
-    if not interventions:
-        notes.append("no intervention answers what was found: --all tries all that fit the program")
-    try:
-        trials.try_all(interventions)
-        trials.try_helpful()
-        complete = not any(attempt.stop == "not reached" for attempt in trials.attempts)
-    except KeyboardInterrupt:
-        complete = False
-        notes.append("interrupted: what was not measured by then is missing")
-    document = _document(trials, judge, promised, settings, target, notes=notes, complete=complete)
-    _show(document, folder, settings)
-    return 0
 
 
 def _ordered(

@@ -8,7 +8,10 @@ import pytest
 
 from perfscope.__main__ import main
 from perfscope.commands.try_ import parse_budget
+from perfscope.model.documents.ab import Launch
 from perfscope.model.errors import UsageError
+from perfscope.profiler.ab.launch import Changes
+from tests.trials.test_runner import Program
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,28 @@ def test_usage_errors_come_before_any_launch(
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_what_was_measured_before_an_interruption_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    program = Program(monkeypatch, fused_optimizer=0.5)
+    whole = program.launch
+
+    def launch(*given: object, changes: Changes, **settings: object) -> Launch:
+        if "gc-freeze" in changes.interventions:
+            raise KeyboardInterrupt
+        return whole(*given, changes=changes, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("perfscope.profiler.ab.trials.launch_once", launch)
+    with pytest.raises(SystemExit) as ended:
+        main(["try", "--only", "fused-optimizer,gc-freeze", "--no-profile", "--pairs", "6", "train.py"])
+    assert ended.value.code == 130
+    printed = capsys.readouterr().out
+    assert "fused-optimizer: step time -50" in printed
+    assert "gc-freeze" not in printed
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("3", 180)])

@@ -8,7 +8,7 @@ import torch
 class Chain(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(2048))
+        self.scale = torch.nn.Parameter(torch.ones(1024))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(6):
@@ -24,7 +24,7 @@ model = Chain()
 if twin:
     model = torch.compile(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-batch = torch.randn(1024, 2048)
+batch = torch.randn(256, 1024)
 for _ in range(30):
     loss = model(batch).square().mean()
     optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Planted: cycles are made in every step while millions of objects live. The twin freezes them before its loop."""
+"""Planted: cycles are made in every step while many objects live. The twin freezes them before its loop."""
 
 import gc
 import sys
@@ -13,11 +13,11 @@ class Record:
 
 twin = "--twin" in sys.argv
 torch.manual_seed(0)
-index = [{"number": number, "name": [number]} for number in range(400_000)]
+index = [{"number": number, "name": [number]} for number in range(60_000)]
 model = torch.nn.Linear(16, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 batch = torch.randn(8, 16)
-for step in range(60):
+for step in range(30):
     if twin and step == 2:
         gc.collect()
         gc.freeze()

@@ -97,7 +97,7 @@ def signs(unchanged: Unchanged, evident: Sequence[str]) -> dict[str, Promise]:
     collected = [trial.gc_ns_per_step or 0 for trial in unchanged.second.trials]
     times = unchanged.second.times_ns()
     if collected and times and max(collected) >= LEAST_COLLECTED * statistics.median(times):
-        found[GARBAGE_COLLECTION] = Promise(findings=1, ns=max(collected))
+        found[GARBAGE_COLLECTION] = Promise(findings=1, ns=min(max(collected), round(statistics.fmean(times))))
     return found
 
 
