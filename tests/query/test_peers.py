@@ -87,3 +87,25 @@ def test_bus_bandwidth_of_xla_collectives(corpus: Path) -> None:
     largest = kinds.iloc[0]
     assert (largest.operation, largest.message_bytes) == ("all_gather", 146_800_640)
     assert largest.bus_gb_per_s == pytest.approx(310.64, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("file", "message_bytes", "ms", "fastest_bus_gb_per_s"),
+    [
+        (
+            "kineto/TraceLens__resnet_act_checkpoint.json.gz",
+            2 * 8_816_192,
+            26.79824,
+            2 * 7 / 8 * 17_632_384 / 8_656_708,
+        ),
+        ("kineto/HolisticTraceAnalysis__nccl_data.json.gz", 4 * 2_049_000, 11.820962, 8_196_000 / 2_520_607),
+    ],
+)
+def test_messages_of_one_rank_are_the_arguments_of_its_kernels(
+    corpus: Path, file: str, message_bytes: int, ms: float, fastest_bus_gb_per_s: float
+) -> None:
+    messages = answer(corpus, file, "messages")
+    (row,) = messages[messages.message_bytes == message_bytes].itertuples()
+    assert (row.operation, row.calls) == ("all_reduce", 3)
+    assert row.ms == pytest.approx(ms)
+    assert row.best_bus_gb_per_s == pytest.approx(fastest_bus_gb_per_s)
