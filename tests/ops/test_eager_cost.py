@@ -227,3 +227,31 @@ def test_lists_of_an_optimizer() -> None:
 def test_text_that_is_no_recording_has_no_cost(text: str) -> None:
     for name in ("aten::mm", "aten::convolution", "aten::_flash_attention_forward", "aten::cat", "aten::index_select"):
         assert op_cost(name, text, text, text, text) is None or math.isfinite(op_cost(name, text, text).bytes)  # type: ignore[union-attr]
+
+
+def test_a_resized_image_is_written_in_its_other_size() -> None:
+    shapes, dtypes = "[[1,2,4,4],[],[],[]]", '["float","ScalarList","Scalar","Scalar"]'
+    found = op_cost("aten::upsample_nearest2d", shapes, dtypes, "", '["","[8, 8]","",""]')
+    assert found == OpCost(kind="memory", bytes=4 * 2 * (16 + 64))
+    assert op_cost("aten::upsample_nearest2d", shapes, dtypes) is None
+
+
+def test_group_norm_of_aiter_reads_and_writes_its_input() -> None:
+    dtypes = '["c10::BFloat16","Scalar","c10::BFloat16","c10::BFloat16","Scalar"]'
+    found = op_cost("aiter::_groupnorm_run", "[[1,128,64,64],[],[128],[128],[]]", dtypes)
+    assert found == OpCost(kind="memory", bytes=2 * 2 * 128 * 64 * 64)
+
+
+def test_sizes_of_products_convolutions_and_attention() -> None:
+    aten = torch.ops.aten
+    product = cost_of(aten.bmm.default, meta(3, 8, 4), meta(3, 4, 16))
+    assert product is not None
+    assert product.sizes == Sizes(batch=3, rows=8, columns=16, inner=4)
+    vector = cost_of(aten.mv.default, meta(8, 4), meta(4))
+    assert vector is not None
+    assert vector.sizes is None
+    windows = cost_of(aten.convolution.default, meta(2, 3, 8, 8), meta(16, 3, 3, 3), None, [1, 1], [1, 1], [1, 1],
+                      False, [0, 0], 1)  # fmt: skip
+    assert windows is not None
+    assert windows.sizes == Sizes(batch=1, rows=2 * 8 * 8, columns=16, inner=27)
+    assert windows.sizes.flops == windows.flops

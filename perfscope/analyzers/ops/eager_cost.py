@@ -398,6 +398,15 @@ def _embedding_backward(call: OpCall) -> OpCost:
     return OpCost(kind="memory", bytes=grad.bytes + index.bytes + _result_bytes((rows, grad.shape[-1]), grad.dtype))
 
 
+def _resized(call: OpCall) -> OpCost:
+    """``upsample_nearest2d(self, output_size, ...)``: the image read, and one of the other size written."""
+    source, size = call.tensor(0), call.arguments[1]
+    if not isinstance(size, list):
+        raise TypeError("the size was not recorded")
+    made = _result_bytes((*source.shape[: -len(size)], *size), source.dtype)
+    return OpCost(kind="memory", bytes=source.bytes + made)
+
+
 def _gather(call: OpCall) -> OpCost:
     source, index = call.tensor(0), call.tensors[1]
     return OpCost(kind="memory", bytes=index.bytes + 2 * math.prod(index.shape) * ITEM_SIZES[source.dtype])
@@ -525,8 +534,10 @@ _TABLE: tuple[tuple[Formula, str, str], ...] = (
     (
         _moves(tensors=1, results=1),
         "",
-        "FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledUpperTriangMaskedSoftmax ScaledSoftmax",
+        "FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledUpperTriangMaskedSoftmax ScaledSoftmax "
+        "aiter::_groupnorm_run fbgemm::permute_pooled_embs_auto_grad",
     ),
+    (_resized, "", "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d"),
     (
         _moves(),
         "_C::",
