@@ -24,9 +24,9 @@ def train_step(weights, batch):
 
 
 key = jax.random.key(0)
-weights = [0.1 * jax.random.normal(jax.random.fold_in(key, number), (32, 32)) for number in range(12)]
+weights = [0.1 * jax.random.normal(jax.random.fold_in(key, number), (32, 32)) for number in range(4)]
 batch = jax.random.normal(key, (8, 32))
-for _ in range(50):
+for _ in range(30):
     weights, loss = train_step(weights, batch)
     loss.block_until_ready()
     perfscope.step()
