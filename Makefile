@@ -4,6 +4,8 @@
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
 # make fuzz             mutated files of every reader; FUZZ_INPUTS=N of each (2000), failures are kept in fuzz-failures/
 # make docs              write the generated pages, and the documentation as a site that opens offline (build/site)
+# make bench             read large recordings with perfscope and its peers in turn, at a small size; results by machine and version
+#                        are kept in benchmarks/results
 # make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
 # make calibration       measured kernels of the corpus beside their modelled ranges, into docs/compile-model.md; FIT=1 fits anew
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
@@ -27,7 +29,7 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow fuzz test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
+.PHONY: demo bench test test-slow fuzz test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -82,6 +84,10 @@ $(VENV)/field/%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)/field/$*
 	$(VENV)/field/$*/bin/python -m pip install --quiet $(FIELD_$*) 'hypothesis>=6.100' 'pytest>=8.3' --editable .
 	@touch $@
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/xspace.py --results benchmarks/results --markdown docs/speed.md
+	$(BIN)/python benchmarks/reading.py --megabytes 100
 
 docs: $(VENV)/.installed-test $(VENV)/.installed-docs
 	$(BIN)/python docs/generate.py
