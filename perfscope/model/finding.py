@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 20
 """Rows of evidence that a rule gives, the worst."""
 
-MOST_SPANS = 20
+MOST_SPANS = 1_000
 """Of a finding and a trace, the costliest."""
 
 TITLE_LENGTH = 90

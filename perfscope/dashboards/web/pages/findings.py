@@ -41,6 +41,8 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 def _finding(asked: Asked, index: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
     links: list[Any] = [HOW[row["how"]]] if row["at"] else []
+    if len(row["at"]) > 1:
+        links += [dcc.Link("all pieces", href=asked.link("timeline", finding=str(index))), " · "]
     for piece in row["at"]:
         href = asked.link("timeline", mark=piece["mark"], finding=str(index))
         links += [html.A(piece["said"], href=href), " · "]

@@ -67,7 +67,7 @@ def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:
         links = [[asked.link("timeline", mark=span) for span in item["spans"]] for item in view["accounts"]]
         figure = step_account(accounts, links)
         figure.update_layout(title=None, margin={"l": 10, "r": 10, "t": 10, "b": 30}, height=FIGURE_PX)
-        figure.update_layout(legend={"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top"})
+        figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top"})
         picture = chart(CHART, figure, "each step by cause; the numbers stand beside it")
         cells.append(
             html.Section(

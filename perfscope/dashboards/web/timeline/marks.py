@@ -56,7 +56,7 @@ def marks(job: Job) -> list[dict[str, Any]]:
     """A finding each that shows in time, by its place among all: rows of the picture, and what they say.
 
     ``how``: ``piece``, as the rule says; ``line`` or ``name``: events of its line, or of the kernel or op it names,
-    those that take longest. Times are texts: a browser's numbers do not hold them.
+    those that take longest. ``cut``: there may be more pieces than these, the costliest. Times are texts: a browser's numbers do not hold them.
     """
     return [
         {
@@ -67,6 +67,7 @@ def marks(job: Job) -> list[dict[str, Any]]:
             "gain": words.gain,
             "known_by": words.basis,
             "how": item.how,
+            "cut": len(item.spans) >= MOST_SPANS,
             "spans": [[trace, str(start), str(end)] for trace, start, end in item.spans],
         }
         for index, item in enumerate(marked(job, [item for item in job.gathered if item.held["events"]]))

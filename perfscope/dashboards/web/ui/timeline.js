@@ -73,6 +73,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       for (const trace of this.traces) this.wire.load_names(trace).then(() => this.paint());
       if (at.sel && at.trace) this.select(this.traces.find((one) => String(one.trace) === at.trace) || this.traces[0], Number(at.sel));
       else if (at.mark) this.marked(at.mark, at.finding);
+      else if (at.finding) this.all_pieces(at.finding);
       if (at.name) this.search_ids(at.name, !at.sel && !at.mark);
       else if (at.find) { this.find.value = at.find; this.search(); }
     }

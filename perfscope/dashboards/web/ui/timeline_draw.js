@@ -36,21 +36,35 @@ window.perfscope_ui = window.perfscope_ui || {};
   // By severity of a finding; its row's sign tells it without colour.
   const FOUND = { light: { high: "#b3261e", medium: "#a85b00", low: "#3b5bbf" }, dark: { high: "#ff8a80", medium: "#f5b453", low: "#9db7ff" } };
 
-  // The marks of one finding: never narrower than can be seen.
+  // The marks of one finding: few are never narrower than can be seen; of many a pixel is as full as they make it.
+  const FEW_MARKS = 60, LEAST_MARK_PX = 3, FAINT = 0.22, TITLE_PX = 90;
   function finding(context, look, one, view, width, y) {
     const inner = width - GUTTER, to_x = (ns) => GUTTER + ((ns - view.t0) / (view.t1 - view.t0)) * inner;
     const color = FOUND[look.name][one.finding.severity];
-    for (const span of one.spans) {
-      const from = to_x(span.start), x0 = Math.max(GUTTER, from), x1 = Math.min(width, Math.max(to_x(span.start + span.ns), from + 3));
-      if (x1 <= x0) continue;
-      context.fillStyle = color;
-      context.fillRect(x0, y + 2, x1 - x0, ROW - 5);
-      if (x1 - x0 > 90) {
-        const room = Math.floor((x1 - x0 - 6) / 6.1), title = one.finding.title;
-        context.fillStyle = text_on(color);
-        context.fillText(title.length > room ? `${title.slice(0, room - 1)}…` : title, x0 + 4, y + ROW / 2);
+    const seen = one.spans.map((span) => [to_x(span.start), to_x(span.start + span.ns)]).filter(([from, to]) => to >= GUTTER && from <= width);
+    const many = seen.length > FEW_MARKS, full = many ? new Float32Array(width + 2) : null;
+    context.fillStyle = color;
+    for (const [from, to] of seen) {
+      if (many && to - from < LEAST_MARK_PX) {
+        for (let at = Math.max(GUTTER, Math.floor(from)); at <= Math.min(width, Math.floor(to)); at++) full[at] += Math.max(Math.min(to, at + 1) - Math.max(from, at), 0.01);
+        continue;
       }
+      const x0 = Math.max(GUTTER, from), x1 = Math.min(width, Math.max(to, from + LEAST_MARK_PX));
+      if (x1 > x0) context.fillRect(x0, y + 2, x1 - x0, ROW - 5);
     }
+    for (let at = GUTTER; many && at <= width; at++) {
+      if (!full[at]) continue;
+      context.globalAlpha = Math.min(1, FAINT + (1 - FAINT) * full[at]);
+      context.fillRect(at, y + 2, 1, ROW - 5);
+    }
+    context.globalAlpha = 1;
+    context.fillStyle = text_on(color);
+    seen.forEach(([from, to], at) => {
+      const x0 = Math.max(GUTTER, from), next = at + 1 < seen.length ? seen[at + 1][0] : width, wide = Math.min(to, next, width) - x0;
+      if (wide < TITLE_PX || (at && seen[at - 1][1] > x0 + 1)) return;
+      const room = Math.floor((wide - 6) / 6.1), title = one.finding.title;
+      context.fillText(title.length > room ? `${title.slice(0, room - 1)}…` : title, x0 + 4, y + ROW / 2);
+    });
   }
 
   function text_on(color) {

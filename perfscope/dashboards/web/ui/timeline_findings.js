@@ -81,7 +81,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
       const step = (by, word) => element("button", { class: "ps-button", onclick: () => this.go_finding({ trace, one, at: (at + by + one.spans.length) % one.spans.length }) }, word);
       const list = element("dl", { class: "ps-tl-facts" }, ...line("saves up to", finding.gain), ...line("severity", finding.severity), ...line("basis", finding.known_by),
-        ...line("marked", `${HOW[finding.how]}, the ${one.spans.length > 1 ? `${one.spans.length} longest or costliest` : "one"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
+        ...line("marked", `${HOW[finding.how]}, ${finding.cut ? "the costliest of them: " : ""}${one.spans.length > 1 ? `${one.spans.length.toLocaleString("en")} pieces, ${format_ns(one.spans.reduce((sum, each) => sum + each.ns, 0))} together` : "one piece"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
         ...line("this one", `${format_ns(span.ns)}, begins ${format_ns(span.start)} after the start (${at + 1} of ${one.spans.length})`));
       const links = [element("button", { class: "ps-button", onclick: () => this.table(this.area) }, "what runs in it")];
       if (one.spans.length > 1) links.unshift(step(-1, "one before"), step(1, "next one"));
@@ -108,6 +108,16 @@ window.perfscope_ui = window.perfscope_ui || {};
         this.reveal((row) => row.trace === trace, null);
         this.table(this.area);
       }
+    },
+
+    // Every piece of a finding at once, of the rank that has most of them; the first one is told of.
+    all_pieces(number) {
+      const rows = this.traces.flatMap((trace) => trace.found.filter((each) => String(each.finding.finding) === number).map((one) => ({ trace, one })));
+      if (!rows.length) { this.status.textContent = "0 pieces: the finding shows nowhere in time"; return; }
+      const best = rows.reduce((held, row) => (row.one.spans.length > held.one.spans.length ? row : held));
+      const spans = best.one.spans, t1 = Math.max(...spans.map((span) => span.start + span.ns));
+      this.go_finding({ ...best, at: best.one.first });
+      if (!this.props.at.t0) this.fit({ t0: spans[0].start, t1 });
     },
 
     // A piece in the middle third: what comes before it and behind it is half of what it says.

@@ -11,7 +11,7 @@ EMPTY_VIEW = "empty"
 _EMPTY: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "timeline": (
         "no event with a time was recorded",
-        lambda view: bool(view["modelled"]) or any(item["events"] or item["counters"] for item in view["traces"]),
+        lambda view: bool(view["modelled"]) or any(item["events"] for item in view["traces"]),
     ),
     "kernels": (
         "no kernels, ops or instructions with a time were recorded",

@@ -49,8 +49,10 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     np.save(place.folder / "number.npy", _numbers(trace, index))
     arguments.save(trace, place.folder)
     counters = []
+    ends: list[int] = []
     for number, series in enumerate(islice(series_of(trace), MOST_SERIES)):
         save_series(series, place.folder, number)
+        ends += (int(series.times[0]), int(series.times[-1]))
         low_value, high_value = float(np.nanmin(series.values)), float(np.nanmax(series.values))
         counters.append(
             {
@@ -62,6 +64,8 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
             }
         )
     low, high = index.span()
+    if ends and len(index):
+        low, high = min(low, *ends), max(high, *ends)
     names = [
         [code, sanitize(trace.text(code), NAME_CHARS), count, ns, name_id(trace.text(code))]
         for code, count, ns in names_by_time(index)
