@@ -56,7 +56,8 @@ def marks(job: Job) -> list[dict[str, Any]]:
     """A finding each that shows in time, by its place among all: rows of the picture, and what they say.
 
     ``how``: ``piece``, as the rule says; ``line`` or ``name``: events of its line, or of the kernel or op it names,
-    those that take longest. ``cut``: there may be more pieces than these, the costliest. Times are texts: a browser's numbers do not hold them.
+    those that take longest. ``cut``: there may be more pieces than these, the costliest. Times are texts: a
+    browser's numbers do not hold them.
     """
     return [
         {

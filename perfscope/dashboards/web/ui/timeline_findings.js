@@ -105,8 +105,9 @@ window.perfscope_ui = window.perfscope_ui || {};
         this.reveal((row) => row.kind === "finding" && row.trace === trace && row.one === one, `t${trace.trace}/findings`);
         this.choose({ trace, one, at });
       } else {
-        this.reveal((row) => row.trace === trace, null);
-        this.table(this.area);
+        const top = () => { this.reveal((row) => row.trace === trace, null, true); this.changed(); };
+        top();
+        this.table(this.area).then(() => { if (this.area) top(); });
       }
     },
 

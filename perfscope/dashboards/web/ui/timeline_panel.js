@@ -111,11 +111,12 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.view = { t0: middle - span / 2, t1: middle + span / 2 };
     },
 
-    // Scroll to a row; `fold`: what hides it where it is not there.
-    reveal(is, fold) {
+    // Scroll to a row; `fold`: what hides it where it is not there; `top`: it is to be the first one.
+    reveal(is, fold, top) {
       if (fold && !this.rows.some(is)) { this.open.add(fold); this.lay(); }
       const row = this.rows.find(is);
-      if (row && (row.y < this.scroll || row.y + row.height > this.scroll + this.shown - draw.RULER)) this.scroll = row.y - this.shown / 2;
+      if (row && top) this.scroll = row.y;
+      else if (row && (row.y < this.scroll || row.y + row.height > this.scroll + this.shown - draw.RULER)) this.scroll = row.y - this.shown / 2;
     },
 
     async search() {
