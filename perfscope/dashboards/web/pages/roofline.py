@@ -10,7 +10,7 @@ from dash import dcc, html
 from perfscope.dashboards.figures import roofline
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import chart, chosen, tabs
+from perfscope.dashboards.web.pages._parts import chart, chosen, empty_pages, tabs
 from perfscope.model.units import format_count, format_ns, format_share
 
 TITLE = "Roofline"
@@ -64,7 +64,13 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         ),
         *[_point(asked, point) for point in points if point["name"] == name][:1],
         html.H2("As a table, the largest time beyond the roof first", className="ps-title ps-below"),
-        grid("roofline", value, asked, table=kind, links={"name": ("timeline", "find", "^{}$")}),
+        grid(
+            "roofline",
+            value,
+            asked,
+            table=kind,
+            links={} if "timeline" in empty_pages(asked) else {"name": ("timeline", "find", "^{}$")},
+        ),
     ]
 
 

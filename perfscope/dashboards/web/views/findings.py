@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from perfscope.dashboards.report.html_report import nothing_found
 from perfscope.dashboards.report.renderers.html import finding_card, sections_html
@@ -41,6 +44,7 @@ def view(job: Job) -> dict[str, Any]:
     events = [events_kept(item.place.folder) for item in placed]
     indexed = [item for item, held in zip(placed, events, strict=True) if held]
     empty = all(event == 0 for event in events)
+    known = {text for item in indexed for text in _texts(item.place.folder)}
     rows = [
         {
             "rule": sanitize(item.block.rule),
@@ -51,7 +55,7 @@ def view(job: Job) -> dict[str, Any]:
             if item.spans and not empty
             else why_unplaced(job.analysis, item.block.finding, anything=not empty),
             "memory": item.block.finding.bytes_are != "moved",
-            "find": [] if empty else _names(item.block.finding),
+            "find": [name for name in _names(item.block.finding) if name in known],
         }
         for index, item in enumerate(marked(job, indexed))
     ]
@@ -73,6 +77,11 @@ def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, s
         whose = "" if len(sources) == 1 or rank is None else f" of rank {rank}"
         result.append({"mark": f"{number}:{start}-{end}", "said": text + whose})
     return result
+
+
+def _texts(folder: Path) -> Iterable[str]:
+    """Names of the events of an index: what the timeline can be asked for."""
+    return msgspec.json.decode((folder / "texts.json").read_bytes(), type=dict[int, str]).values()
 
 
 def _names(finding: Finding) -> list[str]:
