@@ -69,7 +69,9 @@ def test_harmless_changes_gain_nothing(tmp_path: Path) -> None:
     names = ("zero-grad-none", "matmul-high", "gc-freeze")
     options = ("--no-profile", "--calibration", "0", "--least", "10", "--pairs", "6")
     document = tried("steady.py", tmp_path, "--only", ",".join(names), *options)
-    assert {trial.name: trial.state for trial in document.trials} == dict.fromkeys(names, "no gain")
+    assert [trial.name for trial in document.trials] == list(names)
+    # On a busy machine the interval may be too wide for an answer; a gain it never is.
+    assert {trial.state for trial in document.trials} <= {"no gain", "cannot tell"}
 
 
 @pytest.mark.torch
