@@ -41,9 +41,11 @@ def op(index: int, flops: int, name: str = "aten.mm.default") -> GraphOp:
 
 def job(folder: Path, *, until: int, size: int = 64 << 20, **changes: Any) -> Trace:
     """Two products of a tenth of a millisecond or more, and an all-reduce that is asked for behind the first."""
-    products = (op(0, 10**12), op(1, 10**12))
+    side = 8192
+    products = (op(0, 2 * side**3), op(1, 2 * side**3))
     tensors = tuple(
-        GraphTensor(storage=number, shape=(64, 64), dtype="bfloat16", device="cpu", bytes=8192) for number in range(4)
+        GraphTensor(storage=number, shape=(side, side), dtype="bfloat16", device="cpu", bytes=2 * side**2)
+        for number in range(4)
     )
     eager = OpGraph(
         step=1, device="cpu", ops=products, tensors=tensors, live_out=frozenset(), parameters=frozenset()
