@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,9 +43,14 @@ for turn in range(5):
 
 
 @pytest.fixture(autouse=True)
-def present() -> None:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Nsight Systems at a time, also in several processes of pytest: two beside each other fail now and then."""
     if (why := command.available()) is not None:
         pytest.skip(why)
+    base = tmp_path_factory.getbasetemp()
+    with (base.parent if base.name.startswith("popen") else base).joinpath("nsys.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def recorded(folder: Path) -> Trace:
