@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import show, verbose_option
+from perfscope.commands.options import show, tell, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ def query(path: str | None, sql: str | None, form: str, limit: int, tables: bool
         if " " not in sql.strip() and sql not in QUERIES:
             raise UsageError(f"query: no query is called {sql}; there are {', '.join(QUERIES)}")
         text = QUERIES[sql].sql if sql in QUERIES else sql
-        _print(Database(load_paths([path]).traces).query(text), form, limit)
+        database = Database(load_paths([path]).traces)
+        answer = database.query(text)
+        _print(answer, form, limit)
+        if answer.empty:
+            empty = ", ".join(database.empty_tables(text))
+            tell(f"no rows{f': nothing was recorded for {empty}' if empty else ''}")
     return DONE
 
 

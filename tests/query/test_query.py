@@ -137,3 +137,7 @@ class TestCommand:
     def test_a_name_that_is_none_is_a_usage_error(self) -> None:
         with pytest.raises(UsageError, match="no query is called kernals"):
             self.answer(self.FILE, "kernals")
+
+    def test_an_answer_without_rows_says_what_was_not_recorded(self, capsys: pytest.CaptureFixture[str]) -> None:
+        query.main([self.FILE, "kernels"], standalone_mode=False)
+        assert capsys.readouterr().err == "perfscope: no rows: nothing was recorded for kernel_names, kernels\n"

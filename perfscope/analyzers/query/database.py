@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WORD = re.compile(r"[a-z_]+")
+_READ = re.compile(r"\b(?:from|join)\s+([a-z_]+)")
 MOST_ERROR = 400
 """Characters kept of what the database says of a wrong query."""
 
@@ -36,17 +37,29 @@ class Database:
         self._error: type[Exception] = duckdb.Error
         self._connection: Any = duckdb.connect(":memory:", config={"enable_external_access": False})
         self._connection.execute("set lock_configuration = true")
-        self._made: set[str] = set()
+        self._rows: dict[str, int] = {}
 
     def query(self, sql: str) -> pd.DataFrame:
         """The answer; ``UsageError`` with the database's own first line if it is wrong."""
-        for name in table_names():
-            if name in set(_WORD.findall(sql.lower())) and name not in self._made:
-                self._connection.register(name, frame_of(name, self._traces))
-                self._made.add(name)
+        for name in _named(sql):
+            if name not in self._rows:
+                frame = frame_of(name, self._traces)
+                self._connection.register(name, frame)
+                self._rows[name] = len(frame)
         try:
             answer: pd.DataFrame = self._connection.execute(sql).df()
         except self._error as error:
             said = " ".join(str(error).split())[:MOST_ERROR]
             raise UsageError(f"query: {said} (tables: {', '.join(table_names())})") from error
         return answer
+
+    def empty_tables(self, sql: str) -> tuple[str, ...]:
+        """Which tables of a query that was answered have no row in these traces."""
+        read = set(_READ.findall(sql.lower()))
+        return tuple(name for name in _named(sql) if name in read and self._rows.get(name) == 0)
+
+
+def _named(sql: str) -> list[str]:
+    """The tables that a query may read: those whose names are words in it."""
+    words = set(_WORD.findall(sql.lower()))
+    return [name for name in table_names() if name in words]
