@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare.commits import SEEDS, AbCommand
+from perfscope.commands.compare.commits import SEEDS, AbCommand, launch_options
 from perfscope.commands.compare.outputs import new_folder
 from perfscope.commands.options import (
     STDOUT,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from perfscope.profiler.interventions.base import Intervention
     from perfscope.profiler.launch.program import Target
 
-PAIRS = 10
-CALIBRATION = 5
 RECORD_STEPS = 5
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 60.0}
@@ -59,30 +57,7 @@ def parse_budget(text: str) -> float:
 @click.option("--list", "list_", is_flag=True, help="List the interventions and end.")
 @click.option("--ladder", is_flag=True, help="Climb: each intervention on top of those before it that helped.")
 @click.option("--budget", metavar="TIME", help="Start no intervention that would not end in this time (90s, 20m, 1h).")
-@click.option(
-    "--pairs",
-    type=click.IntRange(2, 60),
-    default=PAIRS,
-    show_default=True,
-    help="Pairs of launches of each at most; it stops at 6, 10, 15, 20, 30 or 45 where the answer is settled.",
-)
-@click.option(
-    "--calibration",
-    type=click.IntRange(0, 30),
-    default=CALIBRATION,
-    show_default=True,
-    metavar="N",
-    help="Pairs of the program against itself, from which it is chosen what stands for a launch.",
-)
-@click.option(
-    "--least",
-    type=click.FloatRange(min=0, min_open=True, max=100),
-    default=2.0,
-    show_default=True,
-    metavar="PERCENT",
-    callback=lambda _context, _option, percent: percent / 100,
-    help="The smallest change of the step time that matters.",
-)
+@launch_options("program")
 @click.option(
     "--record-steps",
     type=click.IntRange(1, 100),
@@ -98,9 +73,6 @@ def parse_budget(text: str) -> float:
     help="Relative error up to which results are the same, in the first step. [by dtype: float32 1e-4]",
 )
 @click.option("--no-profile", is_flag=True, help="With --only or --all: no launch under capture, so no predictions.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order inside the pairs. [random]")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), metavar="SECONDS", help="End longer launches.")
-@click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON (- for stdout, alone).")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write it as a comment on a pull request.")
 @output_folder_option("the launches")

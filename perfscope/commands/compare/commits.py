@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.compare.outputs import GATES, Outputs, finish, new_folder, output_options
-from perfscope.commands.options import output_folder_option, tell
+from perfscope.commands.options import Decorated, output_folder_option, tell
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import UsageError
 
@@ -40,6 +40,52 @@ class AbCommand(RunCommand):
         return rest
 
 
+def launch_options(against: str) -> Callable[[Decorated], Decorated]:
+    """Options of commands that launch a program in pairs; ``against``: what each pair is compared with."""
+    options = (
+        click.option(
+            "--pairs",
+            type=click.IntRange(2, 60),
+            default=PAIRS,
+            show_default=True,
+            help="Pairs of launches at most; it stops at 6, 10, 15, 20, 30 or 45 where the answer is settled.",
+        ),
+        click.option(
+            "--least",
+            type=click.FloatRange(min=0, min_open=True, max=100),
+            default=2.0,
+            show_default=True,
+            metavar="PERCENT",
+            callback=lambda _context, _option, percent: percent / 100,
+            help="The smallest change of the step time that matters.",
+        ),
+        click.option(
+            "--calibration",
+            type=click.IntRange(0, 30),
+            default=CALIBRATION,
+            show_default=True,
+            metavar="N",
+            help=f"Pairs of the {against} against itself, from which it is chosen what stands for a launch.",
+        ),
+        click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order inside the pairs. [random]"),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.FloatRange(min=1),
+            metavar="SECONDS",
+            help="End a launch that takes longer.",
+        ),
+        click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step."),
+    )
+
+    def decorate(command: Decorated) -> Decorated:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 @click.command(
     "commits",
     cls=AbCommand,
@@ -47,30 +93,7 @@ class AbCommand(RunCommand):
 )
 @click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
 @click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
-@click.option(
-    "--pairs",
-    type=click.IntRange(2, 60),
-    default=PAIRS,
-    show_default=True,
-    help="Pairs of launches at most; it stops at 6, 10, 15, 20, 30 or 45 where the answer is settled.",
-)
-@click.option(
-    "--least",
-    type=click.FloatRange(min=0, min_open=True, max=100),
-    default=2.0,
-    show_default=True,
-    metavar="PERCENT",
-    callback=lambda _context, _option, percent: percent / 100,
-    help="The smallest change of the step time that matters.",
-)
-@click.option(
-    "--calibration",
-    type=click.IntRange(0, 30),
-    default=CALIBRATION,
-    show_default=True,
-    metavar="N",
-    help="Pairs of the base against itself, from which it is chosen what stands for a launch.",
-)
+@launch_options("base")
 @click.option(
     "--profile",
     type=click.IntRange(0, MOST_PROFILED),
@@ -87,14 +110,6 @@ class AbCommand(RunCommand):
     default=True,
     help="Believe a change without a second batch of launches.",
 )
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order inside the pairs. [random, printed]")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=1),
-    metavar="SECONDS",
-    help="End a launch that takes longer.",
-)
 @click.option(
     "--link",
     "links",
@@ -103,7 +118,6 @@ class AbCommand(RunCommand):
     help="A file or folder that git does not track (data), relative to the top, for both arms. Repeatable.",
 )
 @click.option("--build", metavar="CMD", help="A shell command that is run once in each worktree before any launch.")
-@click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
 @output_folder_option("the launches")
 @click.option(
     "--resume",
