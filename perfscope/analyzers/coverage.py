@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.model.trace import RECORDED
-
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
 
@@ -34,12 +32,6 @@ def memory_alone(analysis: Analysis) -> bool:
 
 LOG_FORMAT = "torch_trace"
 """The format of torch.compile's log alone."""
-
-NO_MEMORY = f"not recorded: {RECORDED['memory']}"
-"""Why the rules on memory cannot look."""
-
-NO_PROGRAMS = f"not recorded: {RECORDED['hlo']}"
-"""Why the rules on XLA programs cannot look at a recording of PyTorch."""
 
 LOG_ALONE = "torch.compile's log holds no time of any op or kernel; `perfscope run` records them with it"
 """Why the other rules cannot look at such a log."""
@@ -81,17 +73,10 @@ RANK_RULES = frozenset(
 )  # fmt: skip
 """Rules that look at what several ranks or devices do together."""
 
-FOLDED = {
-    ONE_PROCESS: "jobs of several processes",
-    NO_PROGRAMS: "XLA programs",
-    NO_MEMORY: "memory",
-    f"not recorded: {RECORDED['compile_log']}": "torch.compile",
-    "nothing was compiled": "torch.compile",
-    LOG_ALONE: "recordings of a run",
-    NOTHING_RAN: "recordings of a run",
-    DUMPS_ALONE: "recordings of a run",
-}
-"""How a reason ends -> what the rules are on that abstain for it."""
+TOPICS = {"compile_log": "torch.compile", "hlo": "XLA programs", "memory": "memory"}
+"""Key of ``Trace.recorded`` that rules lack -> what they are on."""
+OF_RANKS, OF_A_RUN = "jobs of several processes", "recordings of a run"
+"""What rules are on that a source of its kind cannot tell anything of."""
 
 FOLDED_FROM = 3
 """Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
@@ -135,7 +120,7 @@ def logs_alone(analysis: Analysis) -> bool:
 
 def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(reason, rules), those of what is not there last."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[tuple[str, str | None], list[str]] = {}
     alone = logs_alone(analysis)
     own, why = (COMPILE_RULES, LOG_ALONE) if analysis.compile.ranks else (DUMP_RULES, DUMPS_ALONE)
     compiled = bool(analysis.sources) and {source.format for source in analysis.sources} == {COMPILED_FORMAT}
@@ -148,20 +133,20 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
             reason = outcome.reason or "no reason given"
-            if compiled and (outcome.rule not in PROGRAM_RULES or reason.startswith("not recorded: ")):
-                reason = NOTHING_RAN
+            topic = TOPICS.get(outcome.missing[-1]) if outcome.missing else None
+            if compiled and (outcome.rule not in PROGRAM_RULES or outcome.missing):
+                reason, topic = NOTHING_RAN, OF_A_RUN
             elif single and outcome.rule in RANK_RULES:
-                reason = ONE_PROCESS
+                reason, topic = ONE_PROCESS, OF_RANKS
             elif alone and outcome.rule not in own:
-                reason = why
-            reasons.setdefault(reason, []).append(outcome.rule)
-    folded = [_fold(reason, rules) for reason, rules in reasons.items()]
-    return tuple(sorted(folded, key=lambda pair: pair[0].endswith(tuple(FOLDED))))
+                reason, topic = why, OF_A_RUN
+            reasons.setdefault((reason, topic), []).append(outcome.rule)
+    ordered = sorted(reasons.items(), key=lambda item: item[0][1] is not None)
+    return tuple((reason, _named(rules, topic)) for (reason, topic), rules in ordered)
 
 
-def _fold(reason: str, rules: list[str]) -> tuple[str, tuple[str, ...]]:
+def _named(rules: list[str], topic: str | None) -> tuple[str, ...]:
     """Rules on what is not there as one short phrase: they do not concern the reader."""
-    of = next((what for end, what in FOLDED.items() if reason.endswith(end)), None)
-    if of is not None and (len(rules) >= FOLDED_FROM or reason == ONE_PROCESS):
-        return reason, (f"{len(rules)} rules on {of}",)
-    return reason, tuple(rules)
+    if topic is not None and (len(rules) >= FOLDED_FROM or topic == OF_RANKS):
+        return (f"{len(rules)} rules on {topic}",)
+    return tuple(rules)

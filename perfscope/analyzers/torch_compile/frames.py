@@ -72,7 +72,7 @@ def compile_log_of(trace: Trace) -> CompileLog:
     if log is None:
         raise AbstainError(f"not recorded: {RECORDED['compile_log']}", ("compile_log",))
     if not log.compiles and not log.breaks:
-        raise AbstainError("nothing was compiled")
+        raise AbstainError("nothing was compiled", ("compile_log",))
     return log
 
 
