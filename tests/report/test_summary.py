@@ -220,7 +220,9 @@ def test_evidence_is_capped_and_columns_that_hold_nothing_are_left_out() -> None
 @pytest.mark.parametrize("whose", ["", "all sources: "])
 def test_rules_on_xla_programs_are_one_phrase_where_none_ran(count: int, shown: tuple[str, ...], whose: str) -> None:
     reason = f"{whose}not recorded: the compiled XLA programs"
-    outcomes = [Outcome(rule=f"rule_{number}", status="abstained", reason=reason) for number in range(count)]
+    outcomes = [
+        Outcome(rule=f"rule_{number}", status="abstained", reason=reason, missing=("hlo",)) for number in range(count)
+    ]
     other = Outcome(rule="straggler", status="abstained", reason="one rank")
     summary = summarize(analysis(outcomes=(*outcomes, other)))
     assert summary.abstained == (("one rank", ("straggler",)), (reason, shown))

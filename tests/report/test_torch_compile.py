@@ -193,8 +193,8 @@ def test_a_log_alone_says_nothing_of_steps_and_devices() -> None:
     assert summarize(run).facts == (headline(compiled()),)
 
 
-def abstained(reason: str, *rules: str) -> tuple[Outcome, ...]:
-    return tuple(Outcome(rule=rule, status="abstained", reason=reason) for rule in rules)
+def abstained(reason: str, *rules: str, missing: tuple[str, ...] = ()) -> tuple[Outcome, ...]:
+    return tuple(Outcome(rule=rule, status="abstained", reason=reason, missing=missing) for rule in rules)
 
 
 def test_rules_that_do_not_concern_a_log_are_one_phrase() -> None:
@@ -226,7 +226,9 @@ def test_rules_on_torch_compile_are_those_that_need_its_log() -> None:
 
 @pytest.mark.parametrize("reason", ["nothing was compiled", f"all sources: not recorded: {RECORDED['compile_log']}"])
 def test_rules_on_torch_compile_are_one_phrase_where_it_compiled_nothing(reason: str) -> None:
-    held = analysis(outcomes=abstained(reason, "graph_break", "compile_time", "eager_fallback"))
+    held = analysis(
+        outcomes=abstained(reason, "graph_break", "compile_time", "eager_fallback", missing=("compile_log",))
+    )
     assert summarize(held).abstained == ((reason, ("3 rules on torch.compile",)),)
 
 
