@@ -107,7 +107,7 @@ def _phases(account: StepAccount) -> str:
     if not any(value for phase, value in account.phases_ns.items() if phase not in ("not_told", "communication")):
         return ""
     parts = ", ".join(
-        f"{phase.replace('_', ' ')} {format_ns(value // steps)} ({100 * value / busy:.1f}%)"
+        f"{'unknown' if phase == 'not_told' else phase} {format_ns(value // steps)} ({100 * value / busy:.1f}%)"
         for phase, value in account.phases_ns.items()
         if value >= LEAST_SHARE * busy
     )

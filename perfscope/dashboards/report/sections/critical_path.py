@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "communication": "communication",
-    "dependency": "between works of the device",
+    "dependency": "gaps on the device",
     "host_op": "ops of the host",
     "launch": "launching",
     "other_host": "other host work",
-    "sync": "returning from waits",
+    "sync": "return from waits",
 }
 MOST_ROWS = 12
 MOST_PARTS = 6
@@ -43,7 +43,7 @@ def _by_rank(paths: Sequence[PathSummary]) -> Section:
     ]
     return Section(
         title="Critical paths",
-        summary=f"what bound a step of each rank by itself: {len(paths)} ranks",
+        summary=f"what limits a step of each rank by itself: {len(paths)} ranks",
         blocks=tables(table(columns, paths, few=8)),
     )
 
@@ -71,7 +71,7 @@ def _section(path: PathSummary) -> Section:
     )
     return Section(
         title="Critical path",
-        summary=f"what bound {'a step, mean of all' if path.steps else 'the capture'}: {largest}",
+        summary=f"what limits {'a step, mean of all' if path.steps else 'the capture'}: {largest}",
         blocks=tables(
             table(columns, parts, few=len(parts), bar="shares", detail=True),
             table(rows, path.rows[:MOST_ROWS], few=5),

@@ -10,6 +10,7 @@ from dash import dcc, html
 
 from perfscope.analyzers.time import StepAccount
 from perfscope.dashboards.figures import step_account
+from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.web.pages import PAGES, Asked, address
 from perfscope.dashboards.web.pages._parts import chart
 from perfscope.dashboards.web.server.shelf import Item
@@ -49,7 +50,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             _first(asked, view),
             html.Div([*cells, *_missing(view)], className="ps-over-cells"),
             html.Details(
-                [html.Summary("What could not be looked at, what is clean, and where it comes from"),
+                [html.Summary("What was not evaluated, what is clean, and the sources"),
                  Fragment(html=parts["rest"])],
                 className="ps-over-rest",
             ),
@@ -103,7 +104,7 @@ def _path(asked: Asked, path: dict[str, Any]) -> Any:
     ]
     table = html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="ps-table")
     return html.Section(
-        [html.H2("Critical path"), html.P(f"What bound a step: {path['parts']}.", className="ps-soft ps-note"), table],
+        [html.H2("Critical path"), html.P(f"What limits a step: {path['parts']}.", className="ps-soft ps-note"), table],
         className="ps-card ps-over-path",
     )
 
@@ -160,9 +161,14 @@ def _missing(view: dict[str, Any]) -> list[Any]:
     return [html.Section(listed, className="ps-card", tabIndex=0, **{"aria-label": "not recorded"})]
 
 
+PLACE_CHARS = 34
+"""Of a place: what the column has room for; its end, which has the line, is kept."""
+
+
 def _place(row: dict[str, Any]) -> list[Any]:
     """Beside the finding, where there is room; on a narrow screen below it."""
-    return [html.Code(row["where"], title=row["where"])] if row["where"] not in ("", "-") else []
+    where = row["where"]
+    return [html.Code(place_end(where, PLACE_CHARS), title=where)] if where not in ("", "-") else []
 
 
 def _first(asked: Asked, view: dict[str, Any]) -> Any:
@@ -170,7 +176,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
     if not rows:
         return html.Section([html.H2("Findings"), html.P(view["nothing"])], className="ps-card")
     shares = any(row["share"] for row in rows)
-    heads = ("saves up to", "of it", "finding", "where", "basis")
+    heads = ("saves up to", "share", "finding", "where", "basis")
     body = [
         html.Tr(
             [
