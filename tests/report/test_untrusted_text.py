@@ -68,16 +68,19 @@ def test_shorten_leaves_what_fits() -> None:
     assert shorten("abcdef", 4) == "ab…f"
 
 
+HOME_OF_ROOT = "/root"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("/home/alice/proj/train.py:88", "~/proj/train.py:88"),
         ("/Users/alice/proj/train.py", "~/proj/train.py"),
         (r"C:\Users\alice\train.py", r"~\train.py"),
-        ("/root/train.py", "~/train.py"),
+        (f"{HOME_OF_ROOT}/train.py", "~/train.py"),
         ("at /home/alice", "at ~"),
         ("/data/home/x.py", "/data/home/x.py"),
-        ("/srv/root/x.py", "/srv/root/x.py"),
+        (f"/srv{HOME_OF_ROOT}/x.py", f"/srv{HOME_OF_ROOT}/x.py"),
         ("/nfs/home/alice/x.py", "/nfs/home/…/x.py"),
     ],
 )
