@@ -38,7 +38,7 @@ def query(path: str | None, sql: str | None, form: str, limit: int, tables: bool
         _show_queries()
     else:
         if " " not in sql.strip() and sql not in QUERIES:
-            raise UsageError(f"query: no query is called {sql}; there are {', '.join(QUERIES)}")
+            raise UsageError(f"query: no query is called {sql}; first the traces, then one of {', '.join(QUERIES)}")
         text = QUERIES[sql].sql if sql in QUERIES else sql
         database = Database(load_paths([path]).traces)
         answer = database.query(text)

@@ -36,6 +36,14 @@ def test_kernels_by_name() -> None:
     assert (row.kernel, row.ms, row.calls, row.percent) == ("gemm", pytest.approx(0.479), 2, 100)
 
 
+def test_sums_of_whole_numbers_are_whole() -> None:
+    """Sums have 128 bits in the database; one that no float holds stays what the database said."""
+    answer = database().query(
+        "select sum(end_ns - start_ns) as ns, count(*) as calls, sum(9007199254740993) as large from kernels"
+    )
+    assert answer.astype(str).to_numpy().tolist() == [["479", "2", "1.8014398509481986e+16"]]
+
+
 def test_ops_have_their_device_time() -> None:
     (row,) = database().query(QUERIES["ops"].sql).itertuples()
     assert (row.name, row.device_ms, row.works) == ("aten::mm", pytest.approx(0.479), 2)

@@ -63,7 +63,7 @@ def test_an_op_has_the_sequence_of_its_kernels() -> None:
 
 def test_ops_by_category() -> None:
     answer = rows(nested(), "categories", "category", "device_ms")
-    assert answer == [["matrix product", 0.4], ["other", 0.05]]
+    assert answer == [["matrix product", 0.4], ["elementwise", 0.05]]
 
 
 def streams() -> TraceBuilder:

@@ -17,6 +17,7 @@ from perfscope.analyzers.ops.finding_spans import (
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
+from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
 
@@ -32,6 +33,7 @@ __all__ = [
     "matmul_precision",
     "merge_top_work",
     "op_category",
+    "op_class",
     "op_works",
     "short_kernel_name",
     "spans_at",

@@ -17,6 +17,8 @@ _WORD = re.compile(r"[a-z_]+")
 _READ = re.compile(r"\b(?:from|join)\s+([a-z_]+)")
 MOST_ERROR = 400
 """Characters kept of what the database says of a wrong query."""
+EXACT = 2**53
+"""Whole numbers below this are exact as floats."""
 
 
 def table_names() -> tuple[str, ...]:
@@ -47,16 +49,28 @@ class Database:
                 self._connection.register(name, frame)
                 self._rows[name] = len(frame)
         try:
-            answer: pd.DataFrame = self._connection.execute(sql).df()
+            result = self._connection.execute(sql)
+            kinds = [str(column[1]) for column in result.description]
+            answer: pd.DataFrame = result.df()
         except self._error as error:
             said = " ".join(str(error).split())[:MOST_ERROR]
             raise UsageError(f"query: {said} (tables: {', '.join(table_names())})") from error
-        return answer
+        sums = [name for name, kind in zip(answer.columns, kinds, strict=True) if kind == "HUGEINT"]
+        return _with_whole_sums(answer, sums)
 
     def empty_tables(self, sql: str) -> tuple[str, ...]:
         """Which tables of a query that was answered have no row in these traces."""
         read = set(_READ.findall(sql.lower()))
         return tuple(name for name in _named(sql) if name in read and self._rows.get(name) == 0)
+
+
+def _with_whole_sums(answer: pd.DataFrame, sums: Sequence[str]) -> pd.DataFrame:
+    """Sums of whole numbers as whole numbers: duckdb has them in 128 bits, and pandas as floats.
+
+    Those that a float does not hold exactly stay floats.
+    """
+    exact = [name for name in sums if (answer[name].dropna().abs() < EXACT).all()]
+    return answer.astype(dict.fromkeys(exact, "Int64"))
 
 
 def _named(sql: str) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from perfscope.analyzers.critical_path import NodeKind, critical_path
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ops import matmul_precision, short_kernel_name, uses_tensor_cores
+from perfscope.analyzers.ops import matmul_precision, op_class, short_kernel_name, uses_tensor_cores
 from perfscope.analyzers.query import messages, spans
 from perfscope.analyzers.ranks import rank_sets
 from perfscope.analyzers.time import call_site, step_accounts
@@ -163,13 +163,14 @@ def _ops(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
                     entry[0] += length
                     entry[1] += 1
         for op, (length, count) in sorted(time.items()):
-            site = call_site(trace, op)
+            site, name = call_site(trace, op), trace.text(int(slices["name"][op]))
             rows.append(
                 (
                     source,
                     trace.source.rank,
                     op,
-                    trace.text(int(slices["name"][op])),
+                    name,
+                    op_class(name),
                     int(slices["start_ns"][op]),
                     int(slices["end_ns"][op] - slices["start_ns"][op]),
                     length,
@@ -322,6 +323,7 @@ DERIVED: dict[str, Derived] = {
             *_WHOSE,
             ("row", "row of slices"),
             ("name", "of the op"),
+            ("class", "what it works at, where the name tells: matrix product, attention, normalisation, ..."),
             ("start_ns", "ns"),
             ("host_ns", "time of the op on the host, ns"),
             ("device_ns", "summed time of the work that it launched itself, ns"),

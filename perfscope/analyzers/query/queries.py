@@ -43,25 +43,9 @@ QUERIES: dict[str, Query] = {
     "categories": Query(
         "Device time of ops by kind of op, by the op's name",
         """
-        with named as (
-          select *, case
-            when regexp_matches(name, 'backward_hook|nccl|c10d|all_?reduce|all_?gather|reduce_scatter|all_?to_?all')
-              then 'communication'
-            when regexp_matches(name, '^aten::(addmm|mm|bmm|baddbmm|_scaled_mm|_grouped_mm|_int_mm|addmv|mv|dot)')
-              then 'matrix product'
-            when regexp_matches(name, 'moe|expert') then 'mixture of experts'
-            when regexp_matches(name, 'attention|fmha|flash') then 'attention'
-            when regexp_matches(name, 'conv') then 'convolution'
-            when regexp_matches(name, 'norm') then 'normalization'
-            when regexp_matches(name, 'embedding|index|gather|scatter') then 'indexing'
-            when regexp_matches(name, '^aten::_(foreach|fused)_|^Optimizer') then 'optimizer'
-            when regexp_matches(name, '^aten::(copy_|_to_copy|clone|contiguous|cat|fill_|zero_|resize_)') then 'copy'
-            when regexp_matches(name, '^(triton|Torch-Compiled)') then 'compiled'
-            else 'other' end as category
-          from ops)
-        select category, sum(device_ns) / 1e6 as device_ms, count(*) as calls, sum(works) as works,
-               100.0 * sum(device_ns) / sum(sum(device_ns)) over () as percent
-        from named group by category order by device_ms desc
+        select coalesce(class, 'other') as category, sum(device_ns) / 1e6 as device_ms, count(*) as calls,
+               sum(works) as works, 100.0 * sum(device_ns) / sum(sum(device_ns)) over () as percent
+        from ops group by class order by device_ms desc
         """,
     ),
     "collectives": Query(

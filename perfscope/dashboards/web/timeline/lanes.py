@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.compare.runs.keys import work_class
 from perfscope.analyzers.memory.categories import memory_timelines
+from perfscope.analyzers.ops import op_class
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
@@ -90,63 +89,16 @@ OF_CLASS = {
     "elementwise": Category.ELEMENTWISE,
     "fused": Category.ELEMENTWISE,
     "copy": Category.COPY,
+    "indexing": Category.COPY,
+    "input": Category.INPUT,
+    "module": Category.MODULE,
 }
-"""By the class of a kernel's name (`work_class`)."""
-
-_OPS: tuple[tuple[Category, re.Pattern[str]], ...] = (
-    (Category.INPUT, re.compile(r"data_?loader|^input$", re.I)),
-    (Category.OPTIMIZER, re.compile(r"^optimizer\.|_foreach_|_fused_(adam|sgd|adagrad)|multi_tensor", re.I)),
-    (Category.MODULE, re.compile(r"^nn\.module: ", re.I)),
-    (
-        Category.COLLECTIVE,
-        re.compile(r"^(nccl|gloo|c10d|mpi|ucc)\b|all_?(reduce|gather|to_?all)|reduce_?scatter|allgather", re.I),
-    ),
-    (Category.ATTENTION, re.compile(r"attention|flash|sdpa", re.I)),
-    (Category.NORM, re.compile(r"(layer|batch|group|rms|instance|local_response)_?norm|softmax", re.I)),
-    (
-        Category.MATRIX,
-        re.compile(r"(?<![a-z])(sparse_)?(add)?(ba?d?d?)?b?(mm|mv)(?![a-z])|matmul|linear(?!ly)|conv(?!ert)|einsum|gemm"
-                   r"|(?<![a-z])dot(?![a-z])|cublas|cudnn_convolution", re.I),
-    ),
-    (
-        Category.COPY,
-        re.compile(
-            r"copy|(?<![a-z])(to|t|cat|stack|view|clone|contiguous|reshape|transpose|permute|expand|expand_as|slice|"
-            r"select|as_strided|unsqueeze|squeeze|flatten|unflatten|split|chunk|narrow|repeat|detach|pin_memory|"
-            r"index|index_put_?|gather|scatter|embedding|pad|roll|flip|unbind|bitcast)(?![a-z])",
-            re.I,
-        ),
-    ),
-    (
-        Category.REDUCTION,
-        re.compile(r"(?<![a-z])(sum|mean|prod|var|std|max|min|amax|amin|argmax|argmin|any|all|norm|cumsum|topk|sort|"
-                   r"logsumexp)(?![a-z])|reduce|loss|cross_entropy|pool", re.I),
-    ),
-    (
-        Category.ELEMENTWISE,
-        re.compile(
-            r"(?<![a-z])_?(r?add|i?add|r?sub|mul|div|neg|exp|log|pow|sqrt|rsqrt|sin|cos|abs|sign|where|eq|ne|lt|gt|le|"
-            r"ge|clamp|relu|gelu|silu|sigmoid|tanh|erf|addcmul|addcdiv|lerp|dropout|threshold|masked_fill|bernoulli|"
-            r"bitwise|logical|maximum|minimum|reciprocal|fill|zero|ones|zeros|multiply|subtract|divide|compare|"
-            r"convert|select_and)_?(?![a-z])|dropout|relu|gelu|silu|sigmoid|tanh|fusion",
-            re.I,
-        ),
-    ),
-)  # fmt: skip
-"""In this order: an optimizer's ``_foreach_add_`` is the optimizer's, softmax's backward no copy."""
-
-_NAMESPACES = re.compile(r"^(autograd::engine::evaluate_function: |aten::|prim::|torch::autograd::|triton::)+")
-_BACKWARD = re.compile(r"(_?Backward\d*|_backward)(?=$|\W)")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""By the class of the name of a kernel (`work_class`) or of an op (`op_class`)."""
 
 
-@lru_cache(maxsize=65536)
 def op_category(name: str, other: Category | None = None) -> Category | None:
     """What an op of the host, or an instruction of a compiled program, works at, by its name; else ``other``."""
-    plain = _BACKWARD.sub("", _NAMESPACES.sub("", name))
-    plain = _HUMP.sub("_", plain).replace("-", "_")
-    words = re.sub(r"(?<=[a-zA-Z])\d+\b", "", plain)
-    return next((kind for kind, pattern in _OPS if pattern.search(words)), other)
+    return OF_CLASS.get(op_class(name) or "", other)
 
 
 def kernel_category(name: str) -> Category:
