@@ -9,7 +9,7 @@ silenced finding stays in its outcome, with the reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -52,6 +52,17 @@ def with_code(
         )
         for outcome in outcomes
     )
+
+
+def excerpts(places: Iterable[str], sources: Sequence[str]) -> dict[str, Excerpt]:
+    """Of places as ``train.py:88`` the code there, where it can be shown (see `_Code.excerpt`)."""
+    code = _Code(sources)
+    result = {}
+    for place in places:
+        file, _, line = place.rpartition(":")
+        if file and line.isdecimal() and (found := code.excerpt(Where(file=file, line=int(line)))) is not None:
+            result[place] = found
+    return result
 
 
 def _reason(rule: str, finding: Finding, code: _Code, ignore: Sequence[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -29,6 +30,9 @@ VIEWER_THREADS = 4
 PERFETTO = "https://ui.perfetto.dev"
 MOST_TRIES = 20
 """Ports tried behind the usual one, where none was asked for."""
+EDITORS = {"vscode": "vscode://file{file}:{line}", "cursor": "cursor://file{file}:{line}"}
+_NO_EDITOR = frozenset({"javascript", "data", "vbscript", "blob"})
+"""Schemes that a browser runs itself."""
 NEEDED = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress")
 
 
@@ -56,6 +60,11 @@ NEEDED = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress
     "--perfetto-ui", "perfetto", metavar="URL", help="Open traces in this Perfetto page. [installed, else of the net]"
 )
 @click.option(
+    "--editor",
+    metavar="URL",
+    help="Lines of code open in this editor: vscode, cursor, or an address with {file} and {line}.",
+)
+@click.option(
     "--cache", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep what was read here."
 )
 @quiet_option
@@ -69,6 +78,7 @@ def serve(
     no_token: bool,
     offline: bool,
     perfetto: str | None,
+    editor: str | None,
     cache: Path | None,
     quiet: bool,
 ) -> None:
@@ -101,6 +111,7 @@ def serve(
     workshop = Workshop(cache or default_cache())
     known = hosts_of(host, names)
     asked = None if perfetto is None else _address(perfetto)
+    opens = None if editor is None else _editor(editor)
     with contextlib.closing(workshop):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the children end too
         page, index = _perfetto_page(create_server, host, known, asked, offline=offline, own=base == "/")
@@ -108,7 +119,9 @@ def serve(
         def make() -> Any:
             from perfscope.dashboards.web.app import create_app  # its libraries take seconds
 
-            return create_app(shelf, workshop, token=token, hosts=known, base_path=base, perfetto=page).server
+            return create_app(
+                shelf, workshop, token=token, hosts=known, base_path=base, perfetto=page, editor=opens
+            ).server
 
         late = Late(make)
         server = _listening(create_server, late, host, port, THREADS)
@@ -153,6 +166,17 @@ def _address(url: str) -> str:
         whole = False
     if not whole:
         raise UsageError(f"--perfetto-ui {url}: no address of a page (https://...)")
+    return url
+
+
+def _editor(text: str) -> str:
+    """The address that opens a line in an editor; ``UsageError`` where a browser could not ask an editor with it."""
+    url = EDITORS.get(text, text)
+    scheme, mark, _ = url.partition("://")
+    if not mark or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) or scheme in _NO_EDITOR:
+        raise UsageError(f"--editor {text}: no address of an editor (vscode://file{{file}}:{{line}})")
+    if "{file}" not in url or "{line}" not in url:
+        raise UsageError(f"--editor {text}: {{file}} and {{line}} must stand in it")
     return url
 
 

@@ -313,3 +313,16 @@ def test_its_files_are_found_and_no_others_served(tmp_path: Path, monkeypatch: p
         assert ask(path)[0].startswith("404"), path
     assert ask("/", "POST")[0].startswith("405")
     assert ask("/", host="evil.example")[0].startswith("421")
+
+
+@pytest.mark.parametrize(
+    "template", ["javascript://%0aalert(1)//{file}{line}", "data:text/html,{file}{line}", "vscode://file/x", "vim"]
+)
+def test_what_opens_no_line_in_an_editor_is_refused(template: str) -> None:
+    with pytest.raises(UsageError, match="--editor"):
+        serve._editor(template)
+
+
+@pytest.mark.parametrize("name", [*serve.EDITORS, "idea://open?file={file}&line={line}"])
+def test_the_editor_is_a_name_or_a_template(name: str) -> None:
+    assert serve._editor(name).partition("://")[2].count("{") == 2

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from perfscope.analyzers.time import compiles
+
 _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("input", re.compile(r"data_?loader|^input$", re.I)),
     ("optimizer", re.compile(r"^optimizer\.|_foreach_|_fused_(adam|sgd|adagrad)|multi_tensor", re.I)),
@@ -62,6 +64,8 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 @lru_cache(maxsize=65536)
 def op_class(name: str) -> str | None:
     """Of an op of the host, or of an instruction of a compiled program; ``None`` where the name tells nothing."""
+    if compiles(name):
+        return "compilation"
     plain = _BACKWARD.sub("", _NAMESPACES.sub("", name))
     plain = _HUMP.sub("_", plain).replace("-", "_")
     words = re.sub(r"(?<=[a-zA-Z])\d+\b", "", plain)

@@ -30,7 +30,14 @@ from perfscope.analyzers.time.compiled_regions import (
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
-from perfscope.analyzers.time.host_activity import HostActivity, divide, innermost_spans, main_thread
+from perfscope.analyzers.time.host_activity import (
+    HostActivity,
+    compiles,
+    divide,
+    innermost_spans,
+    loads_code,
+    main_thread,
+)
 from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op, steps_at
@@ -97,6 +104,7 @@ __all__ = [
     "call_site",
     "communication_in_steps",
     "compiled_rows",
+    "compiles",
     "covering_slices",
     "detail_row",
     "device_busy",
@@ -114,6 +122,7 @@ __all__ = [
     "input_slices",
     "late_span_ns",
     "lineage",
+    "loads_code",
     "main_thread",
     "named_slices",
     "nearest_ancestor",

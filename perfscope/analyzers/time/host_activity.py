@@ -71,12 +71,12 @@ _COMPILATION = re.compile(
     | TorchDynamo\ Cache\ Lookup.*
     | (_compile\.|compile_fx|OutputGraph\.|entire_frame_compile|backward_compile).*
     | .*(torch/_dynamo/convert_frame|torch/_inductor/(compile_fx|autotune_process)|triton/compiler/compiler)\.py.*
-    | .*(backend_compile|BackendCompile|XlaCompile|PjRtClient::Compile|HloPassPipeline|CompileAndLoad|trace_to_jaxpr|
-         lower_sharding_computation|lower_jaxpr_to_module|compile_or_get_cached).*
+    | .*(backend_compile|BackendCompile|XlaCompile|\w+Compiler::Compile|PjRtClient::Compile|HloPassPipeline|
+         CompileAndLoad|trace_to_jaxpr|lower_sharding_computation|lower_jaxpr_to_module|compile_or_get_cached).*
     """,
     re.VERBOSE,
 )
-_COMPILATION_CALLS = re.compile(
+_LOADS_CODE = re.compile(
     r"cu(Module|Library)(Load|GetFunction|LoadData|LoadDataEx|LoadFatBinary)\w*|(cuda|hip)ModuleLoad\w*|cuInit|nvrtc\w*"
     r"|cuDevicePrimaryCtxRetain|cuCtxCreate\w*|cuLink(Create|Complete|AddData)\w*"
 )
@@ -120,6 +120,16 @@ ByThread = dict[int, Intervals]
 """Row of ``threads`` -> disjoint intervals in ns."""
 
 
+def compiles(name: str) -> bool:
+    """Whether a span of the host of this name is work of a compiler."""
+    return _COMPILATION.fullmatch(name) is not None
+
+
+def loads_code(name: str) -> bool:
+    """Whether a call of the runtime of this name loads code or makes a context."""
+    return _LOADS_CODE.fullmatch(base_name(name)) is not None
+
+
 def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
     """When each thread was busy with each purpose, before precedence; purposes that never occur are left out."""
     calls = trace.rows["calls"]
@@ -127,9 +137,7 @@ def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
         activity: spans_by_thread(trace, "slices", np.flatnonzero(named_slices(trace, pattern.fullmatch)))
         for activity, pattern in _BY_NAME
     }
-    codes = [
-        code for code in np.unique(calls["name"]) if _COMPILATION_CALLS.fullmatch(base_name(trace.text(int(code))))
-    ]
+    codes = [code for code in np.unique(calls["name"]) if loads_code(trace.text(int(code)))]
     launching = np.flatnonzero(np.isin(calls["kind"], _LAUNCHING))
     loads = np.isin(calls["name"], codes)
     if len(trace.rows["kernels"]):

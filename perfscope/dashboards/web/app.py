@@ -66,10 +66,12 @@ def create_app(
     base_path: str = "/",
     title: str = "perfscope",
     perfetto: Mapping[str, Any] | None = None,
+    editor: str | None = None,
 ) -> Dash:
     """The whole dashboard as a Dash app; ``app.server`` is what a WSGI server runs.
 
     ``base_path`` begins and ends with ``/``: where a proxy has put it. ``perfetto``: as of `ui.Exports`.
+    ``editor``: the address that opens a line, with ``{file}`` and ``{line}``.
     """
     app = Dash(
         __name__,
@@ -85,7 +87,7 @@ def create_app(
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     app.enable_dev_tools(debug=False)
-    app.layout = lambda: _frame(shelf, base_path, perfetto)
+    app.layout = lambda: _frame(shelf, base_path, perfetto, editor)
     _route(app, shelf, workshop, base_path)
     for name in PAGES:
         module = page_module(name)
@@ -136,7 +138,7 @@ def _answer_errors(app: Dash, base_path: str) -> None:
     app.server.register_error_handler(Exception, answer)
 
 
-def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> Any:
+def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None, editor: str | None) -> Any:
     """What stays while pages change: header, menu, the place for a page."""
     listed = _listed(shelf)
     picker = dmc.Select(
@@ -180,7 +182,7 @@ def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None) -> 
                 [
                     dmc.AppShellHeader(header),
                     dmc.AppShellNavbar(html.Div(id="menu"), p="sm", **{"aria-label": "pages"}),
-                    dmc.AppShellMain(html.Div(id="page", tabIndex=-1)),
+                    dmc.AppShellMain(html.Div(id="page", tabIndex=-1, **({"data-editor": editor} if editor else {}))),
                 ],
                 header={"height": 54},
                 navbar={"width": 168, "breakpoint": "sm", "collapsed": {"mobile": False}},

@@ -13,6 +13,9 @@ from perfscope.dashboards.web.ui import Flame
 TITLE = "Flame"
 VIEW = "flame"
 
+FORMS = {"merged": "steps and layers merged", "apart": "each on its own"}
+ORDERS = {"time": "largest first", "start": "in order of time"}
+FRAMES = {"fold": "launchers folded", "show": "all frames"}
 KINDS = {
     "device": ("Device time", "Kernels and copies below the ops (and Python, if recorded) that launched them."),
     "scopes": ("Scopes", "Instructions of compiled programs below the scopes of your program."),
@@ -30,15 +33,27 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     if not there:
         return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
     names = {text: KINDS[text][0] for text in there}
-    kind = chosen(asked, "kind", names)
+    kind, form = chosen(asked, "kind", names), chosen(asked, "form", FORMS)
+    order, frames = chosen(asked, "order", ORDERS), chosen(asked, "frames", FRAMES)
+    tree = view["trees"][kind][form]
+    merges = view["trees"][kind]["apart"]["name"] != view["trees"][kind]["merged"]["name"]
+    ways = [("form", FORMS, form, merges), ("order", ORDERS, order, any(tree["first_ns"]))]
+    ways.append(("frames", FRAMES, frames, any(tree["fold"])))
     return [
         html.H1(TITLE, className="ps-title"),
-        tabs(asked, "kind", names, kind, label="kinds"),
+        html.Div(
+            [tabs(asked, "kind", names, kind, label="kinds")]
+            + [tabs(asked, key, words, here, label=key) for key, words, here, there in ways if there],
+            className="ps-ways",
+        ),
         html.P(KINDS[kind][1], className="ps-soft ps-note"),
         Flame(
             id="flame",
-            tree=view["trees"][kind],
+            tree=tree,
             timeline=asked.link("timeline"),
             find=asked.parameters.get("find", ""),
+            order=order,
+            fold=frames == "fold",
+            look={key: view[key] for key in ("categories", "colors", "code")},
         ),
     ]

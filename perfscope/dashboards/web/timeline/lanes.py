@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.compare.runs.keys import work_class
+from perfscope.analyzers.hlo.program_device import program_platform
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.ops import op_class
+from perfscope.analyzers.time import loads_code
+from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
@@ -51,12 +54,13 @@ class Category(IntEnum):
     OPTIMIZER = 17
     INPUT = 18
     MODULE = 19
+    COMPILE = 20
 
 
 CATEGORY_WORDS = (
     "matrix product", "attention", "elementwise", "reduction", "collective", "copy, layout", "other kernel", "other op",
     "Python", "annotation", "launch", "wait of the host", "other call", "other instruction", "profiler", "step",
-    "norm, softmax", "optimizer", "input", "module",
+    "norm, softmax", "optimizer", "input", "module", "compilation",
 )  # fmt: skip
 
 MAIN = (
@@ -69,10 +73,12 @@ COLORS = {
     "light": (
         "#364fbc", "#5e2971", "#0099ff", "#a6ac04", "#c26010", "#812800", "#7f8fa8", "#9aa8b8", "#c9b8a0", "#b4bcc8",
         "#6f9fb5", "#b8324a", "#a3adba", "#8d9dbb", "#d0d4da", "#8899aa", "#298e74", "#eb8eb9", "#d9b310", "#b9c3cf",
+        "#4f6b2f",
     ),
     "dark": (
         "#8098ff", "#9c31f2", "#86e5ff", "#dcea57", "#db7e20", "#a44a20", "#7f90ab", "#75869a", "#8f7f68", "#66707f",
         "#4f88a3", "#e0607a", "#6d7886", "#7488b0", "#454d58", "#5f6d7c", "#398390", "#d9a4a0", "#d9b84a", "#59657a",
+        "#9bbf62",
     ),
 }  # fmt: skip
 """By category, on either ground."""
@@ -92,6 +98,7 @@ OF_CLASS = {
     "indexing": Category.COPY,
     "input": Category.INPUT,
     "module": Category.MODULE,
+    "compilation": Category.COMPILE,
 }
 """By the class of the name of a kernel (`work_class`) or of an op (`op_class`)."""
 
@@ -99,6 +106,15 @@ OF_CLASS = {
 def op_category(name: str, other: Category | None = None) -> Category | None:
     """What an op of the host, or an instruction of a compiled program, works at, by its name; else ``other``."""
     return OF_CLASS.get(op_class(name) or "", other)
+
+
+def span_category(kind: SliceKind, name: str) -> Category:
+    """What a span of the host is: by its kind, and of ops and annotations by what their name says."""
+    other = _OF_SLICE[kind]
+    if kind == SliceKind.PYTHON:
+        return other if parse_module(name) is None else Category.MODULE
+    named = op_category(name) if kind in _NAMED else None
+    return other if named is None else named
 
 
 def kernel_category(name: str) -> Category:
@@ -226,13 +242,14 @@ def _lines(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
 def _devices(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
     devices, kernels, copies = trace.rows["devices"], trace.rows["kernels"], trace.rows["copies"]
     of_kernel = _kernel_categories(trace)
+    named = _named_streams(trace)
     for device in range(len(devices)):
         name = trace.text(int(devices["name"][device])) or "device"
         group = f"{name} ({int(devices['ordinal'][device])})"
         mine = np.flatnonzero(kernels["device"] == device), np.flatnonzero(copies["device"] == device)
         streams = np.union1d(kernels["stream"][mine[0]], copies["stream"][mine[1]])
         for stream in streams.tolist():
-            label = f"stream {stream}"
+            label = named.get((device, stream), f"stream {stream}")
             rows = [
                 positions[table["stream"][positions] == stream]
                 for positions, table in zip(mine, (kernels, copies), strict=True)
@@ -242,6 +259,21 @@ def _devices(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
                 _part(trace, "copies", rows[1], np.full(len(rows[1]), Category.COPY), label=label, group=group),
             ]
             yield group, label, [part for part in parts if len(part.row)]
+
+
+def _named_streams(trace: Trace) -> dict[tuple[int, int], str]:
+    """(device, stream) -> the profiler's name of a line of a TPU, whose number says nothing."""
+    ops = trace.rows["hlo_ops"]
+    result: dict[tuple[int, int], str] = {}
+    if not ops["asynchronous"].any() and program_platform(trace) != "tpu":
+        return result
+    for table, key in (("kernels", "kernel"), ("copies", "copy")):
+        mine = np.flatnonzero(ops[key] != MISSING)
+        work, at = trace.rows[table], ops[key][mine]
+        lines = np.stack((work["device"][at], work["stream"][at], ops["asynchronous"][mine]), axis=1)
+        for device, stream, aside in np.unique(lines, axis=0).tolist():
+            result[device, stream] = "Async XLA Ops" if aside else "XLA Ops"
+    return result
 
 
 def _instructions(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
@@ -264,7 +296,10 @@ def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
     of_slice = _mapped(slices["kind"], _OF_SLICE)
     told = np.flatnonzero(np.isin(slices["kind"], _NAMED))
     of_slice[told] = _named(trace, slices["name"][told], of_slice[told])
+    modules = [code for code in np.unique(slices["name"][python]).tolist() if parse_module(trace.text(code))]
+    of_slice[python & np.isin(slices["name"], modules)] = Category.MODULE
     of_call = _mapped(calls["kind"], _OF_CALL)
+    of_call[np.isin(calls["name"], _loading(trace))] = Category.COMPILE
     depth = np.where(python, _depths(slices["parent"], python), _depths(slices["parent"], ~python))
     below = np.zeros(len(calls), np.int64)
     if len(slices):
@@ -291,6 +326,11 @@ def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
                 under,
                 [_part(trace, "slices", stack, of_slice[stack], label=under, group=group, depth=depth[stack])],
             )
+
+
+def _loading(trace: Trace) -> list[int]:
+    """Names of calls that load code."""
+    return [code for code in np.unique(trace.rows["calls"]["name"]).tolist() if loads_code(trace.text(code))]
 
 
 def _host_collectives(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:

@@ -11,6 +11,7 @@ SCRIPTS = (
     "fragment.js",
     "handoff.js",
     "timeline_wire.js",
+    "source.js",
     "timeline_draw.js",
     "timeline_picture.js",
     "timeline_findings.js",
@@ -86,12 +87,16 @@ Flame = _component(
     "Flame",
     """A tree of times as an icicle.
 
-    ``tree``: arrays ``name``, ``parent``, ``ns``, ``own_ns``, ``count``, parents first; ``timeline``: where a name is
-    looked for; ``find``: what is searched to begin with.
+    ``tree``: arrays as of `views.flame`, parents first; ``timeline``: where a name is looked for; ``find``: what is
+    searched to begin with; ``order``: ``time`` (the largest first) or ``start``; ``fold``: frames of launchers are one
+    row; ``look``: ``categories``, ``colors`` and ``code`` of the view.
     """,
     "tree",
     "timeline",
     "find",
+    "order",
+    "fold",
+    "look",
 )
 Graph = _component(
     "Graph",

@@ -1,17 +1,11 @@
-// A tree of times as an icicle: the whole on top, what is in it below, wide as its time. Left-heavy, with a search and a table.
+// A tree of times as an icicle: the whole on top, what is in it below, wide as its time, in the colours of the timeline.
+// The largest first or in order of time, with a search and a table.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   const ROW = 20, MOST_ROWS = 300, LEAST_PX = 0.6;
 
   const element = ui.wire.element;
-
-  // The same name has the same colour in every tree; hues are kept off red, which means trouble elsewhere.
-  function color(name, dark) {
-    let hash = 0;
-    for (let at = 0; at < name.length; at++) hash = (hash * 31 + name.charCodeAt(at)) | 0;
-    return `hsl(${170 + (Math.abs(hash) % 130)} ${dark ? 32 : 45}% ${(dark ? 34 : 76) + (Math.abs(hash >> 8) % 9)}%)`;
-  }
 
   class View {
     constructor(root, props) {
@@ -25,6 +19,9 @@ window.perfscope_ui = window.perfscope_ui || {};
       const size = this.tree.name.length;
       this.children = Array.from({ length: size }, () => []);
       for (let node = 1; node < size; node++) this.children[this.tree.parent[node]].push(node);
+      const first = (node) => (this.tree.first_ns[node] === null ? Infinity : this.tree.first_ns[node]);
+      if (props.order === "start") for (const below of this.children) below.sort((a, b) => first(a) - first(b));
+      ui.draw.use(props.look.colors);
       this.find = element("input", { type: "search", class: "ps-tl-find", placeholder: "search names: regular expression ( / )", "aria-label": "search names by regular expression" });
       this.find.value = props.find || "";
       this.status = element("div", { class: "ps-tl-status", role: "status", "aria-live": "polite" });
@@ -32,7 +29,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.tip = element("div", { class: "ps-tl-tip", hidden: "" });
       this.panel = element("section", { class: "ps-tl-panel", "aria-label": "selection" });
       root.append(element("div", { class: "ps-tl-bar" }, this.find, element("button", { class: "ps-button", onclick: () => this.zoom(0) }, "whole"),
-        element("button", { class: "ps-button", onclick: () => this.table() }, "as table"), this.status), this.canvas, this.tip, this.panel);
+        element("button", { class: "ps-button", onclick: () => this.table() }, "as table"), this.status), this.legend(), this.canvas, this.tip, this.panel);
       const on = (target, name, what) => { target.addEventListener(name, what); this.listeners.push(() => target.removeEventListener(name, what)); };
       on(window, "resize", () => this.draw());
       on(this.canvas, "mousemove", (event) => this.hover(event));
@@ -40,11 +37,25 @@ window.perfscope_ui = window.perfscope_ui || {};
       on(this.canvas, "click", (event) => { const node = this.hit(event.offsetX, event.offsetY); if (node !== null) { this.select(node); this.zoom(node); } });
       on(this.find, "input", () => this.search());
       on(document, "keydown", (event) => this.key(event));
-      const watch = new MutationObserver(() => this.draw());
+      const watch = new MutationObserver(() => { this.root.replaceChild(this.legend(), this.colours_before()); this.draw(); });
       watch.observe(document.documentElement, { attributes: true, attributeFilter: ["data-ps-scheme"] });
       this.listeners.push(() => watch.disconnect());
       this.search();
     }
+
+    // What the colours stand for, of what there is here: the most time of its own first.
+    legend() {
+      const own = new Map(), look = ui.draw.theme();
+      this.tree.category.forEach((category, node) => own.set(category, (own.get(category) || 0) + this.tree.own_ns[node]));
+      const items = [...own].sort((a, b) => b[1] - a[1]).map(([category]) => {
+        const swatch = element("span", { class: "ps-swatch", "aria-hidden": "true" });
+        swatch.style.background = ui.draw.color(look, category);
+        return element("li", { "data-category": category }, swatch, this.props.look.categories[category]);
+      });
+      return element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "what colours stand for" }, ...items);
+    }
+
+    colours_before() { return this.root.querySelector(".ps-tl-legend"); }
 
     end() { for (const stop of this.listeners) stop(); }
 
@@ -56,12 +67,14 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     // Boxes of what is visible: those above the zoomed node are as wide as the picture.
     boxes() {
-      const width = this.width, found = [], above = this.path(this.zoomed);
-      above.slice(0, -1).forEach((node, depth) => found.push({ node, x: 0, width, depth, above: true }));
-      const waiting = [{ node: this.zoomed, x: 0, width, depth: above.length - 1 }];
+      const width = this.width, found = [], above = this.path(this.zoomed).filter((node) => !this.folded(node));
+      const outer = above.filter((node) => node !== this.zoomed);
+      outer.forEach((node, depth) => found.push({ node, x: 0, width, depth, above: true }));
+      const waiting = [{ node: this.zoomed, x: 0, width, depth: outer.length }];
       while (waiting.length) {
         const box = waiting.pop();
-        found.push(box);
+        if (!this.folded(box.node) || box.node === this.zoomed) found.push(box);
+        else box.depth -= 1; // what is in it stands where it would
         let x = box.x;
         const scale = box.width / Math.max(this.tree.ns[box.node], 1);
         for (const child of this.children[box.node]) {
@@ -73,8 +86,17 @@ window.perfscope_ui = window.perfscope_ui || {};
       return found;
     }
 
+    // Frames that only lead to the next one; the first of a row of launchers stands for all of them.
+    folded(node) { return this.props.fold && this.tree.fold[node] === "-"; }
+
+    label(node) {
+      const { name, merged, fold } = this.tree;
+      if (this.props.fold && fold[node].length > 1) return fold[node];
+      return merged[node] > 1 ? `${name[node]} × ${merged[node]}` : name[node];
+    }
+
     draw() {
-      const ratio = window.devicePixelRatio || 1, dark = document.documentElement.dataset.psScheme === "dark";
+      const ratio = window.devicePixelRatio || 1, look = ui.draw.theme(), dark = look.name === "dark";
       this.width = Math.max(this.root.clientWidth, 320);
       this.shown = this.boxes();
       const depth = this.shown.reduce((most, box) => Math.max(most, box.depth), 0) + 1;
@@ -86,9 +108,10 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.font = "11.5px system-ui, sans-serif";
       context.textBaseline = "middle";
       for (const box of this.shown) {
-        const name = this.tree.name[box.node], y = box.depth * ROW, hit = this.pattern && this.pattern.test(name);
-        context.globalAlpha = box.above ? 0.5 : this.pattern && !hit ? 0.3 : 1;
-        context.fillStyle = hit ? (dark ? "#8a6a14" : "#f2c14e") : color(name, dark);
+        const name = this.label(box.node), y = box.depth * ROW, hit = this.pattern && this.pattern.test(this.text(box.node));
+        const color = ui.draw.shaded(ui.draw.color(look, this.tree.category[box.node]), ui.draw.shade_of(this.tree.name[box.node]));
+        context.globalAlpha = box.above ? 0.5 : this.pattern && !hit ? 0.25 : 1;
+        context.fillStyle = color;
         context.fillRect(box.x, y, Math.max(box.width - 0.6, 0.5), ROW - 1);
         if (box.node === this.at) {
           context.globalAlpha = 1;
@@ -97,8 +120,9 @@ window.perfscope_ui = window.perfscope_ui || {};
           context.strokeRect(box.x + 1, y + 1, Math.max(box.width - 2.6, 1), ROW - 3);
         }
         if (box.width > 30) {
-          const room = Math.floor((box.width - 8) / 6.7);
-          context.fillStyle = dark ? "#f2f4f7" : "#10151b";
+          const wide = context.measureText(name).width, room = wide <= box.width - 8 ? name.length : Math.floor((name.length * (box.width - 8)) / wide) - 1;
+          context.globalAlpha = Math.max(context.globalAlpha, 0.6);
+          context.fillStyle = context.globalAlpha < 1 ? look.ink : ui.draw.text_on(color);
           context.fillText(name.length > room ? `${name.slice(0, Math.max(room - 1, 0))}…` : name, box.x + 4, y + ROW / 2);
         }
       }
@@ -112,32 +136,35 @@ window.perfscope_ui = window.perfscope_ui || {};
       return box ? box.node : null;
     }
 
+    text(node) { return this.tree.whole[node] || this.tree.name[node]; }
+
     words(node) {
       const whole = this.tree.ns[0], ns = this.tree.ns[node];
       const of = (part, all) => `${((100 * part) / Math.max(all, 1)).toFixed(1)}%`;
       return [`${ui.wire.format_ns(ns)}, ${of(ns, whole)} of all`, `its own ${ui.wire.format_ns(this.tree.own_ns[node])}`,
-        ...(this.tree.count[node] ? [`${this.tree.count[node].toLocaleString("en")} times`] : [])];
+        ...(this.tree.count[node] ? [`${this.tree.count[node].toLocaleString("en")} times`] : []),
+        ...(this.tree.merged[node] > 1 ? [`${this.tree.merged[node].toLocaleString("en")} of them merged`] : [])];
     }
 
     hover(event) {
       const node = this.hit(event.offsetX, event.offsetY);
       this.tip.hidden = node === null;
       if (node === null) return;
-      this.tip.textContent = [this.tree.name[node], ...this.words(node)].join("\n");
+      this.tip.textContent = [this.label(node), ...(this.tree.whole[node] ? [this.tree.whole[node]] : []), ...this.words(node), this.props.look.categories[this.tree.category[node]], ...(this.tree.line[node] ? [this.tree.line[node]] : [])].join("\n");
       this.tip.style.left = `${Math.min(event.offsetX + 14, this.width - 330)}px`;
       this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;
     }
 
     select(node) {
       this.at = node;
-      const name = this.tree.name[node];
-      const escaped = name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+      const name = this.label(node), { whole, ids, line } = this.tree;
       const join = this.props.timeline.includes("?") ? "&" : "?";
-      const steps = this.path(node).map((one) => element("button", { class: "ps-link", onclick: () => { this.select(one); this.zoom(one); } }, this.tree.name[one]));
-      const trail = element("p", {});
+      const steps = this.path(node).filter((one) => !this.folded(one)).map((one) => element("button", { class: "ps-link", onclick: () => { this.select(one); this.zoom(one); } }, this.label(one)));
+      const trail = element("p", { class: "ps-trail" });
       steps.forEach((step, at) => trail.append(...(at ? [" › ", step] : [step])));
-      this.panel.replaceChildren(element("h2", {}, name), element("p", {}, this.words(node).join(", ")), trail,
-        element("a", { href: `${this.props.timeline}${join}${new URLSearchParams({ find: `^${escaped}$` })}` }, "in the timeline"));
+      const link = ids[node] ? [element("a", { href: `${this.props.timeline}${join}${new URLSearchParams({ name: ids[node] })}` }, "in the timeline")] : [];
+      this.panel.replaceChildren(element("h2", {}, name), ...(whole[node] ? [element("p", { class: "ps-tl-whole", title: whole[node] }, whole[node])] : []),
+        element("p", {}, this.words(node).join(", ")), trail, ...ui.source(line[node], this.props.look.code[line[node]]), ...link);
       this.status.textContent = `${name}: ${this.words(node)[0]}`;
       this.draw();
     }
@@ -154,7 +181,7 @@ window.perfscope_ui = window.perfscope_ui || {};
           let ns = 0, count = 0;
           const inside = new Array(this.tree.name.length).fill(false);
           for (let node = 0; node < this.tree.name.length; node++) {
-            const parent = this.tree.parent[node], match = this.pattern.test(this.tree.name[node]);
+            const parent = this.tree.parent[node], match = this.pattern.test(this.text(node));
             inside[node] = match || (parent >= 0 && inside[parent]);
             if (match) count += 1;
             if (match && !(parent >= 0 && inside[parent])) ns += this.tree.ns[node];
@@ -193,8 +220,8 @@ window.perfscope_ui = window.perfscope_ui || {};
         "/": () => this.find.focus(), t: () => this.table(), Escape: () => { this.panel.replaceChildren(); this.zoom(0); },
       };
       if (document.activeElement === this.canvas) {
-        does.ArrowDown = () => { if (this.children[this.at].length) this.select(this.children[this.at][0]); };
-        does.ArrowUp = () => { if (parent >= 0) this.select(parent); };
+        does.ArrowDown = () => { let inner = this.children[this.at][0]; while (inner !== undefined && this.folded(inner)) inner = this.children[inner][0]; if (inner !== undefined) this.select(inner); };
+        does.ArrowUp = () => { let outer = parent; while (outer > 0 && this.folded(outer)) outer = this.tree.parent[outer]; if (outer >= 0) this.select(outer); };
         does.ArrowRight = () => this.select(beside[Math.min(place + 1, beside.length - 1)]);
         does.ArrowLeft = () => this.select(beside[Math.max(place - 1, 0)]);
         does.Enter = () => this.zoom(this.at);

@@ -1,168 +1,119 @@
 """Where time goes as trees: the host's stacks, device time by the stack that asked for it, and scopes of programs.
 
-A node is a path of names. Its time holds that of all below it; what is not in a child is its own. Sums are exact: nodes
-too small to be seen are added up in one beside them, and counted.
+What is in a tree is `analyzers.sections.call_trees`' affair; here it becomes rows with the colours of the timeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from perfscope.analyzers.programs import hot_instructions
-from perfscope.dashboards.web.timeline.names import NAME_CHARS
+from perfscope.analyzers.sections.call_trees import (
+    LEAST_SHARE,
+    CallNode,
+    device_tree,
+    host_tree,
+    of_ranks,
+    scope_tree,
+)
+from perfscope.analyzers.source_code import excerpts
+from perfscope.dashboards.web.timeline.lanes import (
+    CATEGORY_WORDS,
+    COLORS,
+    Category,
+    kernel_category,
+    op_category,
+    span_category,
+)
+from perfscope.dashboards.web.timeline.names import NAME_CHARS, name_id
 from perfscope.dashboards.web.views import Job, Place
-from perfscope.model.intervals import Int64
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
 
-LEAST_SHARE = 1 / 4_000
-"""Of the whole: a quarter of a pixel of a wide screen."""
-NO_STACK = "no host op is known for it"
-
-Path = tuple[str, ...]
-Held = Mapping[Path, tuple[int, int]]
-"""(own ns, count) by path."""
+TREES: dict[str, Callable[..., CallNode]] = {"host": host_tree, "device": device_tree, "scopes": scope_tree}
+FORMS = {"merged": True, "apart": False}
+"""What is repeated (steps, layers) as one, or each on its own."""
 
 
-@dataclass(slots=True)
-class Node:
-    """A name below a path. ``ns``: with all below it."""
-
-    name: str
-    own_ns: int = 0
-    count: int = 0
-    ns: int = 0
-    below: dict[str, Node] = field(default_factory=dict)
-
-
-def gather(trace: Trace, place: Place) -> dict[str, Held]:
-    """Own time by path of each kind of tree, of one rank."""
-    paths, own = _host(trace)
-    return {"host": own, "device": _device(trace, paths), "scopes": _scopes(trace)}
+def gather(trace: Trace, place: Place) -> dict[str, dict[str, CallNode]]:
+    """The trees of one rank: kind -> form -> its whole."""
+    return {kind: {form: make(trace, merge=merge) for form, merge in FORMS.items()} for kind, make in TREES.items()}
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``trees``: a tree a kind, of all ranks together; ``null`` where it has no time."""
-    return {"trees": {kind: _tree([item.held[kind] for item in job.gathered]) for kind in ("host", "device", "scopes")}}
+    """``trees``: of all ranks together, kind -> form -> rows (see `_plain`), ``null`` where it has no time.
+
+    ``categories`` and ``colors`` by number, as of the timeline; ``code``: line -> its code, where it is known.
+    """
+    trees = {
+        kind: {form: _plain(of_ranks(item.held[kind][form] for item in job.gathered)) for form in FORMS}
+        for kind in TREES
+    }
+    rows = [tree for forms in trees.values() for tree in forms.values() if tree is not None]
+    places = {line for tree in rows for line in tree.pop("place")} - {""}
+    code = excerpts(places, [source.path for source in job.analysis.sources])
+    return {
+        "trees": {
+            kind: None if all(tree is None for tree in forms.values()) else forms for kind, forms in trees.items()
+        },
+        "categories": list(CATEGORY_WORDS),
+        "colors": {ground: list(held) for ground, held in COLORS.items()},
+        "code": {
+            sanitize(line, NAME_CHARS): {"path": held.path, "first": held.first, "lines": list(held.lines)}
+            for line, held in code.items()
+        },
+    }
 
 
-def _host(trace: Trace) -> tuple[list[Path], Held]:
-    """The path of each distinct stack, and own time and count by path. Rows of ``slices`` know their node."""
-    slices = trace.rows["slices"]
-    node, paths = _nodes(trace)
-    lasts = slices["end_ns"] - slices["start_ns"]
-    own = lasts.copy()
-    inside = np.flatnonzero(slices["parent"] != MISSING)
-    np.subtract.at(own, slices["parent"][inside], lasts[inside])
-    total, count = np.zeros(len(paths), np.int64), np.bincount(node, minlength=len(paths))
-    np.add.at(total, node, own)
-    return paths, {path: (int(total[index]), int(count[index])) for index, path in enumerate(paths)}
+def _category(node: CallNode) -> Category:
+    text = next(iter(node.recorded), node.name)
+    if node.kind == "slice":
+        return span_category(node.span, text)
+    if node.kind == "kernel":
+        return kernel_category(text)
+    if node.kind == "instruction":
+        return op_category(text) or Category.INSTRUCTION
+    return {"collective": Category.COLLECTIVE, "copy": Category.COPY}.get(node.kind, Category.MODULE)
 
 
-def _nodes(trace: Trace) -> tuple[Int64, list[Path]]:
-    """The node of each row of ``slices``, level by level: parents stand before their children."""
-    slices = trace.rows["slices"]
-    node = np.full(len(slices), MISSING, np.int64)
-    paths: list[Path] = []
-    texts: dict[int, str] = {}
-    left = np.flatnonzero(slices["parent"] == MISSING)
-    level = True
-    while len(left):
-        above = np.full(len(left), MISSING, np.int64) if level else node[slices["parent"][left]]
-        keys = np.stack((above, slices["name"][left].astype(np.int64)), axis=1)
-        results, positions = np.unique(keys, axis=0, return_inverse=True)
-        node[left] = len(paths) + positions.ravel()
-        for parent, code in results.tolist():
-            name = texts.setdefault(code, sanitize(trace.text(code), NAME_CHARS) or "(no name)")
-            paths.append((*(paths[parent] if parent != MISSING else ()), name))
-        placed = np.zeros(len(slices), np.bool_)
-        placed[left] = True
-        rest = np.flatnonzero((node == MISSING) & (slices["parent"] != MISSING))
-        left = rest[placed[slices["parent"][rest]]]
-        level = False
-    return node, paths
+def _plain(root: CallNode) -> dict[str, list[Any]] | None:
+    """The tree as rows, parents before children, arrays of one length; ``None`` where it has no time.
 
-
-def _device(trace: Trace, paths: list[Path]) -> Held:
-    """Time of kernels and copies by the path of the host op that launched them, the kernel's name at its end."""
-    node, _ = _nodes(trace)
-    result: dict[Path, tuple[int, int]] = {}
-    for table in ("kernels", "copies"):
-        rows = trace.rows[table]
-        if not len(rows):
-            continue
-        above = np.full(len(rows), MISSING, np.int64)
-        linked = rows["op"] != MISSING
-        above[linked] = node[rows["op"][linked]]
-        keys, positions = np.unique(
-            np.stack((above, rows["name"].astype(np.int64)), axis=1), axis=0, return_inverse=True
-        )
-        total, count = np.zeros(len(keys), np.int64), np.bincount(positions.ravel(), minlength=len(keys))
-        np.add.at(total, positions.ravel(), rows["end_ns"] - rows["start_ns"])
-        for index, (parent, code) in enumerate(keys.tolist()):
-            path = (*(paths[parent] if parent != MISSING else (NO_STACK,)), sanitize(trace.text(code), NAME_CHARS))
-            held = result.get(path, (0, 0))
-            result[path] = (held[0] + int(total[index]), held[1] + int(count[index]))
-    return result
-
-
-def _scopes(trace: Trace) -> Held:
-    """Time of instructions by program and scope, the instruction at the end."""
-    result: dict[Path, tuple[int, int]] = {}
-    for spots in trace.fact(hot_instructions):
-        for instruction in spots.instructions:
-            scope = [part for part in (instruction.scope or "no scope").split("/") if part]
-            path = tuple(sanitize(part, NAME_CHARS) for part in (instruction.program, *scope, instruction.instruction))
-            held = result.get(path, (0, 0))
-            result[path] = (held[0] + instruction.time_ns, held[1] + instruction.calls)
-    return result
-
-
-def _tree(helds: Iterable[Held]) -> dict[str, Any] | None:
-    root = Node("all")
-    for held in helds:
-        for path, (own, count) in held.items():
-            node = root
-            for name in path:
-                node = node.below.setdefault(name, Node(name))
-            node.own_ns += own
-            node.count += count
-    _sum(root)
-    return None if root.ns <= 0 else _plain(root, root.ns * LEAST_SHARE)
-
-
-def _sum(root: Node) -> None:
-    """``ns`` of every node, from the leaves up; no recursion, for stacks are deeper than Python's."""
-    order, index = [root], 0
-    while index < len(order):
-        order += order[index].below.values()
-        index += 1
-    for node in reversed(order):
-        node.ns = node.own_ns + sum(child.ns for child in node.below.values())
-
-
-def _plain(root: Node, least: float) -> dict[str, Any]:
-    """The tree as rows, parents before children: names, parents, times and counts as arrays of one length."""
-    rows: dict[str, list[Any]] = {"name": [], "parent": [], "ns": [], "own_ns": [], "count": []}
-    waiting: list[tuple[Node, int]] = [(root, -1)]
-    index = 0
-    while index < len(waiting):
-        node, parent = waiting[index]
-        place = len(rows["name"])
-        for key, value in (
-            ("name", node.name), ("parent", parent), ("ns", node.ns), ("own_ns", node.own_ns), ("count", node.count),
-        ):  # fmt: skip
-            rows[key].append(value)
+    ``name``, ``whole`` (as recorded, where that is another), ``merged`` (names that it stands for), ``ids`` (of them,
+    for links), ``category``, ``parent``, ``ns``, ``own_ns``, ``count``, ``first_ns``, ``fold`` and ``line``. Nodes
+    too small to be seen are summed up in one beside them.
+    """
+    if root.ns <= 0:
+        return None
+    least = root.ns * LEAST_SHARE
+    rows: dict[str, list[Any]] = {}
+    waiting: list[tuple[CallNode, int]] = [(root, -1)]
+    for index, (node, parent) in enumerate(waiting):
+        whole = sanitize(next(iter(node.recorded), ""), NAME_CHARS)
+        name = sanitize(node.name, NAME_CHARS) or "(no name)"
+        values = {
+            "name": name,
+            "whole": "" if whole == name or node.merged > 1 else whole,
+            "merged": node.merged,
+            "ids": "" if node.kind == "scope" else ",".join(map(name_id, node.recorded)),
+            "category": int(_category(node)),
+            "parent": parent,
+            "ns": node.ns,
+            "own_ns": node.own_ns,
+            "count": node.count,
+            "first_ns": node.first_ns,
+            "fold": sanitize(node.fold, NAME_CHARS),
+            "line": sanitize(node.line, NAME_CHARS),
+            "place": node.line,
+        }
+        for key, value in values.items():
+            rows.setdefault(key, []).append(value)
         children = sorted(node.below.values(), key=lambda child: (-child.ns, child.name))
         large = [child for child in children if child.ns >= least]
-        waiting += [(child, place) for child in large]
+        waiting += [(child, index) for child in large]
         small = children[len(large) :]
         if rest := sum(child.ns for child in small):
-            name = f"{len(small):,} smaller"
-            waiting.append((Node(name, own_ns=rest, ns=rest, count=sum(child.count for child in small)), place))
-        index += 1
+            count = sum(child.count for child in small)
+            summed = CallNode(f"{len(small):,} smaller", kind="scope", own_ns=rest, ns=rest, count=count)
+            waiting.append((summed, index))
     return rows

@@ -1,0 +1,319 @@
+"""Where time goes as trees: the host's stacks, device work below the host spans that launched it, scopes of programs.
+
+A node is a name below a path of names. Its time holds that of all nodes below it; what is in none of them is its own,
+so the own times of a tree sum to its whole, exactly. In a *merged* tree what a program repeats is one node: its steps,
+and the layers that are modules of one class or scopes of one name and several numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.analyzers.ops import short_kernel_name
+from perfscope.analyzers.programs import hot_instructions
+from perfscope.analyzers.time import call_site
+from perfscope.model.frames import parse_frame, parse_module
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+Kind = Literal["slice", "kernel", "collective", "copy", "scope", "instruction"]
+"""Of what a node is; ``slice``: a host span, whose own kind is ``CallNode.span``."""
+
+NO_STACK = "no host op is known for it"
+SOLE_SHARE = 0.99
+"""Of the time of a frame, in one frame below it: the outer one only leads there."""
+LEAST_SHARE = 1 / 4_000
+"""Of the whole: smaller nodes are summed up beside the others, a quarter of a pixel of a wide screen each."""
+FOLDED = "-"
+MOST_RECORDED = 64
+"""Names as recorded that a merged node keeps."""
+
+_NUMBERED = re.compile(r"(#(\w+=)?\d+#?|[ _]\d+)$")
+_MODULE_CALL = re.compile(r"(.*/)?torch/nn/modules/module\.py\(\d+\): _(wrapped_)?call_impl")
+"""Between every module and its ``forward``."""
+_NUMBERED_SCOPE = re.compile(r"([_.]\d+|\[\d+\])$")
+
+
+@dataclass(slots=True)
+class CallNode:
+    """A name below a path. Times in ns."""
+
+    name: str
+    """Short, and without a number where it stands for several of them."""
+    kind: Kind = "slice"
+    span: SliceKind = SliceKind.OTHER
+    own_ns: int = 0
+    count: int = 0
+    """Times that it ran."""
+    ns: int = 0
+    """With all below it; set by `sum_tree`."""
+    first_ns: int | None = None
+    """When the first of it began, after the first event of the trace; None where it has no time."""
+    recorded: dict[str, None] = field(default_factory=dict)
+    """Its names as they were recorded, `MOST_RECORDED` of them at most."""
+    merged: int = 1
+    """How many of different names it stands for."""
+    line: str = ""
+    """``file:line`` of the program."""
+    fold: str = ""
+    """Of Python frames that only lead to the next one: what the first of a row of launchers stands for, else `FOLDED`.
+    """
+    row: int = MISSING
+    """Of ``slices``, the first."""
+    below: dict[str, CallNode] = field(default_factory=dict)
+
+    def add(self, other: CallNode) -> None:
+        """Take in the same node of another rank, without what is below it."""
+        self.own_ns += other.own_ns
+        self.count += other.count
+        self.merged = max(self.merged, other.merged)
+        self.line = self.line or other.line
+        firsts = [first for first in (self.first_ns, other.first_ns) if first is not None]
+        self.first_ns = min(firsts, default=None)
+        self.recorded |= dict.fromkeys(list(other.recorded)[: max(0, MOST_RECORDED - len(self.recorded))])
+
+
+def host_tree(trace: Trace, *, merge: bool) -> CallNode:
+    """What the host's threads ran, one below the other; waiting is in it."""
+    return _finished(trace, trace.fact(_merged_stacks if merge else _plain_stacks).root)
+
+
+def device_tree(trace: Trace, *, merge: bool) -> CallNode:
+    """Kernels and copies below the host spans that launched them."""
+    stacks = trace.fact(_merged_stacks if merge else _plain_stacks)
+    root = CallNode("all", "scope")
+    made: dict[int, CallNode] = {}
+    begin = _begin(trace)
+    for table in ("kernels", "copies"):
+        rows = trace.rows[table]
+        if not len(rows):
+            continue
+        above = np.full(len(rows), MISSING, np.int64)
+        linked = rows["op"] != MISSING
+        above[linked] = stacks.node[rows["op"][linked]]
+        keys, positions = np.unique(np.stack((above, rows["name"]), axis=1), axis=0, return_inverse=True)
+        sums = _Sums(len(keys), positions.ravel(), rows["end_ns"] - rows["start_ns"], rows["start_ns"] - begin)
+        communicates = np.bincount(sums.at, rows["communication"], len(keys)) if table == "kernels" else None
+        for index, (parent, code) in enumerate(keys.tolist()):
+            text = trace.text(code)
+            kind: Kind = "copy" if communicates is None else "collective" if communicates[index] else "kernel"
+            node = CallNode(
+                short_kernel_name(text) if table == "kernels" else text, kind, recorded={text: None}, row=MISSING
+            )
+            sums.fill(node, index)
+            _copied(root, stacks, parent, made).below[f"{table} {text}"] = node
+    return _finished(trace, root)
+
+
+def scope_tree(trace: Trace, *, merge: bool) -> CallNode:
+    """Instructions of compiled programs below the program and the scopes of its source."""
+    root = CallNode("all", "scope")
+    for spots in trace.fact(hot_instructions):
+        for found in spots.instructions:
+            node = root
+            for part in (found.program, *(part for part in (found.scope or "no scope").split("/") if part)):
+                name = _NUMBERED_SCOPE.sub("", part) if merge and node is not root else part
+                node = node.below.setdefault(name or part, CallNode(name or part, "scope"))
+                node.recorded[part] = None
+                node.merged = len(node.recorded)
+            leaf = node.below.setdefault(found.instruction, CallNode(found.instruction, "instruction"))
+            leaf.own_ns += found.time_ns
+            leaf.count += found.calls
+            leaf.recorded[found.instruction] = None
+            if found.file is not None:
+                leaf.line = found.file if found.line is None else f"{found.file}:{found.line}"
+    sum_tree(root)
+    return root
+
+
+def of_ranks(trees: Iterable[CallNode]) -> CallNode:
+    """The trees of all ranks as one, summed up, with frames that only lead to others marked."""
+    root = CallNode("all", "scope")
+    for tree in trees:
+        waiting = [(root, tree)]
+        while waiting:
+            into, node = waiting.pop()
+            into.add(node)
+            for key, child in node.below.items():
+                same = into.below.setdefault(key, CallNode(child.name, child.kind, child.span))
+                waiting.append((same, child))
+    sum_tree(root)
+    for node in _nodes(root):
+        if node.span == SliceKind.PYTHON and node.below and _MODULE_CALL.fullmatch(node.name):
+            node.fold = FOLDED
+    for top in root.below.values():
+        _mark_launchers(top)
+    return root
+
+
+def sum_tree(root: CallNode) -> None:
+    """Set ``ns`` and ``first_ns`` of every node, from the leaves up."""
+    for node in reversed(list(_nodes(root))):  # no recursion: stacks are deeper than Python's
+        node.ns = node.own_ns + sum(child.ns for child in node.below.values())
+        firsts = [first for child in node.below.values() if (first := child.first_ns) is not None]
+        if node.first_ns is None and firsts:
+            node.first_ns = min(firsts)
+
+
+def _nodes(root: CallNode) -> Iterator[CallNode]:
+    """All nodes, parents before their children."""
+    order, index = [root], 0
+    while index < len(order):
+        order += order[index].below.values()
+        index += 1
+    yield from order
+
+
+def _mark_launchers(top: CallNode) -> None:
+    """Frames from the outermost one down that do nothing but call the next, up to what is the program's."""
+    chain: list[CallNode] = []
+    node = top
+    while node.below and node.span == SliceKind.PYTHON and not any(map(parse_module, node.recorded)):
+        inner = max(node.below.values(), key=lambda child: child.ns)
+        if inner.ns < SOLE_SHARE * node.ns:
+            break
+        chain.append(node)
+        node = inner
+    if len(chain) > 1:
+        chain[0].fold = f"{len(chain)} launcher frames: {chain[0].name} … {chain[-1].name}"
+        for node in chain[1:]:
+            node.fold = FOLDED
+
+
+def _finished(trace: Trace, root: CallNode) -> CallNode:
+    """The tree with its sums, and the lines of nodes that are large enough to be seen."""
+    sum_tree(root)
+    least = root.ns * LEAST_SHARE
+    for node in _nodes(root):
+        if node.row == MISSING or node.ns < least:
+            continue
+        frame = parse_frame(next(iter(node.recorded), "")) if node.span == SliceKind.PYTHON else None
+        if frame is not None:
+            node.line = f"{frame.file}:{frame.line}" if not frame.file.startswith("<") else ""
+        elif (site := call_site(trace, node.row)).file is not None:
+            node.line = site.where().label()
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class _Stacks:
+    """The distinct stacks of the host. ``parent`` and ``nodes``: by number of a stack, ``node``: by row of slices."""
+
+    root: CallNode
+    nodes: list[CallNode]
+    keys: list[str]
+    parent: list[int]
+    node: Int64
+
+
+class _Sums:
+    """Time, count and first start by group: ``at`` is the group of each row."""
+
+    def __init__(self, size: int, at: npt.NDArray[np.intp], lasts: Int64, starts: Int64) -> None:
+        self.at = at
+        self._ns, self._count = np.zeros(size, np.int64), np.bincount(at, minlength=size)
+        self._first = np.full(size, np.iinfo(np.int64).max)
+        np.add.at(self._ns, at, lasts)
+        np.minimum.at(self._first, at, starts)
+
+    def fill(self, node: CallNode, index: int) -> None:
+        """Of one group, into its node."""
+        node.own_ns, node.count = int(self._ns[index]), int(self._count[index])
+        node.first_ns = int(self._first[index])
+
+
+def _plain_stacks(trace: Trace) -> _Stacks:
+    return _stacks(trace, merge=False)
+
+
+def _merged_stacks(trace: Trace) -> _Stacks:
+    return _stacks(trace, merge=True)
+
+
+def _stacks(trace: Trace, *, merge: bool) -> _Stacks:
+    """Nodes of the host's spans, level by level: parents stand before their children in the table."""
+    slices = trace.rows["slices"]
+    label, labels = _labels(trace, merge=merge)
+    found = _Stacks(CallNode("all", "scope"), [], [], [], np.full(len(slices), MISSING, np.int64))
+    left = np.flatnonzero(slices["parent"] == MISSING)
+    above = np.full(len(left), MISSING, np.int64)
+    while len(left):
+        keys, first, positions = np.unique(
+            (above + 1) * len(labels) + label[left], return_index=True, return_inverse=True
+        )
+        found.node[left] = len(found.nodes) + positions
+        for key, row in zip(keys.tolist(), left[first].tolist(), strict=True):
+            parent, name = key // len(labels) - 1, labels[key % len(labels)]
+            node = CallNode(name, span=SliceKind(int(slices["kind"][row])), row=row)
+            (found.root if parent == MISSING else found.nodes[parent]).below[name] = node
+            found.nodes.append(node)
+            found.keys.append(name)
+            found.parent.append(parent)
+        placed = np.zeros(len(slices), np.bool_)
+        placed[left] = True
+        rest = np.flatnonzero((found.node == MISSING) & (slices["parent"] != MISSING))
+        left = rest[placed[slices["parent"][rest]]]
+        above = found.node[slices["parent"][left]]
+    lasts = slices["end_ns"] - slices["start_ns"]
+    own = lasts.copy()
+    inside = np.flatnonzero(slices["parent"] != MISSING)
+    np.subtract.at(own, slices["parent"][inside], lasts[inside])
+    sums = _Sums(len(found.nodes), found.node, own, slices["start_ns"] - _begin(trace))
+    for index, node in enumerate(found.nodes):
+        sums.fill(node, index)
+    names = np.unique(found.node * max(len(trace.strings), 1) + slices["name"])
+    for key in names.tolist():
+        node = found.nodes[key // len(trace.strings)]
+        if len(node.recorded) < MOST_RECORDED:
+            node.recorded[trace.text(key % len(trace.strings))] = None
+    counted = np.bincount(names // max(len(trace.strings), 1), minlength=len(found.nodes))
+    for index in np.flatnonzero(counted > 1).tolist():
+        found.nodes[index].merged = int(counted[index])
+    return found
+
+
+def _labels(trace: Trace, *, merge: bool) -> tuple[Int64, list[str]]:
+    """The label of each row of ``slices``, by number, and the labels."""
+    slices = trace.rows["slices"]
+    pairs, positions = np.unique(slices["name"].astype(np.int64) * len(SliceKind) + slices["kind"], return_inverse=True)
+    numbers: dict[str, int] = {}
+    of_pair = []
+    for pair in pairs.tolist():
+        text, kind = trace.text(pair // len(SliceKind)) or "(no name)", pair % len(SliceKind)
+        of_pair.append(numbers.setdefault(_merged(text, SliceKind(kind)) if merge else text, len(numbers)))
+    return np.array(of_pair, np.int64)[positions] if of_pair else np.empty(0, np.int64), list(numbers) or [""]
+
+
+def _merged(text: str, kind: SliceKind) -> str:
+    """A name without the number that tells a step, or a module of one class, from the others."""
+    numbered = kind == SliceKind.ANNOTATION or parse_module(text) is not None
+    return (_NUMBERED.sub("", text) or text) if numbered else text
+
+
+def _copied(root: CallNode, stacks: _Stacks, number: int, made: dict[int, CallNode]) -> CallNode:
+    """The node of a stack in another tree, made with all above it."""
+    if number == MISSING:
+        return root.below.setdefault(NO_STACK, CallNode(NO_STACK, "scope"))
+    path = []
+    while number != MISSING and number not in made:
+        path.append(number)
+        number = stacks.parent[number]
+    node = made.get(number, root)
+    for each in reversed(path):
+        held = stacks.nodes[each]
+        copy = CallNode(held.name, held.kind, held.span, merged=held.merged, recorded=held.recorded, row=held.row)
+        node.below[stacks.keys[each]] = made[each] = copy
+        node = copy
+    return node
+
+
+def _begin(trace: Trace) -> int:
+    """The first start of host spans and device work, ns."""
+    starts = [trace.rows[table]["start_ns"] for table in ("slices", "kernels", "copies")]
+    return min((int(start.min()) for start in starts if len(start)), default=0)

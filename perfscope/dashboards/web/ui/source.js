@@ -1,0 +1,25 @@
+// A line of the program: its code where that is known, and a link that opens it in the editor that the server names.
+window.perfscope_ui = window.perfscope_ui || {};
+(function (ui) {
+  "use strict";
+
+  // The address of a line in the editor, or null: `perfscope serve --editor` gives the template.
+  function editor_url(path, line) {
+    const page = document.getElementById("page"), template = page && page.dataset.editor;
+    if (!template) return null;
+    return template.replace("{file}", path.split("/").map(encodeURIComponent).join("/")).replace("{line}", String(line));
+  }
+
+  // Elements for `train.py:88`; `code`: its path, number of the first line and lines, or undefined.
+  ui.source = function (place, code) {
+    const element = ui.wire.element, number = Number((/:(\d+)$/.exec(place || "") || [])[1]);
+    if (!place) return [];
+    const label = element("code", {}, place), url = code && editor_url(code.path, number);
+    const made = [element("p", { class: "ps-source" }, url ? element("a", { href: url, title: "open in the editor" }, label) : label)];
+    if (code) {
+      const rows = code.lines.map((text, at) => element("span", code.first + at === number ? { class: "ps-here" } : {}, `${String(code.first + at).padStart(5)}  ${text}\n`));
+      made.push(element("pre", { class: "ps-source", tabindex: "0" }, ...rows));
+    }
+    return made;
+  };
+})(window.perfscope_ui);
