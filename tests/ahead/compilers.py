@@ -13,3 +13,12 @@ def require(kind: plugins.Kind) -> plugins.Plugin:
     if isinstance(found, plugins.MissingPlugin):
         pytest.skip(f"{found.reason}; {found.install}")
     return found
+
+
+def require_checkpoint() -> None:
+    """A skip that says why, where this jax is not one that ``--checkpoint`` is for."""
+    jax = pytest.importorskip("jax")
+    from perfscope.profiler.ahead.jax import compat
+
+    if compat.missing(compat.RUN_INTERFACES | compat.CHECKPOINT_INTERFACES):
+        pytest.skip(f"jax {jax.__version__}: --checkpoint is for jax {compat.KNOWN_VERSION}")

@@ -17,12 +17,6 @@ from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpo
 from perfscope.profiler.ahead.jax.plugin_devices import canonical_text
 from tests.hlo_build import QUICK
 
-MARKS = [
-    pytest.mark.jax,
-    pytest.mark.skipif(
-        jax.__version_info__ < (0, 10), reason=f"jax {jax.__version__}: programs are compiled from 0.10 on"
-    ),
-]
 POLICIES: dict[str, Any] = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,

@@ -15,7 +15,7 @@ from perfscope.analyzers.readers.load import load_path
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import CheckpointSite, Compiled, CompiledLine
 from perfscope.profiler.ahead.sweep.axes import is_reserved, parse_axes, variants
-from tests.ahead.compilers import require
+from tests.ahead.compilers import require, require_checkpoint
 
 SCRIPT = """
 import sys
@@ -367,6 +367,7 @@ def test_a_sweep_over_policies(here: Path) -> None:
 @pytest.mark.aot
 @pytest.mark.jax
 def test_nothing_to_checkpoint_is_no_program(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    require_checkpoint()
     require("gpu-nvidia")
     assert run(["compile", "--checkpoint", "full", "nothing.py"]) == 4
     error = capfd.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 import perfscope
 from perfscope.model.errors import UsageError
 from perfscope.profiler.ahead.targets import plugins
-from tests.ahead.compilers import require
+from tests.ahead.compilers import require, require_checkpoint
 
 MLP = """
 import functools, json, sys
@@ -99,9 +99,9 @@ def test_no_such_target() -> None:
 
 def under_checkpoints() -> tuple[Any, Any, tuple[Any, ...]]:
     """A training step that keeps everything, the same with ``jax.checkpoint`` written into it, and arguments."""
-    jax = pytest.importorskip("jax")
-    if jax.__version_info__ < (0, 10):
-        pytest.skip(f"jax {jax.__version__}: programs are compiled from 0.10 on")
+    require_checkpoint()
+    import jax
+
     jnp = jax.numpy
 
     def step(under: Any) -> Any:

