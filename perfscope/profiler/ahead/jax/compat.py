@@ -1,9 +1,9 @@
 """The private interfaces of jax and jaxlib that running and compiling a program without devices needs.
 
 ``compat.NAME`` is the interface of the tables below that jax calls so; functions stand for what takes several of them.
-All work with jax 0.10.2, the version they were written for, and those of `RUN_INTERFACES` with 0.12.0 as well;
-another version that lacks one is reported in one line before a program runs (`check`, `check_checkpoint`). Import this module only in the child process, which may run
-programs and load compiler plugins.
+All work with jax 0.10.2, the version they were written for, and those of `RUN_INTERFACES` with 0.12.0 as well; another
+version that lacks one is reported in one line before a program runs (`check`, `check_checkpoint`). Import this module
+only in the child process, which may run programs and load compiler plugins.
 """
 
 from __future__ import annotations
