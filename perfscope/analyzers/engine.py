@@ -356,7 +356,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         path=path_summary(trace),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
-        start_ns=trace.span_ns()[0],
+        start_ns=trace.span_ns()[0] if trace.part is None else trace.part.origin_ns,
     )
 
 

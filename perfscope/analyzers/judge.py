@@ -29,13 +29,15 @@ from perfscope.analyzers.readers.load import (
     assemble,
     discover,
     is_remote,
+    of_ranks,
     read_task,
 )
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.readers.workers import LostTask, cores, work_here, work_through
 from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.selection import EVERYTHING, Selection, part_of
 from perfscope.analyzers.thresholds import Thresholds, changed
-from perfscope.model.errors import UsageError
+from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Rule
 from perfscope.model.trace import Trace
 
@@ -56,6 +58,7 @@ class JudgeTask:
     off: Mapping[str, str] = field(default_factory=dict)
     """Reasons of rules that are turned off."""
     thresholds: Thresholds = field(default_factory=dict)
+    selection: Selection = EVERYTHING
 
     def __call__(self, task: Task) -> TaskResult:
         """Read a task and judge its traces."""
@@ -70,8 +73,14 @@ class JudgeTask:
         Compiled programs alone stay as they are: several files of them are judged as one trace, at the end.
         """
         rules = chosen_rules(self.rules, self.off)
-        with changed(self.thresholds):
-            return replace(read, traces=tuple(self._judged(trace, rules) for trace in read.traces))
+        ranks = self.selection.ranks
+        traces = [trace for trace in read.traces if ranks is None or trace.trace.source.rank in ranks]
+        try:
+            with changed(self.thresholds):
+                return replace(read, traces=tuple(self._judged(trace, rules) for trace in traces))
+        except DataError as error:  # the part of it that is asked for is not there
+            path = read.traces[0].trace.source.path
+            return TaskResult(skipped=Skipped(path=path, reason=str(error).removeprefix(f"{path}: "), broken=True))
 
     def _judged(self, read_trace: ReadTrace, rules: Sequence[Rule]) -> ReadTrace:
         if holds_programs_only(read_trace.trace):
@@ -85,10 +94,10 @@ class JudgeTask:
         return kept
 
     def examined(self, trace: Trace, rules: Sequence[Rule]) -> Examined:
-        """What the rules say of a trace."""
+        """What the rules say of a trace, or of the part of it that is asked for."""
         if self.device is not None:
             trace = judged_for(trace, self.device)
-        return examine(replace(trace, topology=self.topology), rules)
+        return examine(part_of(replace(trace, topology=self.topology), self.selection), rules)
 
 
 Executor = Callable[[JudgeTask, Sequence[Task]], Iterator[tuple[int, TaskResult | LostTask]]]
@@ -113,22 +122,24 @@ def judge_paths(
     executor: Executor | None = None,
     topology: Topology | None = None,
     configuration: Configuration = NO_CONFIGURATION,
+    selection: Selection = EVERYTHING,
 ) -> Judged:
     """Judge what lies at ``paths`` as one job; ``rules``: ids, all for ``None``; ``device``: as ``judged_for``.
 
     Of the ``configuration`` only rules, thresholds and ignored paths count; rules that are named in ``rules`` are on.
 
     The tasks are done in at most ``jobs`` processes (cores, if left out), by the Dask cluster at ``scheduler``, or by
-    ``executor``. ``DataError`` as ``load``.
+    ``executor``. Of the recordings only the ``selection`` is judged. ``DataError`` as ``load`` and ``part_of``,
+    ``UsageError`` as ``of_ranks``.
     """
     off = configuration.off if rules is None else {}
     chosen = chosen_rules(rules, off)
-    inputs = _inputs(paths)
+    inputs = [of_ranks(item, selection.ranks) for item in _inputs(paths)]
     tasks = [task for item in inputs for task in item.tasks()]
     whole = _keeps_tables(chosen, tasks, anywhere=scheduler is not None)
     work = JudgeTask(
         rules=tuple(rule.id for rule in chosen), device=device, topology=topology, whole=whole, off=dict(off),
-        thresholds=configuration.thresholds,
+        thresholds=configuration.thresholds, selection=selection,
     )  # fmt: skip
     if executor is None and not whole:
         executor = (

@@ -15,6 +15,7 @@ from perfscope.commands.options import (
     device_named,
     quiet_option,
     screen,
+    selection_options,
     spare,
     tell,
     verbose_option,
@@ -84,6 +85,7 @@ fail_on_option = click.option(
     metavar="ADDRESS",
     help="Read them on the workers of this Dask scheduler, which see the same paths.",
 )
+@selection_options
 @click.option("--topology", metavar="FILE", help="Ranks of a node, their links, the network (TOML), for nvlink_stall.")
 @click.option(
     "--what-if",
@@ -104,6 +106,9 @@ def analyze(
     device: str | None,
     jobs: int | None,
     scheduler: str | None,
+    steps: str | None,
+    ranks: str | None,
+    time: str | None,
     topology: str | None,
     changes: tuple[str, ...],
     fail_on: str | None,
@@ -121,6 +126,7 @@ def analyze(
     from perfscope.analyzers.devices.topology import read_topology
     from perfscope.analyzers.judge import judge_paths
     from perfscope.analyzers.registry import load_rule
+    from perfscope.analyzers.selection import parse_selection
     from perfscope.dashboards.report import render
 
     configuration = find_configuration()
@@ -136,8 +142,9 @@ def analyze(
         raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
     hypotheses = [parse_hypothesis(change) for change in changes]
     judged = judge_paths(
-        paths, chosen, device=named, jobs=jobs, scheduler=scheduler, topology=links, configuration=configuration
-    )
+        paths, chosen, device=named, jobs=jobs, scheduler=scheduler, topology=links, configuration=configuration,
+        selection=parse_selection(steps, ranks, time),
+    )  # fmt: skip
     analysis = replace(judged.analysis, what_ifs=_what_ifs(judged.loaded, hypotheses))
     _spare_inputs(judged.loaded, outputs)
     if not quiet:

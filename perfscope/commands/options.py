@@ -57,6 +57,20 @@ def quiet_option(command: Decorated) -> Decorated:
     return click.option("-q", "--quiet", is_flag=True, help="Print nothing but the answer.")(command)
 
 
+def selection_options(command: Decorated) -> Decorated:
+    """``--steps``, ``--ranks`` and ``--time``. The command gets ``steps``, ``ranks`` and ``time``: ``str | None``.
+
+    ``analyzers.selection.parse_selection`` makes one value of them.
+    """
+    for name, form, help_text in (
+        ("--time", "A:B", "Judge this stretch of the recording only, from its start: 1.2s:1.5s, 300ms:, :2s."),
+        ("--ranks", "LIST", "Read these ranks only: 0,3-5. Files of others are not opened."),
+        ("--steps", "A:B", "Judge these steps only, B not included: 20:25, 20:, :25."),
+    ):
+        command = click.option(name, metavar=form, help=help_text)(command)
+    return command
+
+
 def output_folder_option(what: str) -> Callable[[Decorated], Decorated]:
     """``-o``: the folder that keeps runs, `perfscope-runs` unless said. The command gets ``output: Path``."""
     return click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import show, tell, verbose_option
+from perfscope.commands.options import selection_options, show, tell, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +22,19 @@ FORMATS = ("text", "csv", "json")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the answer.")
 @click.option("--limit", type=click.IntRange(min=0), default=40, show_default=True, help="Rows shown as text; 0: all.")
 @click.option("--tables", is_flag=True, help="List the tables with their columns.")
+@selection_options
 @verbose_option
-def query(path: str | None, sql: str | None, form: str, limit: int, tables: bool, verbose: bool) -> int:
+def query(
+    path: str | None, sql: str | None, form: str, limit: int, tables: bool, verbose: bool,
+    steps: str | None, ranks: str | None, time: str | None,
+) -> int:  # fmt: skip
     """Answer SQL over the tables of a run, a trace file or a folder of traces.
 
     SQL is a query of your own, or the name of one that is ready: `perfscope query latest kernels`. Without SQL the
     ready ones are listed. Nothing but the traces can be read. The tables are documented in docs/query.md.
     """
     from perfscope.analyzers.query import QUERIES, Database
-    from perfscope.analyzers.readers.load import load_paths
+    from perfscope.analyzers.selection import load_selected, parse_selection
 
     if tables:
         _show_tables()
@@ -40,7 +44,7 @@ def query(path: str | None, sql: str | None, form: str, limit: int, tables: bool
         if " " not in sql.strip() and sql not in QUERIES:
             raise UsageError(f"query: no query is called {sql}; first the traces, then one of {', '.join(QUERIES)}")
         text = QUERIES[sql].sql if sql in QUERIES else sql
-        database = Database(load_paths([path]).traces)
+        database = Database(load_selected(path, parse_selection(steps, ranks, time)).traces)
         answer = database.query(text)
         _print(answer, form, limit)
         if answer.empty:

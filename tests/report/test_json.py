@@ -44,6 +44,7 @@ def test_content(schema: Draft202012Validator) -> None:
             "format": "kineto",
             "rank": 0,
             "rank_source": None,
+            "part": None,
             "events_read": 120_345,
             "events_unplaced": 12,
             "unplaced": {"kernel without a device": 12},

@@ -17,11 +17,11 @@ from types import ModuleType
 from typing import Any
 
 from perfscope.analyzers.readers import FORMAT_WORDS, READERS
-from perfscope.analyzers.readers.file_bytes import describe_file, read_head
+from perfscope.analyzers.readers.file_bytes import describe_file, rank_in_name, read_head
 from perfscope.analyzers.readers.hlo.program import holds_programs_only, join_programs
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run import Run, dump, missing_ranks
+from perfscope.model.documents.run import Run, dump, list_numbers, missing_ranks
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.plugins import installed
 from perfscope.model.trace import Trace
@@ -59,6 +59,8 @@ class Input:
     path: str
     units: tuple[Unit, ...]
     folder: bool = False
+    ranks: frozenset[int] | None = None
+    """The ranks that are asked for; ``None``: all. Its units leave out those that are known to be others."""
 
     def tasks(self) -> tuple[Task, ...]:
         """What is read, one by one."""
@@ -130,9 +132,12 @@ def load_path(path: str | Path) -> Loaded:
     return load_paths([path])
 
 
-def load_paths(paths: Sequence[str | Path]) -> Loaded:
-    """What lies at all paths, each trace once, with all tables. ``DataError`` as in ``load``."""
-    inputs = [discover(path) for path in paths]
+def load_paths(paths: Sequence[str | Path], ranks: frozenset[int] | None = None) -> Loaded:
+    """What lies at all paths, each trace once, with all tables. ``DataError`` as in ``load``.
+
+    ``ranks``: only these, as ``of_ranks``.
+    """
+    inputs = [of_ranks(discover(path), ranks) for path in paths]
     return assemble(inputs, [read_task(task) for one in inputs for task in one.tasks()])
 
 
@@ -193,6 +198,34 @@ def _readers() -> Iterator[ModuleType]:
 def known_formats() -> tuple[str, ...]:
     """Names of all formats that can be read, sorted."""
     return tuple(sorted({*READERS, *(entry.name for entry in installed(ENTRY_POINTS))}))
+
+
+def of_ranks(given: Input, ranks: frozenset[int] | None) -> Input:
+    """Without the files and parts of a run that are known to be of other ranks, which are not opened.
+
+    A manifest or the name of a file tells the rank; what only its content tells is left out when it was read.
+    ``UsageError`` where nothing remains.
+    """
+    if ranks is None:
+        return given
+    units = tuple(unit for one in given.units if (unit := _unit_of_ranks(one, ranks)) is not None)
+    if not units:
+        raise UsageError(f"{given.path}: nothing of {_named(ranks)} (--ranks)")
+    return replace(given, units=units, ranks=ranks)
+
+
+def _unit_of_ranks(unit: Unit, ranks: frozenset[int]) -> Unit | None:
+    if isinstance(unit, DividedRun):
+        parts = tuple(part for part in unit.parts if any(process.rank in ranks for process in part.processes))
+        return replace(unit, parts=parts) if parts else None
+    if isinstance(unit, Skipped):
+        return unit
+    rank = rank_in_name(Path(unit))
+    return unit if rank is None or rank in ranks else None
+
+
+def _named(ranks: frozenset[int]) -> str:
+    return list_numbers("rank", sorted(ranks))
 
 
 def _run_at(path: Path) -> DividedRun | None:
@@ -331,7 +364,8 @@ def assemble(inputs: Sequence[Input], results: Iterable[TaskResult]) -> Loaded:
     for part in parts:
         traces += [result for result in part.results if _identity(result.trace) not in seen]
         seen.update(_identity(result.trace) for result in part.results)
-    traces = _with_missing_ranks(traces)
+    chosen = next((one.ranks for one in inputs if one.ranks is not None), None)
+    traces = _with_missing_ranks(traces) if chosen is None else _with_chosen_ranks(traces, chosen)
     return Loaded(
         results=_join_program_files(traces, ", ".join(trace.trace.source.path for trace in traces)),
         skipped=tuple(skipped for part in parts for skipped in part.skipped),
@@ -354,6 +388,10 @@ def _assemble_input(given: Input, results: Sequence[TaskResult]) -> Loaded:
             task_results += mine if isinstance(unit, str) else _run_results(unit, mine)
     traces = [trace for result in task_results for trace in result.traces]
     skipped = tuple(result.skipped for result in task_results if result.skipped is not None)
+    if given.ranks is not None:
+        traces = [trace for trace in traces if trace.trace.source.rank in given.ranks]
+        if not traces and not any(file.broken for file in skipped):
+            raise UsageError(f"{given.path}: nothing of {_named(given.ranks)} (--ranks)")
     runs = [unit for unit in given.units if isinstance(unit, DividedRun)]
     if not traces:
         raise _no_trace(given, skipped)
@@ -409,6 +447,14 @@ def _with_missing_ranks(traces: Sequence[ReadTrace]) -> list[ReadTrace]:
             first = min(ranked)
             noted[first] = _noted(noted[first], note)
     return noted
+
+
+def _with_chosen_ranks(traces: Sequence[ReadTrace], ranks: frozenset[int]) -> list[ReadTrace]:
+    """The first says that only these ranks were asked for, and which of them there is none of."""
+    absent = sorted(ranks - {trace.trace.source.rank for trace in traces if trace.trace.source.rank is not None})
+    notes = [f"only {_named(ranks)} of the job {'was' if len(ranks) == 1 else 'were'} read (--ranks)"]
+    notes += [f"{list_numbers('rank', absent)} left nothing here"] if absent else []
+    return [_noted(traces[0], *notes), *traces[1:]]
 
 
 def _join_program_files(traces: Sequence[ReadTrace], path: str) -> tuple[ReadTrace, ...]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from perfscope.analyzers.time.spans import rows_by_device, union_of
-from perfscope.model.intervals import Intervals, difference, merge
+from perfscope.model.intervals import Intervals, difference, intersection, merge
 from perfscope.model.trace import Trace
 
 
@@ -64,7 +66,11 @@ def device_work(trace: Trace) -> dict[int, DeviceWork]:
         communicates = kernels["communication"][here]
         compute = union_of(kernels, here[~communicates])
         communication = union_of(kernels, here[communicates])
-        copying, working = union_of(copies, rows["copies"][device]), merge(compute, communication)
+        copying = union_of(copies, rows["copies"][device])
+        if trace.part is not None:  # work that begins before the part or ends after it counts while it lasts
+            part = Intervals(np.array([trace.part.start_ns]), np.array([trace.part.end_ns]))
+            compute, communication, copying = (intersection(work, part) for work in (compute, communication, copying))
+        working = merge(compute, communication)
         result[device] = DeviceWork(
             compute=compute,
             communication=communication,

@@ -10,8 +10,9 @@ import click
 from perfscope.commands.compare.baselines import Sides, baseline_option, sides
 from perfscope.commands.compare.outputs import Outputs, check_gates, finish, output_options, own_gates
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import spare, store_option
+from perfscope.commands.options import selection_options, spare, store_option
 from perfscope.model.documents import run_folders
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 @click.argument("head", metavar="HEAD", required=False, shell_complete=complete_runs)
 @baseline_option
 @store_option
+@selection_options
 @output_options(
     "Exit 1 on: regression (of what does not depend on chance), inconclusive, finding:low|medium|high (new, or "
     "costlier than before); of compiled programs also programs, lost-fusions, hbm-bytes, peak, blocking-collectives, "
     "launches, recompute, collective-bytes, modelled-time, most of them with :PERCENT. none: nothing. Repeatable. "
     "[programs, where both sides were compiled for one target]"
 )
-def runs(base: str | None, head: str | None, baseline: str | None, store: str | None, outputs: Outputs) -> int:
+def runs(
+    base: str | None, head: str | None, baseline: str | None, store: str | None, outputs: Outputs,
+    steps: str | None, ranks: str | None, time: str | None,
+) -> int:  # fmt: skip
     """Say what changed from BASE to HEAD, and where in the code.
 
     BASE and HEAD are runs, trace files, folders with the traces of a job's ranks, compiled programs (HLO)
@@ -40,22 +45,33 @@ def runs(base: str | None, head: str | None, baseline: str | None, store: str | 
     A folder in which several runs lie is a set of launches: what differs between them is told from what
     changed. The time of sets that ran in turns, six pairs or more, may fail a build.
 
+    --steps, --ranks and --time choose the same part of both.
+
     Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
     from perfscope.analyzers.compare.runs.comparison import compare as compared
     from perfscope.analyzers.compare.runs.run_sets import runs_in
-    from perfscope.analyzers.readers.load import load_path
+    from perfscope.analyzers.selection import EVERYTHING, load_selected, parse_selection
     from perfscope.dashboards.report.compare import json
 
     check_gates(outputs.fail_on)
+    selection = parse_selection(steps, ranks, time)
     named = sides(base, head, baseline, store=store)
     launches = runs_in(named.base), runs_in(named.head)
     if launches != (None, None):
+        if selection != EVERYTHING:
+            raise UsageError("--steps, --ranks and --time are for one launch a side, not for folders of several runs")
         return _compare_sets(named, launches, outputs)
-    loaded = load_path(named.base), load_path(named.head)
+    chosen = [
+        f"{name} {text}"
+        for name, text in zip(("--steps", "--ranks", "--time"), (steps, ranks, time), strict=True)
+        if text
+    ]
+    part = [f"only a part of each side was compared: {', '.join(chosen)}"] if chosen else []
+    loaded = load_selected(named.base, selection), load_selected(named.head, selection)
     spare(_files(*loaded), outputs.files().values())
     comparison = compared(loaded[0].traces, loaded[1].traces)
-    comparison = replace(comparison, notes=(*named.notes, *comparison.notes))
+    comparison = replace(comparison, notes=(*named.notes, *part, *comparison.notes))
     gates = own_gates(comparison, outputs.fail_on)
     document = json.document(comparison, failed=comparison.gates(gates), gates=gates)
     return finish(document, outputs, unsettled=bool(comparison.inconclusive))

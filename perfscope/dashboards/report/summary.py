@@ -125,6 +125,7 @@ def summarize(analysis: Analysis) -> Summary:
         read=read,
         facts=(
             *_failed(analysis),
+            *_part(analysis),
             *_facts(analysis),
             *filter(
                 None,
@@ -238,6 +239,12 @@ def _place(files: Sequence[str], what: str) -> tuple[str, str]:
     return files[0], f" and {len(files) - 1:,} more"
 
 
+def _part(analysis: Analysis) -> list[str]:
+    """Which part of the recordings was judged, where the user chose one; of several the first one's."""
+    parts = [source.part for source in analysis.sources if source.part is not None]
+    return [f"only a part of {'it' if len(parts) == 1 else 'each'} was judged: {parts[0]}"] if parts else []
+
+
 def _facts(analysis: Analysis) -> list[str]:
     if programs_alone(analysis):
         return _assumed_devices(analysis)
@@ -256,7 +263,10 @@ def _facts(analysis: Analysis) -> list[str]:
     if traced is not None and free is None:
         said.append(f"step {spread_text(traced, 'while traced')}{more}")
     if free is None and traced is None and whole is None:
-        said.append("no steps in it: savings are over the whole trace")
+        cut = any(source.part is not None for source in analysis.sources)
+        said.append(
+            f"no {'whole ' if cut else ''}steps in it: savings are over {'that part' if cut else 'the whole trace'}"
+        )
     spans = sum(device.span_ns for device in analysis.devices)
     busy_words = busy_fact(analysis.warm_accounts)
     if busy_words and (analysis.devices or not analysis.programs.on_cpu):

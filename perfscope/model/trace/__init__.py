@@ -12,7 +12,7 @@ from perfscope.model.trace.tables import (
     MemoryCategory,
     SliceKind,
 )
-from perfscope.model.trace.trace import MEMORY_TABLES, RECORDED, Source, Trace
+from perfscope.model.trace.trace import MEMORY_TABLES, RECORDED, Part, Source, Trace
 
 __all__ = [
     "MEMORY_TABLES",
@@ -26,6 +26,7 @@ __all__ = [
     "HostMemory",
     "MemoryAction",
     "MemoryCategory",
+    "Part",
     "Rows",
     "SliceKind",
     "Source",

@@ -81,8 +81,22 @@ class Source:
     backend: str | None = None
     events_only: bool = False
     """The source has an order of events and no times: ``time_ns`` of its tables counts events."""
+    part: str | None = None
+    """Which part of the recording the trace is, where the user chose one, in words; ``None``: all of it."""
     programs: int | None = None
     """Compiled programs, where the source is nothing else; several of them were handed in together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Which part of a recording a trace is: work and host spans within it, whole, and the calls that launched them."""
+
+    start_ns: int
+    end_ns: int
+    origin_ns: int
+    """When the whole recording begins: what reports count times from."""
+    facts: Mapping[Any, Any] = field(default_factory=dict)
+    """Facts that need rows of the rest: function -> what it gives for the part."""
 
 
 class Tables(Mapping[str, Rows]):
@@ -165,6 +179,8 @@ class Trace:
     """What its programs were compiled for, where they were compiled for machines that are not there."""
     checkpoint: str | None = None
     """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
+    part: Part | None = None
+    """The part of a recording that this is, where the user chose one; ``None``: all of it."""
     _facts: dict[Any, Any] = field(init=False, default_factory=dict)
     """Cached facts: the one part that grows. They follow from the rest, and a copy derives them again."""
 
@@ -186,7 +202,8 @@ class Trace:
     def fact(self, derive: Callable[[Trace], FactT]) -> FactT:
         """``derive(self)``, computed once and kept. Facts are pure functions of a trace."""
         if derive not in self._facts:
-            self._facts[derive] = derive(self)
+            known = self.part is not None and derive in self.part.facts
+            self._facts[derive] = self.part.facts[derive] if self.part is not None and known else derive(self)
         result: FactT = self._facts[derive]
         return result
 
@@ -363,6 +380,8 @@ class Trace:
 
 def span(trace: Trace) -> tuple[int, int]:
     """``Trace.span_ns`` as a fact."""
+    if trace.part is not None:
+        return trace.part.start_ns, trace.part.end_ns
     filled = [rows for rows in trace.rows.values() if "start_ns" in rows and len(rows)]
     if not filled:
         return (0, 0)
