@@ -10,7 +10,7 @@ from perfscope.analyzers.programs import programs
 from perfscope.dashboards.report.blocks import Column, Marked, Range, table
 from perfscope.dashboards.report.renderers.text import WIDTH, line_of, printed, sections_text, table_text
 from perfscope.dashboards.report.sections.plan import plan_sections
-from perfscope.dashboards.report.summary import summarize
+from perfscope.dashboards.report.summary import Summary, summarize
 from perfscope.dashboards.report.text import coverage, findings_part, not_flagged
 from perfscope.model.errors import DataError
 from perfscope.model.units import format_bytes, format_share
@@ -68,7 +68,8 @@ def compiled_page(
         yield from _not_here(manifest, verbose=verbose)
         yield ""
         yield line_of("  kept  ", folder)
-        yield line_of("  next  ", _next(manifest, summary.findings[0].rule if summary.findings else None, folder))
+        for number, command in enumerate(_next(manifest, summary, folder)):
+            yield line_of("        " if number else "  next  ", command)
 
     return printed(parts, width=width, color=color)
 
@@ -200,8 +201,10 @@ def _not_here(manifest: Compiled, *, verbose: bool) -> Iterator[RenderableType]:
         yield f"  and {left} more: -v shows all"
 
 
-def _next(manifest: Compiled, rule: str | None, folder: str) -> str:
-    commands = [f"perfscope explain {rule}"] if rule is not None else []
+def _next(manifest: Compiled, summary: Summary, folder: str) -> Iterator[str]:
+    """Commands that lead on."""
+    if summary.findings:
+        yield f"perfscope explain {summary.findings[0].rule}"
     if manifest.framework == "jax":
-        commands.append(f"perfscope advise memory {folder}")
-    return "     ".join([*commands, f"perfscope serve {folder}"])
+        yield f"perfscope advise memory {folder}"
+    yield f"perfscope serve {folder}"
