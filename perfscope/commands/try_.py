@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from perfscope.profiler.interventions.base import Intervention
     from perfscope.profiler.launch.program import Target
 
+PAIRS = 45
+"""At most, of an intervention: on a busy machine ten left every second gain of a quarter open (docs/try.md)."""
 RECORD_STEPS = 5
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 60.0}
@@ -56,8 +58,8 @@ def parse_budget(text: str) -> float:
 @click.option("--all", "all_", is_flag=True, help="Try all interventions that fit the program, whatever was found.")
 @click.option("--list", "list_", is_flag=True, help="List the interventions and end.")
 @click.option("--ladder", is_flag=True, help="Climb: each intervention on top of those before it that helped.")
-@click.option("--budget", metavar="TIME", help="Start no intervention that would not end in this time (90s, 20m, 1h).")
-@launch_options("program")
+@click.option("--budget", metavar="TIME", help="End in about this time (90s, 20m, 1h), each intervention in its share.")
+@launch_options("program", pairs=PAIRS)
 @click.option(
     "--record-steps",
     type=click.IntRange(1, 100),

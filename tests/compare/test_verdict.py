@@ -12,6 +12,7 @@ from perfscope.analyzers.compare.runs.comparison import from_single_captures
 from perfscope.analyzers.compare.statistics.paired import (
     LEVELS,
     LOOKS,
+    could_settle,
     effect_of,
     judge,
     level_for,
@@ -206,6 +207,20 @@ def test_so_many_pairs_would_settle_it(spread: float) -> None:
         half = stats.t.ppf(0.975, pairs - 1) * spread / math.sqrt(pairs)
         assert (half <= math.log(1.02) / 2) == enough
     assert count == pytest.approx((2 * 1.96 * spread / 0.02) ** 2, rel=0.15, abs=4)
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "settles"), [(-0.2, 0.3, True), (0.0, 0.02, True), (0.0, 0.4, False), (-0.02, 0.4, False)]
+)
+def test_forty_five_pairs_would_settle_a_gain_or_quiet_pairs_and_no_others(
+    mean: float, spread: float, settles: bool
+) -> None:
+    ratios = mean + spread * np.array([-1.0, 1.0] * 5)
+    assert could_settle(effect_of(ratios), pairs=45, alpha=0.0124, least=0.02) is settles
+
+
+def test_one_pair_is_no_reason_to_give_up() -> None:
+    assert could_settle(effect_of(np.array([0.0])), pairs=45, alpha=0.0124, least=0.02)
 
 
 def test_pairs_that_nobody_would_run_are_not_named() -> None:

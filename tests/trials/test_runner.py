@@ -148,3 +148,56 @@ def test_the_budget_leaves_out_what_would_not_end_in_it(tmp_path: Path, monkeypa
     Program(monkeypatch)
     short = time.monotonic() + 10  # a launch takes 2.3 s, so that six pairs take 28 s
     assert tried(trials(tmp_path, deadline=short), "gc-freeze") == {"gc-freeze": "not reached"}
+
+
+def test_pairs_grow_until_the_answer_is_clear_or_they_would_not_give_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(monkeypatch)
+    scatter = {"zero-grad-none": (0.35, 1.4, 0.6, 0.9), "gc-off": (0.3, 3.0)}
+    whole = program.launch
+
+    def launch(*given: object, changes: Changes, **settings: object) -> Launch:
+        for name in changes.interventions:
+            factors = scatter[name]
+            program.factors[name] = factors[program.count // 2 % len(factors)]
+        return whole(*given, changes=changes, **settings)
+
+    monkeypatch.setattr(module, "launch_once", launch)
+    plan = TrialPlan(
+        target=Target(arguments=("train.py",)), directory=tmp_path, ab=replace(PLAN, pairs=45), record_steps=2
+    )
+    judge = TrialJudge(pairs=45, least=0.02)
+    made = Trials(plan, judge, tell=lambda line: None)
+    tried(made, "zero-grad-none", "gc-off")
+    pairs = {attempt.candidate.name: len(attempt.pairs.measured) for attempt in made.attempts if attempt.pairs}
+    assert judge.helped(made.attempts[0])
+    assert 6 < pairs["zero-grad-none"] < 45
+    assert 6 < pairs["gc-off"] < 45, "given up"
+
+
+def test_each_has_its_share_of_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(monkeypatch)
+    clock = [1000.0]
+    whole = program.launch
+
+    def launch(*given: object, changes: Changes, **settings: object) -> Launch:
+        clock[0] += 2.3
+        program.factors["gc-freeze"] = program.factors["gc-off"] = (0.3, 3.0, 1.0)[program.count // 2 % 3]
+        return whole(*given, changes=changes, **settings)
+
+    monkeypatch.setattr(module, "launch_once", launch)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    plan = TrialPlan(
+        target=Target(arguments=("train.py",)),
+        directory=tmp_path,
+        ab=replace(PLAN, pairs=45),
+        record_steps=2,
+        deadline=1000.0 + 110,
+    )
+    made = Trials(plan, TrialJudge(pairs=45, least=0.02), tell=lambda line: None)
+    made.baseline()
+    made.try_all([load_intervention(name) for name in ("gc-freeze", "gc-off")])
+    pairs = [len(attempt.pairs.measured) for attempt in made.attempts if attempt.pairs]
+    assert [count >= 6 for count in pairs] == [True, True]
+    assert sum(pairs) <= 22

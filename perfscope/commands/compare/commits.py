@@ -40,13 +40,16 @@ class AbCommand(RunCommand):
         return rest
 
 
-def launch_options(against: str) -> Callable[[Decorated], Decorated]:
-    """Options of commands that launch a program in pairs; ``against``: what each pair is compared with."""
+def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated], Decorated]:
+    """Options of commands that launch a program in pairs; ``against``: what each pair is compared with.
+
+    ``pairs``: at most, by default.
+    """
     options = (
         click.option(
             "--pairs",
             type=click.IntRange(2, 60),
-            default=PAIRS,
+            default=pairs,
             show_default=True,
             help="Pairs of launches at most; it stops at 6, 10, 15, 20, 30 or 45 where the answer is settled.",
         ),

@@ -22,7 +22,9 @@ from perfscope.model.documents.ab import (
     Arm,
     Attempt,
     Candidate,
+    Decision,
     Launch,
+    Pair,
     Phase,
     Unchanged,
     begin,
@@ -120,6 +122,24 @@ def profile(target: Target, directory: Path, *, timeout_s: float | None, step_an
         )
 
 
+class Timed:
+    """A judge that ends the pairs at a time of ``time.monotonic`` too; ``None``: at none.
+
+    When it ends does not depend on what was measured, so that it raises no false alarm; fewer looks are made then.
+    """
+
+    def __init__(self, judge: Judge, until: float | None) -> None:
+        """``until`` holds from the `LEAST_PAIRS`-th pair on."""
+        self._judge, self._until = judge, until
+        self.calibrated = judge.calibrated
+
+    def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
+        """As the judge says, unless the time is over."""
+        decision = self._judge.look(calibration, pairs)
+        over = self._until is not None and len(pairs) >= LEAST_PAIRS and time.monotonic() >= self._until
+        return "stop" if over else decision
+
+
 class Trials:
     """Launches one program, as it is and with interventions."""
 
@@ -151,7 +171,7 @@ class Trials:
     def baseline(self) -> Unchanged:
         """Launch the program as it is. ``DataError`` where it fails."""
         with terminated_by_signals():
-            state = self._state(BASELINE, self._plan.ab.pairs)
+            state = self._state(BASELINE)
             recorded = []
             for slot, what in enumerate(("the program as it is", "the same again, for what it does not repeat")):
                 self._tell(f"recording values: {what}")
@@ -177,7 +197,7 @@ class Trials:
             return ()
         with terminated_by_signals():
             self._tell("looking for settings that cost")
-            state = self._state(SETTINGS, self._plan.ab.pairs)
+            state = self._state(SETTINGS)
             launch = self._launch(names, "head", "warm", 0, 1, state, record=False)
         return tuple(name for name in names if any(trial.applied.get(name) for trial in launch.trials))
 
@@ -192,7 +212,9 @@ class Trials:
                 if candidate.unfit is None and candidate.family in families:
                     candidate = replace(candidate, unfit="another one of its kind helped and is kept")
                 self._tell(f"{number} of {len(interventions)}: {candidate.name} ({candidate.title})")
-                attempt = self._attempt(f"{number:02d}-{candidate.name}", candidate, base, (*base, candidate.name))
+                until = self._until(len(interventions) - number + 2)  # and all that helped
+                folder = f"{number:02d}-{candidate.name}"
+                attempt = self._attempt(folder, candidate, base, (*base, candidate.name), until)
                 self.attempts.append(attempt)
                 if self._judge.helped(attempt):
                     kept = (*kept, candidate.name)
@@ -213,17 +235,18 @@ class Trials:
         )
         with terminated_by_signals():
             self._tell(f"all that helped together: {', '.join(names)}")
-            return self._attempt(TOGETHER, candidate, (), tuple(names))
+            return self._attempt(TOGETHER, candidate, (), tuple(names), self._until(1))
 
-    def _attempt(self, folder: str, candidate: Candidate, base: tuple[str, ...], head: tuple[str, ...]) -> Attempt:
+    def _attempt(
+        self, folder: str, candidate: Candidate, base: tuple[str, ...], head: tuple[str, ...], until: float | None
+    ) -> Attempt:
         made = Attempt(candidate=candidate, base=base, head=head)
         if candidate.unfit is not None:
             return replace(made, stop="not applicable", reason=candidate.unfit)
-        pairs = self._pairs_in_time()
-        if pairs is None:
+        if not self._in_time():
             return replace(made, stop="not reached", reason="the budget was used up")
         unchanged = self.unchanged
-        state = self._state(folder, pairs)
+        state = self._state(folder)
         first = self._launch(head, "head", "warm", 0, 1, state, record=True)
         made = replace(made, first=first)
         if first.problem is not None:
@@ -238,26 +261,31 @@ class Trials:
             state.add(replace(launch, trials=()))
         try:
             run = self._run(state, base, head)
-            return replace(made, pairs=run_pairs(state, run, self._judge.of(candidate), tell=self._tell))
+            judge = Timed(self._judge.of(candidate), until)
+            return replace(made, pairs=run_pairs(state, run, judge, tell=self._tell))
         except DataError as error:
             return replace(made, stop="failed", reason=str(error))
 
-    def _pairs_in_time(self) -> int | None:
-        """Pairs at most, ``None`` if there is no time for the least."""
-        pairs = self._plan.ab.pairs
-        if self._plan.deadline is None:
-            return pairs
-        left = self._plan.deadline - time.monotonic()
-        fitting = int((left / self._seconds - 1) / 2) if self._seconds else pairs
-        return None if fitting < min(LEAST_PAIRS, pairs) else min(pairs, fitting)
+    def _in_time(self) -> bool:
+        """Whether the least pairs and the launch before them end within the budget."""
+        launches = 1 + 2 * min(LEAST_PAIRS, self._plan.ab.pairs)
+        deadline = self._plan.deadline
+        return deadline is None or time.monotonic() + launches * self._seconds <= deadline
 
-    def _state(self, folder: str, pairs: int) -> AbState:
+    def _until(self, left: int) -> float | None:
+        """When the next of ``left`` attempts ends its pairs: each has the same share of the time that is left."""
+        if self._plan.deadline is None:
+            return None
+        now = time.monotonic()
+        return now + (self._plan.deadline - now) / left
+
+    def _state(self, folder: str) -> AbState:
         directory = self._plan.directory / folder
         try:
             directory.mkdir(parents=True)
         except OSError as error:
             raise DataError(f"{directory}: cannot be made: {error.strerror or error}") from error
-        return begin(directory, replace(self._plan.ab, base_ref=BASELINE, head_ref=folder, pairs=pairs))
+        return begin(directory, replace(self._plan.ab, base_ref=BASELINE, head_ref=folder))
 
     def _run(self, state: AbState, base: tuple[str, ...], head: tuple[str, ...]) -> Run:
         def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from perfscope.profiler.interventions.base import Application, Facts, Intervention, needs_cuda
-from perfscope.profiler.interventions.root_modules import RootModules
+from perfscope.profiler.interventions.root_modules import RootModules, repeated_blocks
 
 
 def _compile(mode: str | None, application: Application) -> None:
@@ -35,23 +35,35 @@ def _compile_blocks(application: Application) -> None:
         import torch
 
         for root in modules:
-            for holder in list(root.modules()):
-                if isinstance(holder, torch.nn.ModuleList | torch.nn.Sequential):
-                    for kind, blocks in _repeated(holder).items():
-                        for block in blocks:
-                            block.forward = torch.compile(block.forward)
-                        application.changed(f"{len(blocks)} {kind} of {type(root).__name__} are compiled one by one")
+            for kind, blocks in repeated_blocks(root):
+                for block in blocks:
+                    block.forward = torch.compile(block.forward)
+                application.changed(f"{len(blocks)} {kind} of {type(root).__name__} are compiled one by one")
 
     RootModules(found=found)
 
 
-def _repeated(holder: Any) -> dict[str, list[Any]]:
-    """Class -> its members of ``holder`` with modules of their own, where there are several."""
-    kinds: dict[str, list[Any]] = {}
-    for block in holder:
-        if any(True for _ in block.children()):
-            kinds.setdefault(type(block).__name__, []).append(block)
-    return {kind: blocks for kind, blocks in kinds.items() if len(blocks) > 1}
+def _graphs(application: Application) -> None:
+    """Each model is recorded into CUDA graphs after the first step, with the arguments of its first call."""
+    arguments_of: dict[int, tuple[Any, ...]] = {}
+
+    def enter(module: Any, arguments: tuple[Any, ...]) -> None:
+        arguments_of.setdefault(id(module), arguments)
+
+    def found(modules: list[Any]) -> None:
+        import torch
+
+        for module in modules:
+            name = type(module).__name__
+            samples = arguments_of[id(module)]
+            if not samples or not all(isinstance(sample, torch.Tensor) and sample.is_cuda for sample in samples):
+                application.left(f"{name} is called with more than tensors of a GPU")
+                continue
+            like = tuple(sample.detach().clone().requires_grad_(sample.requires_grad) for sample in samples)
+            torch.cuda.make_graphed_callables(module, like)
+            application.changed(f"{name} is replayed from CUDA graphs")
+
+    RootModules(enter=enter, found=found)
 
 
 def _needs_compiler(facts: Facts) -> str | None:
@@ -111,4 +123,15 @@ MAX_AUTOTUNE = Intervention(
     code='model = torch.compile(model, mode="max-autotune")',
     applies=needs_cuda,
     apply=partial(_compile, "max-autotune"),
+)
+CUDA_GRAPHS = Intervention(
+    name="cuda-graphs",
+    title="the model replayed from CUDA graphs",
+    family="compile",
+    framework="torch",
+    answers=("launch_bound", "small_kernels", "host_bound"),
+    may_change="Python code of the model runs once; inputs of another shape and reads by the host are errors.",
+    code="model = torch.cuda.make_graphed_callables(model, (sample_batch,))",
+    applies=needs_cuda,
+    apply=_graphs,
 )

@@ -33,6 +33,37 @@ def _option(name: str, value: Any, application: Application) -> None:
     wrap(DistributedDataParallel, "__init__", make)
 
 
+def _no_sync(application: Application) -> None:
+    """Where a step has several forward passes that keep gradients, only the last of them reduces over ranks.
+
+    How many there are is counted in the step before. A step is what an optimizer's ``step`` ends.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import optimizer
+
+    passes, usual = [0], [0]
+
+    def stepped(*_: Any) -> None:
+        usual[0], passes[0] = passes[0], 0
+        if usual[0] == 1:
+            application.left("a step has one pass")
+
+    def make(original: Any) -> Any:
+        def forward(model: Any, *arguments: Any, **named: Any) -> Any:
+            passes[0] += torch.is_grad_enabled()
+            if not torch.is_grad_enabled() or passes[0] >= usual[0]:
+                return original(model, *arguments, **named)
+            application.changed(f"{usual[0] - 1} of {usual[0]} passes of a step run under no_sync()")
+            with model.no_sync():
+                return original(model, *arguments, **named)
+
+        return forward
+
+    optimizer.register_optimizer_step_post_hook(stepped)
+    wrap(DistributedDataParallel, "forward", make)
+
+
 _ANSWERS = ("exposed_communication", "small_collectives")
 
 LARGE_BUCKETS = Intervention(
@@ -67,4 +98,15 @@ BUCKET_VIEW = Intervention(
     code="model = DistributedDataParallel(model, gradient_as_bucket_view=True)",
     applies=needs_ranks,
     apply=partial(_option, "gradient_as_bucket_view", True),
+)
+NO_SYNC = Intervention(
+    name="ddp-no-sync",
+    title="one reduction for all passes of a step",
+    family="ddp accumulation",
+    framework="torch",
+    answers=(*_ANSWERS, "blocking_collective"),
+    may_change="Gradients are summed over passes first, then over ranks.",
+    code="with model.no_sync():  # all passes of a step but the last\n    loss_of(model(batch)).backward()",
+    applies=needs_ranks,
+    apply=_no_sync,
 )

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from perfscope.profiler.interventions.base import Application, Intervention
+from perfscope.profiler.interventions.jax_functions import is_traced
 from perfscope.profiler.patching import wrap
 
 
@@ -42,13 +43,13 @@ def _donate(application: Application) -> None:
         """A jitted function, jitted again with donation when it is called for the first time."""
 
         def __init__(self, jit: Any, function: Any, options: dict[str, Any]) -> None:
+            functools.update_wrapper(self, function)  # which copies the attributes of one of ours
             self._again = functools.partial(jit, function, **options)
             self._jitted = jit(function, **options)
             self._decided = False
-            functools.update_wrapper(self, function)
 
         def __call__(self, *arguments: Any, **named: Any) -> Any:
-            if not self._decided and not _traced((arguments, named)):
+            if not self._decided and not is_traced((arguments, named)):
                 self._decided = True
                 self._decide(arguments, named)
             return self._jitted(*arguments, **named)
@@ -85,12 +86,6 @@ def _donate(application: Application) -> None:
         return jit
 
     wrap(jax, "jit", make)
-
-
-def _traced(tree: Any) -> bool:
-    import jax
-
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(tree))
 
 
 DONATE = Intervention(

@@ -13,6 +13,7 @@ from perfscope.profiler.interventions.base import Application, Facts, Interventi
 from perfscope.profiler.patching import wrap
 
 XLA_FLAGS = "XLA_FLAGS"
+COMBINED_BYTES = 256 << 20
 CACHE_FOLDER = "perfscope-jax-cache"
 
 
@@ -55,6 +56,13 @@ def _cache_variables(facts: Facts) -> Mapping[str, str]:
 def _no_cache_yet(facts: Facts) -> str | None:
     return "the program has a compilation cache" if facts.variables.get("JAX_COMPILATION_CACHE_DIR") else None
 
+
+_BUFFERS = "--xla_gpu_graph_min_graph_size=2"
+"""XLA's own default is 5 kernels."""
+_COMBINED = " ".join(
+    f"--xla_gpu_{kind}_combine_threshold_bytes={COMBINED_BYTES}"
+    for kind in ("all_reduce", "all_gather", "reduce_scatter")
+)
 
 MATMUL_DEFAULT = Intervention(
     name="jax-matmul-default",
@@ -100,5 +108,29 @@ TRITON_GEMM = Intervention(
     code='XLA_FLAGS="--xla_gpu_triton_gemm_any=true" python train.py',
     applies=needs_cuda,
     environment=partial(_flags, "--xla_gpu_triton_gemm_any=true"),
+    apply=partial(set_by_variable, name=XLA_FLAGS),
+)
+COMMAND_BUFFERS = Intervention(
+    name="jax-command-buffers",
+    title="kernels in command buffers (CUDA graphs) from two on",
+    family="xla command buffers",
+    framework="jax",
+    answers=("launch_bound", "small_kernels"),
+    may_change="Nothing; memory for the graphs.",
+    code=f'XLA_FLAGS="{_BUFFERS}" python train.py',
+    applies=needs_cuda,
+    environment=partial(_flags, _BUFFERS),
+    apply=partial(set_by_variable, name=XLA_FLAGS),
+)
+COMBINE_COLLECTIVES = Intervention(
+    name="jax-combine-collectives",
+    title="fewer, larger collectives",
+    family="xla combiners",
+    framework="jax",
+    answers=("exposed_communication", "small_collectives"),
+    may_change="The order of sums over devices; collectives begin later.",
+    code='XLA_FLAGS="' + _COMBINED.replace(" ", "\n") + '" python train.py',
+    applies=needs_cuda,
+    environment=partial(_flags, _COMBINED),
     apply=partial(set_by_variable, name=XLA_FLAGS),
 )

@@ -7,7 +7,7 @@ cost time in each call and torch.compile would compile them; what stays are hook
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -17,6 +17,19 @@ def _same(_module: Any, _arguments: tuple[Any, ...]) -> Any:
 
 def _ignore(*_: Any) -> None:
     return None
+
+
+def repeated_blocks(root: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Name of a class, and its members with modules of their own in a list of ``root`` that holds several of them."""
+    import torch
+
+    for holder in list(root.modules()):
+        kinds: dict[str, list[Any]] = {}
+        if isinstance(holder, torch.nn.ModuleList | torch.nn.Sequential):
+            for block in holder:
+                if any(True for _ in block.children()):
+                    kinds.setdefault(type(block).__name__, []).append(block)
+        yield from ((kind, blocks) for kind, blocks in kinds.items() if len(blocks) > 1)
 
 
 class RootModules:

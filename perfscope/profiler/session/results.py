@@ -1,8 +1,8 @@
 """Values that the program computes in its first steps, recorded so that another launch can be held against them.
 
 PyTorch: outputs of the models, losses (what ``backward`` is called on), gradients and parameters at each step of an
-optimizer. JAX: outputs of the jitted functions that the program calls itself. Reading a value waits for the device, so
-no launch that records is timed.
+optimizer. JAX: outputs of the jitted functions and gradients that the program calls itself. Reading a value waits for
+the device, so no launch that records is timed.
 """
 
 from __future__ import annotations
@@ -107,18 +107,18 @@ class ResultRecorder:
         self._record_group("parameters", type(optimizer).__name__, list(_parameters(optimizer)))
 
     def _listen_jax(self) -> None:
-        """`jax.jit` gives functions whose outputs are recorded; all else of them is jax's own."""
+        """`jax.jit`, `grad` and `value_and_grad` give functions whose outputs are recorded; all else is jax's own."""
         import jax
 
         depth = [0]
         record = self._guarded(self._jax_output)
 
         class Recorded:
-            """A jitted function."""
+            """A function that jax made."""
 
             def __init__(self, jitted: Any) -> None:
+                functools.update_wrapper(self, jitted)  # which copies the attributes of one of ours
                 self._jitted = jitted
-                functools.update_wrapper(self, jitted)
 
             def __call__(self, *arguments: Any, **named: Any) -> Any:
                 depth[0] += 1
@@ -146,6 +146,8 @@ class ResultRecorder:
             return jit
 
         wrap(jax, "jit", make)
+        for name in ("grad", "value_and_grad"):
+            wrap(jax, name, lambda original: lambda *given, **named: Recorded(original(*given, **named)))
 
     def _jax_output(self, function: Any, output: Any) -> None:
         import jax

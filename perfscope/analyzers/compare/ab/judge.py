@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.compare.ab.environment import drift_remark, environment_of, order_remark
 from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
-from perfscope.analyzers.compare.statistics.paired import CONFIRM_LEVEL, is_promising, level_for, looks_for
+from perfscope.analyzers.compare.statistics.paired import (
+    CONFIRM_LEVEL,
+    could_settle,
+    effect_of,
+    is_promising,
+    level_for,
+    log_ratios,
+    looks_for,
+)
 from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, confirmed, from_pairs
 from perfscope.model.documents import comparison as document
@@ -55,16 +63,25 @@ class AbJudge:
     """Judges pairs of launches (`perfscope.profiler.ab.runner.Judge`).
 
     ``pairs``: at most; ``least``: relative change that matters; ``estimator``: what stands for a launch, where the
-    calibration is not to choose it.
+    calibration is not to choose it; ``give_up``: end at the second look or later where all pairs would not be enough.
     """
 
-    def __init__(self, *, pairs: int, least: float, confirm: bool = True, estimator: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        pairs: int,
+        least: float,
+        confirm: bool = True,
+        estimator: str | None = None,
+        give_up: bool = False,
+    ) -> None:
         """``ValueError`` if so many pairs cannot be compared."""
         self._looks = looks_for(pairs)
         self._level = level_for(len(self._looks))
         self._least = least
         self._confirm = confirm
         self._estimator = estimator
+        self._give_up = give_up
 
     def calibrated(self, pairs: Sequence[Pair]) -> str:
         """What stands for a launch, and why."""
@@ -77,7 +94,17 @@ class AbJudge:
         step = self._step(self._chosen(calibration), pairs)
         if self._confirm and is_promising(step.effect, step.p, least=self._least):
             return "confirm"
-        return "stop" if step.verdict != "inconclusive" or len(pairs) == self._looks[-1] else "go on"
+        if step.verdict != "inconclusive" or len(pairs) == self._looks[-1]:
+            return "stop"
+        hopeless = self._give_up and len(pairs) > self._looks[0] and not self._could_settle(calibration, pairs)
+        return "stop" if hopeless else "go on"
+
+    def _could_settle(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> bool:
+        _, *sides = self._sides(self._chosen(calibration), pairs)
+        if not sides[0]:
+            return False
+        effect = effect_of(log_ratios(*sides), alpha=self._level)
+        return could_settle(effect, pairs=self._looks[-1], alpha=self._level, least=self._least)
 
     def result(self, pairs: Pairs) -> AbResult:
         """What came of all of them."""
@@ -106,18 +133,25 @@ class AbJudge:
         chosen = _chosen(calibration)
         return chosen if self._estimator is None else replace(chosen, name=self._estimator, others_share=None)
 
-    def _step(self, chosen: Chosen, pairs: Sequence[Pair], *, level: float | None = None) -> MetricResult:
+    @staticmethod
+    def _sides(chosen: Chosen, pairs: Sequence[Pair]) -> tuple[int, list[float], list[float]]:
+        """Pairs whose launches reached a steady state, and what stands for their launches, of each arm."""
         usable = [pair for pair in pairs if all(_steady(launch) is not None for launch in pair)]
         sides = [[_located(pair[arm], chosen.name) for pair in usable] for arm in (0, 1)]
+        base, head = ([value for value in side if value is not None] for side in sides)
+        return len(usable), base, head
+
+    def _step(self, chosen: Chosen, pairs: Sequence[Pair], *, level: float | None = None) -> MetricResult:
+        usable, base, head = self._sides(chosen, pairs)
         step = from_pairs(
             STEP_TIME,
-            [value for value in sides[0] if value is not None],
-            [value for value in sides[1] if value is not None],
+            base,
+            head,
             alpha=self._level if level is None else level,
             least=self._least,
             estimator=chosen.name,
         )
-        lost = len(pairs) - len(usable)
+        lost = len(pairs) - usable
         if not lost:
             return step
         why = next(

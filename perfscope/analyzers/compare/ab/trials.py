@@ -38,8 +38,8 @@ class TrialJudge:
 
     def __init__(self, *, pairs: int, least: float, tolerance: float | None = None) -> None:
         """``tolerance``: the user's own, relative, in place of that of the dtype."""
-        self._usual = AbJudge(pairs=pairs, least=least, confirm=False)
-        self._by_mean = AbJudge(pairs=pairs, least=least, confirm=False, estimator=MEAN)
+        self._usual = AbJudge(pairs=pairs, least=least, confirm=False, give_up=True)
+        self._by_mean = AbJudge(pairs=pairs, least=least, confirm=False, give_up=True, estimator=MEAN)
         self.tolerance = tolerance
 
     def of(self, candidate: Candidate | None) -> AbJudge:
