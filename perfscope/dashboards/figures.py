@@ -506,13 +506,12 @@ def roofline(
             lines += [(start, min(start * device["bandwidth"], peak["flops"])), (ridge, peak["flops"])]
             lines += [(right, peak["flops"]), (None, None)]
             figure.add_annotation(
-                text=plain(f"{peak['label']} {format_count(peak['flops'])}FLOP/s"), x=np.log10(right),
+                text=plain(f"{peak['label']} {format_count(peak['flops'])}FLOP/s"), x=np.log10(0.99 * right),
                 y=np.log10(peak["flops"]), showarrow=False, xanchor="right", yanchor="bottom",
             )  # fmt: skip
         figure.add_scatter(
             name=f"roofs of {plain(device['name'])}", x=[x for x, _ in lines], y=[y for _, y in lines], mode="lines",
-            line={"color": MARK, "width": 1.5}, hoverinfo="skip",
-        )  # fmt: skip
+            line={"color": MARK, "width": 1.5}, hoverinfo="skip")  # fmt: skip
     for bound, (title, color) in BOUNDS.items():
         members = [point for point in drawn if (point["bound"] if point["bound"] in BOUNDS else "") == bound]
         if members:
@@ -526,12 +525,20 @@ def roofline(
                     "line": {"color": MARK, "width": [4 if point["name"] == chosen else 0.7 for point in members]},
                 },
             )  # fmt: skip
-    powers = [10.0**power for power in range(-3, 22)]
-    figure.update_xaxes(type="log", tickvals=powers, ticktext=[f"{power:g}" for power in powers])
-    figure.update_yaxes(type="log", tickvals=powers, ticktext=[format_count(power) for power in powers])
-    return laid_out(figure, title="", x="FLOPs per byte of device memory", y="FLOP/s").update_layout(
-        height=460, margin={"t": 40}, legend={"itemsizing": "constant"}
-    )
+    for axis in ("x", "y"):
+        marks = _round_marks([value for trace in figure.data for value in trace[axis] if value] or [1.0])
+        texts = [
+            f"{mark:g}" if axis == "x" else format_count(mark).replace(".00", "").replace(".0", "") for mark in marks
+        ]
+        figure.update_layout({f"{axis}axis": {"type": "log", "tickvals": marks, "ticktext": texts}})
+    laid_out(figure, title="", x="FLOPs per byte of device memory", y="FLOP/s")
+    return figure.update_layout(height=460, margin={"t": 40}, legend={"itemsizing": "constant"})
+
+
+def _round_marks(values: Sequence[float]) -> list[float]:
+    """Marks of a logarithmic axis around what is drawn: powers of ten, of few of them their double and half too."""
+    powers = range(int(np.log10(min(values)) // 1) - 1, int(np.log10(max(values)) // 1) + 2)
+    return [float(f"{step}e{power}") for power in powers for step in ((1, 2, 5) if len(powers) < 7 else (1,))]
 
 
 def _point_words(point: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.sections.roofline_points import Point, merged
 from perfscope.dashboards.web.views._graphs import MOST_NODES, NODE_H, NODE_W, laid_out
-from perfscope.dashboards.web.views.roofline import Point, merged
 from perfscope.model.compile_log import CodeLine as Line
 from perfscope.model.compile_log import CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
 from perfscope.model.trace import Source, Trace

@@ -118,7 +118,7 @@ def kernel_costs(trace: Trace) -> Costs:
     costs = _unknown(len(kernels))
     length = kernels["end_ns"] - kernels["start_ns"]
     devices, again = trace.fact(device_peaks), _repeated(trace)
-    for (owner, device), (cost, members) in costed_calls(trace).items():
+    for (owner, device), (cost, members) in trace.fact(costed_calls).items():
         rows = np.array(members)
         names = [trace.text(int(code)) for code in kernels["name"][rows]]
         weight = np.where(_main_kernels(cost.kind, names), length[rows], 0)
@@ -339,15 +339,18 @@ def _list_dtype(names: Iterable[str]) -> str:
     return ""
 
 
-def _roof_ns(device: Device | None, cost: OpCost, kernels: Iterable[str]) -> float:
-    """NaN where a peak is not known."""
-    if device is None:
-        return np.nan
+def call_roof(device: Device, cost: OpCost, kernels: Iterable[str]) -> Roof:
+    """The least time of one call of an op; ``kernels``: names of those that it launched."""
     plain = cost.dtype == "float32" and any(matmul_precision(name) == "float32" for name in kernels)
-    roof = kernel_roof(
+    return kernel_roof(
         device, flops=cost.flops, dtype=cost.dtype, moved=cost.bytes, precision="highest" if plain else "default"
     )
-    return np.nan if roof.bound == "unknown" else roof.roof_ns
+
+
+def _roof_ns(device: Device | None, cost: OpCost, kernels: Iterable[str]) -> float:
+    """NaN where a peak is not known."""
+    roof = None if device is None else call_roof(device, cost, kernels)
+    return np.nan if roof is None or roof.bound == "unknown" else roof.roof_ns
 
 
 def _repeated(trace: Trace) -> npt.NDArray[np.bool_]:

@@ -37,7 +37,7 @@ def op_works(trace: Trace) -> tuple[OpWork, ...]:
 def _op_works(trace: Trace) -> Iterator[OpWork]:
     slices, kernels = trace.rows["slices"], trace.rows["kernels"]
     length = kernels["end_ns"] - kernels["start_ns"]
-    for (owner, device), (cost, rows) in costed_calls(trace).items():
+    for (owner, device), (cost, rows) in trace.fact(costed_calls).items():
         names = [trace.text(int(code)) for code in kernels["name"][rows]]
         yield OpWork(
             op=owner,

@@ -292,8 +292,12 @@ def _labels(trace: Trace, *, merge: bool) -> tuple[Int64, list[str]]:
 
 def _merged(text: str, kind: SliceKind) -> str:
     """A name without the number that tells a step, or a module of one class, from the others."""
-    numbered = kind == SliceKind.ANNOTATION or parse_module(text) is not None
-    return (_NUMBERED.sub("", text) or text) if numbered else text
+    return without_number(text) if kind == SliceKind.ANNOTATION or parse_module(text) is not None else text
+
+
+def without_number(text: str) -> str:
+    """``ProfilerStep`` of ``ProfilerStep#3``, ``nn.Module: Linear`` of ``nn.Module: Linear_7``."""
+    return _NUMBERED.sub("", text) or text
 
 
 def _copied(root: CallNode, stacks: _Stacks, number: int, made: dict[int, CallNode]) -> CallNode:

@@ -21,6 +21,10 @@ CHART = "roofline-picture"
 KINDS = {
     "instructions": ("Instructions", "Instructions of compiled XLA programs, one run after another."),
     "ops": ("Ops", "Ops of one step of the program (PyTorch), those of one name, size and line together."),
+    "calls": (
+        "Ops by shape",
+        "Ops whose input shapes the profiler recorded, all calls of one name, size and line together.",
+    ),
 }
 MODELLED = (
     "No time was measured: each time is the least one the device allows, so every point lies on its roof, and nothing "
@@ -79,6 +83,9 @@ def _said(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
     plain = ""
     if held["plain_ns"]:
         plain = f" {format_share(held['plain_ns'], held['ns'])} of it has no FLOPs and is in the table alone."
+    costed, whole = view["costed"]
+    if kind == "calls" and whole:
+        plain += f" They have {format_share(costed, whole)} of the time of kernels that compute."
     return (
         f"{KINDS[kind][1]} {len(held['rows']):,} of them, {format_ns(held['ns'])} in all{ranks}.{plain} FLOPs and "
         "bytes are modelled from shapes; a disc is as large as its time. What lies below its roof can rise to it."

@@ -2,224 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
-
-from perfscope.analyzers.checkpointing.op_times import op_bytes, op_times
 from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import NS, kernel_roof
-from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.program_device import device_names, program_platform, recorded_device
-from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
-from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.ops.graph_time import base_name, graph_time
+from perfscope.analyzers.devices.roofline import NS
+from perfscope.analyzers.hlo.program_device import device_names, program_platform
+from perfscope.analyzers.ops.achieved import device_peaks
 from perfscope.analyzers.programs import roof_device
+from perfscope.analyzers.sections.roofline_points import (
+    Point,
+    call_points,
+    costed_time,
+    graph_device,
+    instruction_points,
+    merged,
+    op_points,
+)
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import table
-from perfscope.model.finding import AbstainError
-from perfscope.model.op_graph import GraphOp, OpGraph
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
 
-# Points of a roofline: what computes, the FLOPs and bytes of a run of it, how long that took, the least it could.
-#
-# FLOPs and bytes are modelled, from a program's shapes. A time is measured, or where nothing ran the least one the
-# device allows; such a point lies on its roof by definition, and says that it is modelled.
-
-
-NAME_CHARS = 400
-
-Basis = Literal["measured", "modelled"]
-Key = tuple[str, str, str, str, str, int | None, int | None, str]
-
-
-@dataclass(slots=True, kw_only=True)
-class Point:
-    """Everything that computes the same: runs of one instruction, or ops of one name, size and line. Times in ns."""
-
-    name: str
-    what: str
-    """Opcode of an instruction, phase of an op."""
-    program: str
-    line: str
-    dtype: str
-    flops: int | None
-    """Of one run; ``None``: nothing counts them."""
-    bytes: int | None
-    """Of one run, read and written; ``None``: not known before XLA has compiled the program."""
-    ns: float
-    """Of all runs."""
-    runs: int
-    least_ns: float | None
-    """Of all runs, at the peaks of the device; ``None``: no peaks, or of a part of it not known."""
-    bound: str
-    basis: Basis
-    device: str = ""
-
-    @property
-    def key(self) -> Key:
-        """Equal for what other ranks did of the same."""
-        held = (self.name, self.what, self.program, self.line, self.dtype, self.flops, self.bytes)
-        return (*held, f"{self.basis} {self.device}")
-
-    def add(self, other: Point) -> None:
-        """Take in the runs of another rank."""
-        self.ns += other.ns
-        self.runs += other.runs
-        known = self.least_ns is not None and other.least_ns is not None
-        self.least_ns = (self.least_ns or 0.0) + (other.least_ns or 0.0) if known else None
-
-
-def merged(points: Iterable[Point]) -> list[Point]:
-    """Points of all ranks, those of the same thing as one."""
-    result: dict[Key, Point] = {}
-    for point in points:
-        if point.key in result:
-            result[point.key].add(point)
-        else:
-            result[point.key] = point
-    return list(result.values())
-
-
-def instruction_points(trace: Trace) -> Iterator[Point]:
-    """Instructions of compiled programs: those that were measured; where none was, all that a known device bounds."""
-    program_device = trace.fact(roof_device)
-    device = None if program_device is None else program_device.device
-    times = trace.fact(hlo_time)
-    for index, cost in enumerate(trace.fact(hlo_costs)):
-        module = trace.hlo[index]
-        if not module.is_scheduled:
-            continue
-        measured = trace.fact(run_times)[index]
-        label = sanitize(program_label(module, trace))
-        for row in cost.launched:
-            if not row.runs:
-                continue
-            run_ns = measured.get((row.computation, row.instruction.name))
-            roof = None if device is None else roof_of(row, device, run_ns)
-            if times.instructions:
-                time = times.by_key.get((index, row.instruction.name))
-                if run_ns is None or time is None or time.encloses or run_ns <= 0:
-                    continue
-                ns, runs = float(time.total_ns), max(1, round(time.total_ns / run_ns))
-                yield _instruction(row, label, roof, ns, runs, "measured", device)
-            elif roof is not None and roof.roof_ns:
-                yield _instruction(row, label, roof, roof.roof_ns * row.runs, row.runs, "modelled", device)
-
-
-def _instruction(
-    row: InstructionCost,
-    program: str,
-    roof: InstructionRoof | None,
-    ns: float,
-    runs: int,
-    basis: Basis,
-    device: Device | None,
-) -> Point:
-    instruction = row.instruction
-    kinds = row.once.products
-    product = max(kinds, key=lambda kind: kinds[kind], default=None)
-    text = (
-        ""
-        if instruction.file is None
-        else f"{instruction.file}:{instruction.line}"
-        if instruction.line is not None
-        else instruction.file
-    )
-    return Point(
-        name=sanitize(instruction.name, NAME_CHARS),
-        what=sanitize(instruction.opcode),
-        program=program,
-        line=sanitize(text),
-        dtype=instruction.shape.dtype if product is None else product.dtype,
-        flops=row.flops,
-        bytes=row.once.bytes,
-        ns=ns,
-        runs=runs,
-        least_ns=None if roof is None or roof.bound == "unknown" else roof.roof_ns * runs,
-        bound="" if roof is None else roof.bound,
-        basis=basis,
-        device="" if device is None else device.name,
-    )
-
-
-def op_points(trace: Trace) -> Iterator[Point]:
-    """Ops of the op graph, in one step: those of one name, size and line together.
-
-    Measured where the graph could be laid beside the timed steps; ops that were not found in them are left out. Where
-    it could not and the device is known, the least time; where neither is, nothing.
-    """
-    graph = trace.op_graph
-    if graph is None:
-        return
-    try:
-        times = trace.fact(op_times)
-    except AbstainError:
-        return
-    place = trace.fact(graph_time)
-    seen = np.ones(len(graph.ops), np.bool_)
-    if times.basis == "measured":
-        seen = np.any([spans != MISSING for spans in place.spans], axis=0)
-    device = graph_device(trace)
-    result: dict[Key, Point] = {}
-    for index, op in enumerate(graph.ops):
-        ns = float(times.ns[index])
-        if op.view or not seen[index] or ns <= 0:
-            continue
-        point = _op(graph, op, ns, "measured" if times.basis == "measured" else "modelled", device)
-        if point.key in result:
-            result[point.key].add(point)
-        else:
-            result[point.key] = point
-    yield from result.values()
-
-
-def graph_device(trace: Trace) -> Device | None:
-    """The device whose peaks bound the ops: the target, or the recorded one if its peaks are known; never a CPU."""
-    if trace.op_graph is not None and trace.target is not None:
-        return trace.target.device
-    return None if trace.op_graph is None or trace.op_graph.device == "cpu" else recorded_device(trace)
-
-
-def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | None) -> Point:
-    moved = op_bytes(graph, op)
-    tensor = next((graph.tensors[index] for index in (*op.inputs, *op.outputs)), None)
-    dtype = "" if tensor is None else tensor.dtype.removeprefix("torch.")
-    least, bound = _least(op.flops, moved, dtype, device)
-    namespace, _, rest = base_name(op).partition(".")
-    return Point(
-        name=sanitize(f"{namespace}::{rest}", NAME_CHARS),
-        what="recompute" if op.recompute else op.phase,
-        program=sanitize(op.module),
-        line="" if op.file is None else sanitize(f"{op.file}:{op.line}" if op.line is not None else op.file),
-        dtype=dtype,
-        flops=op.flops,
-        bytes=moved,
-        ns=ns,
-        runs=1,
-        least_ns=least,
-        bound=bound,
-        basis=basis,
-        device="" if device is None else device.name,
-    )
-
-
-def _least(flops: int | None, moved: int, dtype: str, device: Device | None) -> tuple[float | None, str]:
-    """The roof of an op and its bound. An op without a formula is one that moves: its bytes alone bound it."""
-    if device is None:
-        return None, ""
-    roof = kernel_roof(device, flops=flops, dtype=dtype, moved=moved)
-    if not flops:
-        return roof.memory_ns, "memory"
-    return (None if roof.bound == "unknown" else roof.roof_ns), roof.bound
-
-
-KINDS = ("instructions", "ops")
+KINDS = ("instructions", "ops", "calls")
 MOST_POINTS = 3_000
 """Drawn and listed, those of the longest time; a page of more is slow and no fuller."""
 
@@ -250,11 +56,16 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """Points of one rank by kind, its device, and what it lacks."""
     device, graph = trace.fact(roof_device), graph_device(trace)
     result: dict[str, Any] = {"instructions": list(instruction_points(trace)), "ops": list(op_points(trace))}
+    result["calls"] = [] if result["ops"] else list(call_points(trace))
+    result["costed"] = costed_time(trace) if result["calls"] else (0, 0)
     devices: dict[str, dict[str, Any]] = {}
     if device is not None and result["instructions"]:
         devices[device.device.name] = _device(device.device, assumed=not (device.recorded or device.given))
     if graph is not None and result["ops"]:
         devices.setdefault(graph.name, _device(graph, assumed=False))
+    for peaks in trace.fact(device_peaks) if result["calls"] else ():
+        if peaks is not None:
+            devices.setdefault(peaks.name, _device(peaks, assumed=False))
     names = sorted(map(sanitize, device_names(trace)))
     has = {
         "hlo": bool(trace.hlo),
@@ -269,7 +80,8 @@ def view(job: Job) -> dict[str, Any]:
     """``tables``: the points of a kind, largest headroom first; ``devices``: their roofs; ``lacks``: what is not here.
 
     FLOPs and bytes are per run, ``ns`` over all runs of all ranks (ops: of one step). ``plain_ns``: by kind, time of
-    what has no FLOPs and so no place in a picture of them.
+    what has no FLOPs and so no place in a picture of them. ``costed``: of kernels that compute, the time of those whose
+    op has a known cost, and of all.
     """
     helds = [item.held for item in job.gathered]
     tables: dict[str, Any] = {}
@@ -284,10 +96,17 @@ def view(job: Job) -> dict[str, Any]:
             "ns": round(whole),
             "plain_ns": round(sum(point.ns for point in points if not point.flops or not point.bytes)),
         }
+    costed = [sum(value["costed"][index] for value in helds) for index in (0, 1)]
     devices: dict[str, Any] = {}
     for value in helds:
         devices |= value["devices"]
-    return {"tables": tables, "devices": list(devices.values()), "lacks": _lacks(helds), "ranks": len(helds)}
+    return {
+        "tables": tables,
+        "devices": list(devices.values()),
+        "lacks": _lacks(helds),
+        "ranks": len(helds),
+        "costed": costed,
+    }
 
 
 def _device(device: Device, *, assumed: bool) -> dict[str, Any]:
@@ -375,8 +194,9 @@ def _no_points(rows: list[dict[str, Any]]) -> str:
             "There are compiled programs, but neither times of their instructions nor a device with known peaks. "
             "Record the run with perfscope run train.py, or name a device: perfscope analyze --device H100."
         )
-    more = " It has kernels and their times, and no FLOPs or bytes." if any(h["has"]["kernels"] for h in rows) else ""
+    more = " It has kernels and their times, and no shapes." if any(h["has"]["kernels"] for h in rows) else ""
     return (
-        f"Nothing here says how many FLOPs and bytes anything has.{more} perfscope run train.py records the "
-        "op graph of a step (PyTorch) or the compiled programs (JAX), which do."
+        f"Nothing here says how many FLOPs and bytes anything has.{more} torch.profiler records shapes with "
+        "record_shapes=True; perfscope run train.py records the op graph of a step (PyTorch) or the compiled programs "
+        "(JAX)."
     )

@@ -1,0 +1,286 @@
+"""Points of a roofline: what computes, the FLOPs and bytes of one run of it, how long that took, the least it could.
+
+FLOPs and bytes are modelled, from a program's shapes. A time is measured, or where nothing ran the least one the device
+allows; such a point lies on its roof by definition, and says that it is modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.checkpointing.op_times import op_bytes, op_times
+from perfscope.analyzers.devices import Device
+from perfscope.analyzers.devices.roofline import kernel_roof
+from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
+from perfscope.analyzers.hlo.program import program_label
+from perfscope.analyzers.hlo.program_device import recorded_device
+from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
+from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.ops.achieved import call_roof, costed_calls, device_peaks, host_costs
+from perfscope.analyzers.ops.eager_cost import OpCost
+from perfscope.analyzers.ops.graph_time import base_name, graph_time
+from perfscope.analyzers.ops.op_class import op_class
+from perfscope.analyzers.ops.op_work import op_work
+from perfscope.analyzers.programs import roof_device
+from perfscope.analyzers.sections.call_trees import without_number
+from perfscope.analyzers.time import UNKNOWN_SITE, call_site
+from perfscope.analyzers.time import op_times as host_times
+from perfscope.model.finding import AbstainError
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, Trace
+from perfscope.model.untrusted_text import sanitize
+
+NAME_CHARS = 400
+
+MOST_SITES = 20_000
+"""Calls of ops whose line is looked up, the longest first: each takes tens of microseconds."""
+
+Basis = Literal["measured", "modelled"]
+Key = tuple[str, str, str, str, str, int | None, int | None, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Point:
+    """Everything that computes the same: runs of one instruction, or ops of one name, size and line. Times in ns."""
+
+    name: str
+    what: str
+    """Opcode of an instruction, phase of an op of a graph, class of an op of a profiler."""
+    program: str
+    """Module of an op; of a profiler's without the number that tells layers apart."""
+    line: str
+    dtype: str
+    flops: int | None
+    """Of one run; ``None``: nothing counts them."""
+    bytes: int | None
+    """Of one run, read and written; ``None``: not known before XLA has compiled the program."""
+    ns: float
+    """Of all runs."""
+    runs: int
+    least_ns: float | None
+    """Of all runs, at the peaks of the device; ``None``: no peaks, or of a part of it not known."""
+    bound: str
+    basis: Basis
+    device: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Equal for what other ranks did of the same."""
+        held = (self.name, self.what, self.program, self.line, self.dtype, self.flops, self.bytes)
+        return (*held, f"{self.basis} {self.device}")
+
+    def add(self, other: Point) -> None:
+        """Take in the runs of another rank."""
+        self.ns += other.ns
+        self.runs += other.runs
+        known = self.least_ns is not None and other.least_ns is not None
+        self.least_ns = (self.least_ns or 0.0) + (other.least_ns or 0.0) if known else None
+
+
+def merged(points: Iterable[Point]) -> list[Point]:
+    """Points of all ranks, those of the same thing as one."""
+    result: dict[Key, Point] = {}
+    for point in points:
+        if point.key in result:
+            result[point.key].add(point)
+        else:
+            result[point.key] = point
+    return list(result.values())
+
+
+def instruction_points(trace: Trace) -> Iterator[Point]:
+    """Instructions of compiled programs: those that were measured; where none was, all that a known device bounds."""
+    program_device = trace.fact(roof_device)
+    device = None if program_device is None else program_device.device
+    times = trace.fact(hlo_time)
+    for index, cost in enumerate(trace.fact(hlo_costs)):
+        module = trace.hlo[index]
+        if not module.is_scheduled:
+            continue
+        measured = trace.fact(run_times)[index]
+        label = sanitize(program_label(module, trace))
+        for row in cost.launched:
+            if not row.runs:
+                continue
+            run_ns = measured.get((row.computation, row.instruction.name))
+            roof = None if device is None else roof_of(row, device, run_ns)
+            if times.instructions:
+                time = times.by_key.get((index, row.instruction.name))
+                if run_ns is None or time is None or time.encloses or run_ns <= 0:
+                    continue
+                ns, runs = float(time.total_ns), max(1, round(time.total_ns / run_ns))
+                yield _instruction(row, label, roof, ns, runs, "measured", device)
+            elif roof is not None and roof.roof_ns:
+                yield _instruction(row, label, roof, roof.roof_ns * row.runs, row.runs, "modelled", device)
+
+
+def _instruction(
+    row: InstructionCost,
+    program: str,
+    roof: InstructionRoof | None,
+    ns: float,
+    runs: int,
+    basis: Basis,
+    device: Device | None,
+) -> Point:
+    instruction = row.instruction
+    kinds = row.once.products
+    product = max(kinds, key=lambda kind: kinds[kind], default=None)
+    text = (
+        ""
+        if instruction.file is None
+        else f"{instruction.file}:{instruction.line}"
+        if instruction.line is not None
+        else instruction.file
+    )
+    return Point(
+        name=sanitize(instruction.name, NAME_CHARS),
+        what=sanitize(instruction.opcode),
+        program=program,
+        line=sanitize(text),
+        dtype=instruction.shape.dtype if product is None else product.dtype,
+        flops=row.flops,
+        bytes=row.once.bytes,
+        ns=ns,
+        runs=runs,
+        least_ns=None if roof is None or roof.bound == "unknown" else roof.roof_ns * runs,
+        bound="" if roof is None else roof.bound,
+        basis=basis,
+        device="" if device is None else device.name,
+    )
+
+
+def op_points(trace: Trace) -> Iterator[Point]:
+    """Ops of the op graph, in one step: those of one name, size and line together.
+
+    Measured where the graph could be laid beside the timed steps; ops that were not found in them are left out. Where
+    it could not and the device is known, the least time; where neither is, nothing.
+    """
+    graph = trace.op_graph
+    if graph is None:
+        return
+    try:
+        times = trace.fact(op_times)
+    except AbstainError:
+        return
+    place = trace.fact(graph_time)
+    seen = np.ones(len(graph.ops), np.bool_)
+    if times.basis == "measured":
+        seen = np.any([spans != MISSING for spans in place.spans], axis=0)
+    device = graph_device(trace)
+    result: dict[Key, Point] = {}
+    for index, op in enumerate(graph.ops):
+        ns = float(times.ns[index])
+        if op.view or not seen[index] or ns <= 0:
+            continue
+        point = _op(graph, op, ns, "measured" if times.basis == "measured" else "modelled", device)
+        if point.key in result:
+            result[point.key].add(point)
+        else:
+            result[point.key] = point
+    yield from result.values()
+
+
+def graph_device(trace: Trace) -> Device | None:
+    """The device whose peaks bound the ops: the target, or the recorded one if its peaks are known; never a CPU."""
+    if trace.op_graph is not None and trace.target is not None:
+        return trace.target.device
+    return None if trace.op_graph is None or trace.op_graph.device == "cpu" else recorded_device(trace)
+
+
+def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | None) -> Point:
+    moved = op_bytes(graph, op)
+    tensor = next((graph.tensors[index] for index in (*op.inputs, *op.outputs)), None)
+    dtype = "" if tensor is None else tensor.dtype.removeprefix("torch.")
+    least, bound = _least(op.flops, moved, dtype, device)
+    namespace, _, rest = base_name(op).partition(".")
+    return Point(
+        name=sanitize(f"{namespace}::{rest}", NAME_CHARS),
+        what="recompute" if op.recompute else op.phase,
+        program=sanitize(op.module),
+        line="" if op.file is None else sanitize(f"{op.file}:{op.line}" if op.line is not None else op.file),
+        dtype=dtype,
+        flops=op.flops,
+        bytes=moved,
+        ns=ns,
+        runs=1,
+        least_ns=least,
+        bound=bound,
+        basis=basis,
+        device="" if device is None else device.name,
+    )
+
+
+def _least(flops: int | None, moved: int, dtype: str, device: Device | None) -> tuple[float | None, str]:
+    """The roof of an op and its bound. An op without a formula is one that moves: its bytes alone bound it."""
+    if device is None:
+        return None, ""
+    roof = kernel_roof(device, flops=flops, dtype=dtype, moved=moved)
+    if not flops:
+        return roof.memory_ns, "memory"
+    return (None if roof.bound == "unknown" else roof.roof_ns), roof.bound
+
+
+def call_points(trace: Trace) -> Iterator[Point]:
+    """Ops whose shapes the profiler recorded, all calls: those of one name, size and line together. Times measured.
+
+    On a device the time is that of the kernels of the op; a recording without any has the time in the op itself.
+    """
+    kernels = trace.rows["kernels"]
+    lasts = kernels["end_ns"] - kernels["start_ns"]
+    calls: list[tuple[int, int, OpCost, Device | None, list[str]]] = []
+    for (owner, device), (cost, rows) in trace.fact(costed_calls).items():
+        names = [trace.text(int(code)) for code in kernels["name"][rows]]
+        calls.append((int(lasts[rows].sum()), owner, cost, trace.fact(device_peaks)[device], names))
+    if not len(kernels):
+        times = trace.fact(host_times)
+        own = dict(zip(times.row.tolist(), times.self_ns.tolist(), strict=True))
+        calls = [(own[row], row, cost, None, []) for row, cost in host_costs(trace, own).items()]
+    calls.sort(key=lambda call: -call[0])
+    result: dict[Key, Point] = {}
+    for number, (ns, op, cost, product, names) in enumerate(calls):
+        if ns <= 0:
+            continue
+        point = _call(trace, op, cost, product, names, known=number < MOST_SITES)
+        point.ns = float(ns)
+        if point.key in result:
+            result[point.key].add(point)
+        else:
+            result[point.key] = point
+    yield from result.values()
+
+
+def _call(trace: Trace, op: int, cost: OpCost, device: Device | None, kernels: list[str], *, known: bool) -> Point:
+    """One call of an op, without its time; ``known``: its line is looked up."""
+    name = trace.text(int(trace.rows["slices"]["name"][op]))
+    site = call_site(trace, op) if known else UNKNOWN_SITE
+    work = op_work(name, cost, kernels)
+    roof = None if device is None else call_roof(device, cost, kernels)
+    bounded = roof is not None and roof.bound != "unknown"
+    return Point(
+        name=sanitize(name, NAME_CHARS),
+        what=op_class(name) or work.category,
+        program=sanitize(without_number(site.module or "")),
+        line="" if site.file is None else sanitize(site.where().label()),
+        dtype=work.dtype,
+        flops=cost.flops,
+        bytes=cost.bytes,
+        ns=0.0,
+        runs=1,
+        least_ns=roof.roof_ns if roof is not None and bounded else None,
+        bound="" if roof is None else roof.bound,
+        basis="measured",
+        device="" if device is None else device.name,
+    )
+
+
+def costed_time(trace: Trace) -> tuple[int, int]:
+    """Time of kernels that compute: of those whose op has a known cost, and of all. ns."""
+    kernels = trace.rows["kernels"]
+    lasts = kernels["end_ns"] - kernels["start_ns"]
+    costed = {row for _, rows in trace.fact(costed_calls).values() for row in rows}
+    return int(lasts[sorted(costed)].sum()), int(lasts[~kernels["communication"]].sum())
