@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.ops.achieved import Achieved, Utilization, longest_ns
+from perfscope.analyzers.ops.achieved import (
+    Achieved,
+    Utilization,
+    call_roof,
+    costed_calls,
+    device_peaks,
+    host_costs,
+    longest_ns,
+)
+from perfscope.analyzers.ops.eager_cost import OpCost
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_blocks,
@@ -15,25 +24,34 @@ from perfscope.analyzers.ops.finding_spans import (
     spans_of_windows,
     spans_within,
 )
+from perfscope.analyzers.ops.graph_time import base_name, graph_time
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.op_class import op_class
-from perfscope.analyzers.ops.op_work import OpWork, op_category, op_works
+from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
 
 __all__ = [
     "NOT_KNOWN",
     "Achieved",
+    "OpCost",
     "OpWork",
     "TopWork",
     "Utilization",
     "WorkRow",
+    "base_name",
+    "call_roof",
     "canonical_dtype",
+    "costed_calls",
+    "device_peaks",
+    "graph_time",
+    "host_costs",
     "longest_ns",
     "matmul_precision",
     "merge_top_work",
     "op_category",
     "op_class",
+    "op_work",
     "op_works",
     "short_kernel_name",
     "spans_at",

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.op_times import op_bytes, op_times
+from perfscope.analyzers.checkpointing import op_bytes, op_times
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import kernel_roof
 from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
@@ -20,11 +20,17 @@ from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
 from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.ops.achieved import call_roof, costed_calls, device_peaks, host_costs
-from perfscope.analyzers.ops.eager_cost import OpCost
-from perfscope.analyzers.ops.graph_time import base_name, graph_time
-from perfscope.analyzers.ops.op_class import op_class
-from perfscope.analyzers.ops.op_work import op_work
+from perfscope.analyzers.ops import (
+    OpCost,
+    base_name,
+    call_roof,
+    costed_calls,
+    device_peaks,
+    graph_time,
+    host_costs,
+    op_class,
+    op_work,
+)
 from perfscope.analyzers.programs import roof_device
 from perfscope.analyzers.sections.call_trees import without_number
 from perfscope.analyzers.time import UNKNOWN_SITE, call_site
