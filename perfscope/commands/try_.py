@@ -169,11 +169,8 @@ def _measure(
     judge = TrialJudge(pairs=settings["pairs"], least=settings["least"], tolerance=settings["tolerance"])
     trials = Trials(plan, judge, tell=partial(tell, quiet=settings["quiet"]))
     trials.baseline()
-    if chosen is None:
-        every = [load_intervention(name) for name in intervention_names()]
-        promised |= signs(trials.unchanged, trials.evident(every))
-    else:
-        promised |= signs(trials.unchanged, ())
+    known = [load_intervention(name) for name in intervention_names()] if chosen is None else chosen
+    promised |= signs(trials.unchanged, trials.evident(known))
     interventions = _ordered(trials, chosen, promised, every=settings["all_"])
     if not interventions:
         notes.append("no intervention answers what was found: --all tries all that fit the program")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from perfscope.dashboards.report.sections.trials import render_markdown, render_text
-from tests.trials.launches import attempt, document, launch, left, rejected, report
+from tests.trials.launches import attempt, document, launch, left, pairs_of, rejected, report
 
 
 def test_golden(golden: Callable[[str, str], None]) -> None:
@@ -32,3 +32,29 @@ def test_golden(golden: Callable[[str, str], None]) -> None:
 def test_a_try_without_a_gain_says_so() -> None:
     assert "1 intervention tried, and none made the step faster" in render_text(document(attempt("gc-off", 1.0)))
     assert "nothing was tried" in render_text(document(left("pin-memory", "no GPU")))
+
+
+def test_a_ladder_is_drawn_with_what_remains_of_the_step() -> None:
+    replaced = replace(attempt("fused", 0.9), base=("workers", "foreach"), head=("workers", "fused"))
+    climbed = (attempt("workers", 0.5), attempt("foreach", 0.8), attempt("gc-off", 1.0), replaced)
+    made = document(*climbed, together=attempt("together", 0.4), ladder=True)
+    shown = render_text(made)
+    bars = [" ".join(line.split()[:-1]) for line in shown.splitlines() if "█" in line]
+    assert bars == [
+        "the program as it is 100%",
+        "+ workers 50%",
+        "+ foreach 40%",
+        "+ fused for foreach 36%",
+        "together, measured 40%",
+    ]
+    assert "fused: in place of foreach" in shown
+    assert "fused: on top of workers" in shown
+    assert "█" not in render_text(document(attempt("gc-off", 1.0), ladder=True))
+
+
+def test_what_stays_open_says_how_many_pairs_would_tell() -> None:
+    times = ([10.0] * 6, [9.0, 11.0, 8.0, 12.0, 9.5, 8.5])
+    open_ = replace(attempt("fused", 0.97), pairs=pairs_of(*times))
+    near = replace(attempt("fused", 0.97), pairs=pairs_of([10.0] * 6, [9.8, 10.3, 9.8, 10.3, 9.8, 10.3]))
+    assert "open after 6 pairs: the launches scatter" in render_text(document(open_))
+    assert " would tell (--pairs)" in render_text(document(near))

@@ -94,10 +94,12 @@ def test_a_ladder_keeps_what_helped(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tried(made, "fused-optimizer", "foreach-optimizer", "gc-freeze", "zero-grad-none")
     assert [(attempt.base, attempt.stop) for attempt in made.attempts] == [
         ((), None),
-        (("fused-optimizer",), "not applicable"),
+        (("fused-optimizer",), None),
         (("fused-optimizer",), None),
         (("fused-optimizer",), None),
     ]
+    assert made.attempts[1].head == ("foreach-optimizer",), "in its place"
+    assert [attempt.candidate.by_mean for attempt in made.attempts] == [False, False, True, False]
     assert made.together is not None
     assert made.together.head == ("fused-optimizer", "zero-grad-none")
 

@@ -65,6 +65,8 @@ class Trial(Value, frozen=True, kw_only=True):
     state: TrialState
     with_others: Texts = ()
     """Interventions that were in both arms: the rungs below, or in the last trial all that are tried together."""
+    in_place_of: Texts = ()
+    """Interventions that were in the other arm: a rung below of the same kind."""
     answers: Texts = ()
     """Rules with a finding in this program that it answers, and signs that its launches show: garbage collection in
     steps, or by the name of the intervention a setting that costs."""
@@ -83,6 +85,9 @@ class Trial(Value, frozen=True, kw_only=True):
     """Of the interval."""
     estimator: str = ""
     """What stands for a launch: a quantile or the mean of its steady steps."""
+    remaining: Number | None = None
+    """Of a ladder: of the step time of the program as it is, with this and the rungs below, by the product of their
+    gains; of all together as it was measured."""
     pairs: Count = 0
     needed_pairs: Count | None = None
     results: Results | None = None

@@ -207,24 +207,31 @@ class Trials:
         with terminated_by_signals():
             for number, intervention in enumerate(interventions, start=1):
                 base = kept if self._plan.ladder else ()
-                candidate = describe(intervention, self.facts)
-                families = {load_intervention(name).family for name in base}
-                if candidate.unfit is None and candidate.family in families:
-                    candidate = replace(candidate, unfit="another one of its kind helped and is kept")
+                candidate = self._describe(intervention, base)
+                others = tuple(name for name in base if load_intervention(name).family != candidate.family)
                 self._tell(f"{number} of {len(interventions)}: {candidate.name} ({candidate.title})")
                 until = self._until(len(interventions) - number + 2)  # and all that helped
                 folder = f"{number:02d}-{candidate.name}"
-                attempt = self._attempt(folder, candidate, base, (*base, candidate.name), until)
+                attempt = self._attempt(folder, candidate, base, (*others, candidate.name), until)
                 self.attempts.append(attempt)
                 if self._judge.helped(attempt):
-                    kept = (*kept, candidate.name)
+                    kept = (*others, candidate.name)
+
+    def _describe(self, intervention: Intervention, base: Sequence[str]) -> Candidate:
+        """On top of what moves time between steps, steps are judged by their mean too: else rungs do not add up."""
+        candidate = describe(intervention, self.facts)
+        return replace(candidate, by_mean=candidate.by_mean or any(load_intervention(name).by_mean for name in base))
 
     def try_helpful(self) -> None:
-        """All that helped, of each family the first, against the program as it is; nothing where it is one alone."""
+        """All that helped against the program as it is; nothing where it is one alone.
+
+        Of a family the first, of a ladder the last, which was measured against the first.
+        """
         names: dict[str, str] = {}
         for attempt in self.attempts:
-            if self._judge.helped(attempt):
-                names.setdefault(attempt.candidate.family, attempt.candidate.name)
+            family = attempt.candidate.family
+            if self._judge.helped(attempt) and (self._plan.ladder or family not in names):
+                names[family] = attempt.candidate.name
         if len(names) > 1:
             self.together = self._together(tuple(names.values()))
 
@@ -246,7 +253,7 @@ class Trials:
         if not self._in_time():
             return replace(made, stop="not reached", reason="the budget was used up")
         unchanged = self.unchanged
-        state = self._state(folder)
+        state = self._state(folder, until)
         first = self._launch(head, "head", "warm", 0, 1, state, record=True)
         made = replace(made, first=first)
         if first.problem is not None:
@@ -268,24 +275,36 @@ class Trials:
 
     def _in_time(self) -> bool:
         """Whether the least pairs and the launch before them end within the budget."""
-        launches = 1 + 2 * min(LEAST_PAIRS, self._plan.ab.pairs)
         deadline = self._plan.deadline
-        return deadline is None or time.monotonic() + launches * self._seconds <= deadline
+        return deadline is None or time.monotonic() + self._least_seconds() <= deadline
+
+    def _least_seconds(self) -> float:
+        """Of an intervention."""
+        return (1 + 2 * min(LEAST_PAIRS, self._plan.ab.pairs)) * self._seconds
 
     def _until(self, left: int) -> float | None:
-        """When the next of ``left`` attempts ends its pairs: each has the same share of the time that is left."""
+        """When the next of ``left`` attempts ends its pairs.
+
+        Each has the same share of the time that is left, of as many as can have their least pairs in it.
+        """
         if self._plan.deadline is None:
             return None
-        now = time.monotonic()
-        return now + (self._plan.deadline - now) / left
+        seconds = self._plan.deadline - time.monotonic()
+        fitting = int(seconds / self._least_seconds()) if self._seconds else left
+        return self._plan.deadline - seconds + seconds / max(1, min(left, fitting))
 
-    def _state(self, folder: str) -> AbState:
+    def _state(self, folder: str, until: float | None = None) -> AbState:
+        """``until``: of the pairs, which are no more than fit."""
         directory = self._plan.directory / folder
         try:
             directory.mkdir(parents=True)
         except OSError as error:
             raise DataError(f"{directory}: cannot be made: {error.strerror or error}") from error
-        return begin(directory, replace(self._plan.ab, base_ref=BASELINE, head_ref=folder))
+        pairs = self._plan.ab.pairs
+        if until is not None and self._seconds:
+            fitting = int(((until - time.monotonic()) / self._seconds - 1) / 2)
+            pairs = min(pairs, max(LEAST_PAIRS, fitting))
+        return begin(directory, replace(self._plan.ab, base_ref=BASELINE, head_ref=folder, pairs=pairs))
 
     def _run(self, state: AbState, base: tuple[str, ...], head: tuple[str, ...]) -> Run:
         def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:

@@ -35,7 +35,7 @@ class ProcessInterventions:
         """``framework`` is imported, and nothing of the program has run since."""
         if self._recorder is not None:  # its hooks stand inside those of the interventions
             self._recorder.listen(framework)
-        for intervention in self._interventions:
+        for intervention in reversed(self._interventions):  # the first stands outside, so that others see what it did
             if intervention.framework in (framework, "any") and intervention.name not in self._done:
                 self._done.add(intervention.name)
                 self._apply(intervention)

@@ -13,7 +13,7 @@ class Record:
 
 twin = "--twin" in sys.argv
 torch.manual_seed(0)
-index = [{"number": number, "name": [number]} for number in range(60_000)]
+index = [{"number": number, "name": [number]} for number in range(15_000)]
 model = torch.nn.Linear(16, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 batch = torch.randn(8, 16)

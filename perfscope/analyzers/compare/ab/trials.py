@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from perfscope.analyzers.compare.ab.judge import AbJudge
 from perfscope.analyzers.compare.ab.results import TOLERANCES, compare_results
@@ -139,6 +141,12 @@ def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object)
     calibration = Pairs(calibration=unchanged.calibration, measured=unchanged.calibration, confirming=())
     alone = judge.of(None).result(calibration) if unchanged.calibration else None
     widened = judge.tolerance
+    made = [trial_of(attempt, trials, judge) for attempt in trials.attempts]
+    together = None if trials.together is None else trial_of(trials.together, trials, judge)
+    if trials.ladder:
+        made = list(_rungs(made))
+        if together is not None and together.effect is not None:
+            together = msgspec.structs.replace(together, remaining=1 + together.effect)
     return Try(
         ladder=trials.ladder,
         estimator="" if alone is None else alone.estimator.reason(),
@@ -150,10 +158,21 @@ def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object)
             peak_bytes=_peak([unchanged.first, unchanged.second])[0],
             results=judge.results(unchanged.first, unchanged.second),
         ),
-        trials=tuple(trial_of(attempt, trials, judge) for attempt in trials.attempts),
-        together=None if trials.together is None else trial_of(trials.together, trials, judge),
+        trials=tuple(made),
+        together=together,
         **head,  # type: ignore[arg-type]
     )
+
+
+def _rungs(trials: Sequence[Trial]) -> Iterator[Trial]:
+    """Those that helped with what remains of the step after them."""
+    remaining = 1.0
+    for trial in trials:
+        if trial.state == "gain" and trial.effect is not None:
+            remaining *= 1 + trial.effect
+            yield msgspec.structs.replace(trial, remaining=remaining)
+        else:
+            yield trial
 
 
 def _level(step: MetricResult | None) -> float | None:
@@ -175,12 +194,14 @@ def trial_of(attempt: Attempt, trials: Trials, judge: TrialJudge) -> Trial:
         judged = judge.of(candidate).result(attempt.pairs)
         state = STATES[judged.step.verdict]
         measured = _measured(attempt, judged.step) | {"remarks": (*judged.step.remarks, *judged.remarks)}
-    others = attempt.base if candidate.name in attempt.head else attempt.head
+    together = candidate.name not in attempt.head
+    others = attempt.head if together else tuple(name for name in attempt.head if name != candidate.name)
     return Trial(
         name=candidate.name,
         title=candidate.title,
         state=state,
         with_others=others,
+        in_place_of=() if together else tuple(name for name in attempt.base if name not in attempt.head),
         answers=rules,
         reason=attempt.reason,
         changed=_changed(attempt),

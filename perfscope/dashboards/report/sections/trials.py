@@ -43,6 +43,11 @@ TONES: dict[str, Tone] = {
     "not reached": "open",
 }
 UPPER = {"rejected": "REJECTED"}
+MOST_PAIRS = 60
+"""That `--pairs` takes."""
+BAR = "█"
+LADDER_WIDTH = 40
+"""Columns of the program as it is."""
 UNTRIED = ("not applicable", "not applied", "not reached")
 
 
@@ -94,7 +99,7 @@ def _sections(document: Try) -> Iterator[Section]:
     rows = [*tried, *([document.together] if document.together is not None else [])]
     title = "Ladder" if document.ladder else "Interventions"
     if rows:
-        yield Section(title=title, blocks=(*tables(_table(rows)), *_remarks(rows)))
+        yield Section(title=title, blocks=(*_ladder(document), *tables(_table(rows)), *_remarks(rows)))
     left = [trial for trial in document.trials if trial.state in UNTRIED]
     if left or document.unanswered:
         yield Section(title="Not tried", blocks=tuple(_left(left, document)))
@@ -104,6 +109,31 @@ def _sections(document: Try) -> Iterator[Section]:
     yield Section(title="Method", blocks=tuple(_method(document)), detail=True)
 
 
+def rungs(document: Try) -> list[tuple[str, float]]:
+    """Names of the rungs from the ground up, and what remains of the step time with each: 1 is all of it."""
+    kept = [(_rung(trial), trial.remaining) for trial in document.trials]
+    if document.together is not None:
+        kept.append(("together, measured", document.together.remaining))
+    steps = [(name, remaining) for name, remaining in kept if remaining is not None]
+    return [("the program as it is", 1.0), *steps] if steps else []
+
+
+def _rung(trial: Trial) -> str:
+    return f"+ {trial.name}" + (f" for {', '.join(trial.in_place_of)}" if trial.in_place_of else "")
+
+
+def _ladder(document: Try) -> Iterator[Block]:
+    """The rungs that were kept as bars."""
+    steps = rungs(document)
+    wide = max((len(name) for name, _ in steps), default=0)
+    if steps:
+        bars = [
+            f"{name:<{wide}}  {remaining:>5.0%}  {BAR * max(1, round(LADDER_WIDTH * min(1.0, remaining)))}"
+            for name, remaining in steps
+        ]
+        yield Code(tuple(bars))
+
+
 def _table(rows: Sequence[Trial]) -> Table:
     columns: list[Column[Trial]] = [
         Column("verdict", lambda trial: Badge(UPPER.get(trial.state, trial.state), TONES[trial.state])),
@@ -111,6 +141,7 @@ def _table(rows: Sequence[Trial]) -> Table:
         Column("without", lambda trial: trial.base_ns, "ns", 4),
         Column("with", lambda trial: trial.head_ns, "ns", 3),
         Column("change", _effect, "change"),
+        Column("pairs", lambda trial: trial.pairs or None, "count", 3),
         Column("results", _results, "text"),
         Column("predicted", lambda trial: None if trial.predicted_ns is None else -trial.predicted_ns, "signed_ns", 5),
         Column("memory", _memory, "text", 1),
@@ -162,8 +193,10 @@ def _remarks(rows: Sequence[Trial]) -> Iterator[Block]:
             items.append(f"{trial.name}: {trial.results.reason}")
         if trial.estimator == "mean":
             items.append(f"{_name(trial)}: times are means of the steps of a launch, as it moves time between steps")
-        if trial.needed_pairs is not None:
-            items.append(f"{trial.name}: about {trial.needed_pairs} pairs would tell (--pairs)")
+        if trial.state == "cannot tell" and trial.pairs:
+            items.append(f"{_name(trial)}: {_unclear(trial)}")
+        if trial.in_place_of:
+            items.append(f"{trial.name}: in place of {', '.join(trial.in_place_of)}")
         if trial.with_others:
             items.append(
                 f"{_name(trial)}: {'all of' if trial.name == 'together' else 'on top of'} "
@@ -171,6 +204,13 @@ def _remarks(rows: Sequence[Trial]) -> Iterator[Block]:
             )
     if items:
         yield Listing(items=tuple(items), few=12)
+
+
+def _unclear(trial: Trial) -> str:
+    after = f"open after {trial.pairs} pairs"
+    if trial.needed_pairs is None or trial.needed_pairs > MOST_PAIRS:
+        return f"{after}: the launches scatter; a quieter machine or longer launches help more than more pairs"
+    return f"{after}; about {trial.needed_pairs} would tell (--pairs)"
 
 
 def _tolerance(trial: Trial) -> str:
