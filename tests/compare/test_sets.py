@@ -270,6 +270,16 @@ class TestJudge:
         assert (found.verdict, found.known, found.gates) == ("regression", "sets of runs", False)
         assert NOT_IN_TURNS in found.remarks
 
+    def test_shown_values_of_launches_that_are_no_pairs_differ_as_the_effect_does(self) -> None:
+        """Medians alone say slower (1.79 to 1.89 ms), the mean of the logarithms faster."""
+        base, head = [1.60e6, 1.70e6, 1.79e6, 2.60e6, 2.70e6], [1.55e6, 1.60e6, 1.89e6, 2.30e6, 2.50e6]
+        found = judge_time("step time", base, head, turns("BBBBB HHHHH"))
+        assert found.effect is not None
+        assert found.effect < 0 < np.median(head) / np.median(base) - 1
+        assert isinstance(found.base, float)
+        assert isinstance(found.head, float)
+        assert found.head / found.base - 1 == pytest.approx(found.effect)
+
     def test_one_launch_against_several(self) -> None:
         found = judge_time("step time", [1e7], [1.1e7, 1.2e7, 1.3e7], turns("B HHH"))
         assert (found.verdict, found.gates, found.p) == ("inconclusive", False, None)

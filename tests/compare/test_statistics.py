@@ -182,6 +182,19 @@ def test_slower_new_gone_and_too_small_to_matter() -> None:
     assert by_name["softmax"].change_ns == pytest.approx(6, rel=0.1)
 
 
+def test_shown_times_of_a_kernel_differ_as_its_effect_does() -> None:
+    """One slow launch turns the difference of the means, the machine's drift that of the medians; the pairs do not."""
+    base = [1.60, 1.70, 1.79, 2.60, 2.70]
+    head = [1.45, 1.60, 1.85, 2.40, 3.15]
+    (kernel,) = judge_many({"k": (base, head)}, (base, head))
+    assert kernel.effect is not None
+    assert np.mean(head) > np.mean(base)
+    assert np.median(head) > np.median(base)
+    assert kernel.effect == pytest.approx(float(np.exp(np.mean(np.log(head) - np.log(base)))) - 1)
+    assert kernel.head_ns / kernel.base_ns - 1 == pytest.approx(kernel.effect)
+    assert kernel.change_ns == pytest.approx(kernel.head_ns - kernel.base_ns)
+
+
 def test_bad_tables_are_refused_and_empty_ones_are_empty() -> None:
     assert judge_many({}, ([1.0], [1.0])) == []
     assert judge_many({"k": ([], [])}, ([], [])) == []

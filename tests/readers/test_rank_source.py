@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,41 @@ def test_the_name_of_the_file(tmp_path: Path, name: str, rank: int | None) -> No
 @pytest.mark.parametrize(("name", "rank"), [("trace_3.json", 3), ("worker.1700000000.pt.trace.json", None)])
 def test_a_number_at_the_end_is_a_rank_where_there_are_collectives(tmp_path: Path, name: str, rank: int | None) -> None:
     assert load_one(_written(tmp_path, name, COLLECTIVE)).source.rank == rank
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("rank_3/worker.json", (3, "folder name")),
+        ("rank00012/worker_7.json", (12, "folder name")),
+        ("rank_3/rank5.json", (5, "file name")),
+        ("ranks/worker.json", (None, None)),
+        ("rank_3_of_8/worker.json", (None, None)),
+    ],
+)
+def test_the_name_of_the_folder(tmp_path: Path, place: str, expected: tuple[int | None, str | None]) -> None:
+    path = tmp_path / place
+    path.parent.mkdir()
+    source = load_one(_written(path.parent, path.name, COLLECTIVE)).source
+    assert (source.rank, source.rank_source) == expected
+
+
+def test_what_a_trace_says_comes_before_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "rank3"
+    folder.mkdir()
+    path = _written(folder, "t.json", distributedInfo={"rank": 5, "world_size": 8, "backend": "nccl"})
+    assert load_one(path).source.rank == 5
+
+
+def test_a_memory_snapshot_has_the_rank_of_its_name(tmp_path: Path) -> None:
+    snapshot = {"segments": [], "device_traces": [[
+        {"action": "alloc", "addr": 64, "size": 512, "stream": 0, "time_us": 1, "frames": []},
+        {"action": "free_completed", "addr": 64, "size": 512, "stream": 0, "time_us": 2, "frames": []},
+    ]]}  # fmt: skip
+    path = tmp_path / "rank2_memory_snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    source = load_one(path).source
+    assert (source.rank, source.rank_source) == (2, "file name")
 
 
 def test_what_the_trace_says_comes_before_its_name(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_what_an_engineer_needs_stands_in_this_order() -> None:
     assert "`··········│···──●──··`" in text
 
 
+def test_a_difference_that_does_not_count_is_shown_as_one() -> None:
+    """Two of four steps in which a kernel ran are three of four there: rows of calls per step show it, too."""
+    document = comparisons.single_captures()
+    (kernels,) = (metric for metric in document["metrics"] if metric["name"] == "kernels a step")
+    kernels |= {"base": 3.0, "head": 2.5, "effect": -1 / 6}
+    assert "no change: kernels a step (3 → 2.50: less than counts), copies a step," in render(of(document))
+
+
 def test_nothing_changed_is_one_line() -> None:
     text = render(of(comparisons.unchanged_captures()))
     first, line = text.splitlines()

@@ -30,13 +30,15 @@ def device_of_chip(
 ) -> Device | None:
     """The device with these properties, for recordings that leave out its name; 0: not recorded.
 
-    ``capability``: compute capability, major and minor. ``None`` where none of the tables fits, or several do.
+    ``vendor``: ``AMD`` or ``NVIDIA``, ``""`` where it was not recorded. ``capability``: compute capability, major and
+    minor. ``None`` where none of the tables fits, or several do.
     """
-    if vendor == "AMD":
-        architecture = _AMD_ARCHITECTURES.get(capability)
-    else:
-        architecture = f"sm_{capability[0]}{capability[1]}" if vendor.upper() == "NVIDIA" else None
-    fitting = [device for device in of_architecture(architecture or "") if device.cores == cores]
+    architectures = []
+    if vendor in ("AMD", ""):
+        architectures.append(_AMD_ARCHITECTURES.get(capability, ""))
+    if vendor.upper() in ("NVIDIA", ""):
+        architectures.append(f"sm_{capability[0]}{capability[1]}")
+    fitting = [device for name in architectures for device in of_architecture(name) if device.cores == cores]
     for wanted, value in ((memory_bytes, "memory_bytes"), (clock_hz, "clock_hz")):
         alike = [device for device in fitting if _near(wanted, getattr(device, value))]
         fitting = alike if wanted and len(fitting) > 1 else fitting

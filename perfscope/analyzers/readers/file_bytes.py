@@ -295,15 +295,23 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNOR
 
 _NUMBER_AT_END = re.compile(r"[_-](\d{1,6})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
 
-FILE_NAME = "file name"
-"""``Source.rank_source`` of a rank that only the name of the file tells."""
+_RANK_FOLDER = re.compile(r"rank[-_ .]?(\d{1,6})", re.IGNORECASE)
+
+FILE_NAME, FOLDER_NAME = "file name", "folder name"
+"""``Source.rank_source`` of a rank that nothing in the file tells."""
 
 
-def rank_in_name(file: Path, *, of_several: bool = False) -> int | None:
-    """The rank that a file's name tells: 3 for ``job_rank3.json.gz``.
+def named_rank(file: Path, *, of_several: bool = False) -> tuple[int | None, str | None]:
+    """The rank that a file's name tells, else its folder's, and which: 3 for ``job_rank3.json.gz``, ``rank_3/t.json``.
 
     ``of_several``: the program has several ranks, so a number at the end is one, too: 3 for ``trace_3.json``. Of any
     other program it may be a step.
     """
-    match = _RANK_IN_NAME.search(file.name) or (_NUMBER_AT_END.search(file.name) if of_several else None)
-    return int(match[1]) if match else None
+    for match, told in (
+        (_RANK_IN_NAME.search(file.name), FILE_NAME),
+        (_RANK_FOLDER.fullmatch(file.parent.name), FOLDER_NAME),
+        (_NUMBER_AT_END.search(file.name) if of_several else None, FILE_NAME),
+    ):
+        if match is not None:
+            return int(match[1]), told
+    return None, None

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from perfscope.analyzers.readers import FORMAT_WORDS, READERS
-from perfscope.analyzers.readers.file_bytes import describe_file, rank_in_name, read_head
+from perfscope.analyzers.readers.file_bytes import describe_file, named_rank, read_head
 from perfscope.analyzers.readers.hlo.program import holds_programs_only, join_programs
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.model.documents import run_folders
@@ -220,7 +220,7 @@ def _unit_of_ranks(unit: Unit, ranks: frozenset[int]) -> Unit | None:
         return replace(unit, parts=parts) if parts else None
     if isinstance(unit, Skipped):
         return unit
-    rank = rank_in_name(Path(unit))
+    rank, _ = named_rank(Path(unit))
     return unit if rank is None or rank in ranks else None
 
 
@@ -313,7 +313,15 @@ def _read_place(path: Path) -> Sequence[Trace] | None:
     traces = (read,) if isinstance(read, Trace) else tuple(read)
     if not traces:
         raise DataError(f"{path}: no trace in it")
-    return traces
+    return (_with_named_rank(traces[0], path),) if len(traces) == 1 else traces
+
+
+def _with_named_rank(trace: Trace, path: Path) -> Trace:
+    """With the rank that its file or folder is named after, where nothing in the file tells it."""
+    if trace.source.rank is not None or holds_programs_only(trace):
+        return trace
+    rank, told = named_rank(path, of_several=len(trace.rows["collectives"]) > 0)
+    return trace if rank is None else replace(trace, source=replace(trace.source, rank=rank, rank_source=told))
 
 
 _CORRUPT: Mapping[type[Exception], str] = {

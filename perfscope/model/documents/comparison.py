@@ -297,10 +297,10 @@ class Kernel(Value, frozen=True, kw_only=True):
     name: str
     kind: Literal["changed", "new", "gone"]
     base_ns: Number
-    """Median over the launches; 0 if it is new."""
+    """What is typical of the launches; 0 if it is new. Both sides differ by ``effect``."""
     head_ns: Number
     change_ns: Number
-    """Mean of head less base over the pairs: what it contributes to the change of the step."""
+    """Head less base."""
     verdict: Verdict
     effect: Number | None = None
     p: Number | None = None

@@ -128,6 +128,16 @@ def test_text_logs_are_not_taken_for_it(tmp_path: Path) -> None:
     assert sniff(tmp_path, b"\n\n" + LogText().at(0).metrics().text().encode())
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("dedicated_log_torch_trace_rank_1_n8zycf07.log", 1), ("copy_of_rank_1.log", 0)],
+)
+def test_the_name_that_torch_gives_a_log_comes_before_its_records(tmp_path: Path, name: str, rank: int) -> None:
+    path = tmp_path / name
+    path.write_text("[rank0]:" + LogText().at(0).metrics().text())
+    assert read_log(path).rank == rank
+
+
 def test_the_rank_is_the_file_names_where_records_have_none(tmp_path: Path) -> None:
     path = LogText().at(0).metrics().write(tmp_path, "dedicated_log_torch_trace_rank_12_ab3x.log")
     assert read_log(path).rank == 12

@@ -28,6 +28,7 @@ from perfscope.analyzers.compare.statistics.verdict import (
     MetricResult,
     from_pairs,
     judge_many,
+    levels,
 )
 from perfscope.analyzers.readers.load import load
 from perfscope.model.documents import comparison as document
@@ -183,7 +184,9 @@ def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: 
     if not all(np.all(np.isfinite(side) & (side > 0)) for side in times):
         raise ValueError(f"{name}: a time is not a positive number")
     sides = [np.log(side) for side in times]
-    typical = [float(np.exp(np.median(side))) if side.size else None for side in sides]
+    change = float(sides[1].mean() - sides[0].mean()) if min(side.size for side in sides) else None
+    effect = None if change is None else math.expm1(change)
+    before, after = levels(base, head, effect)
     remarks = [NOT_IN_TURNS, *([no_gate] if no_gate is not None else [])]
     result = MetricResult(
         name=name,
@@ -191,17 +194,16 @@ def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: 
         better="lower",
         verdict="inconclusive",
         known="sets of runs",
-        base=typical[0],
-        head=typical[1],
+        base=before,
+        head=after,
+        effect=effect,
         pairs=min(side.size for side in sides),
         estimator=ESTIMATOR,
         least=STEP_LEAST,
         remarks=tuple(remarks),
     )
-    if min(side.size for side in sides) < 1:
+    if change is None:
         return result
-    change = float(sides[1].mean() - sides[0].mean())
-    result = replace(result, effect=math.expm1(change))
     if min(side.size for side in sides) < 2:
         return replace(result, remarks=(*remarks, "one launch on a side says nothing of how launches differ"))
     errors = [float(side.var(ddof=1)) / side.size for side in sides]

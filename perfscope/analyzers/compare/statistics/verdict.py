@@ -44,7 +44,7 @@ class MetricResult:
     verdict: Verdict
     known: Known
     base: float | str | None
-    """Typical value: the median of the launches' values, of pairs as in `_levels`; ``None`` if there is none."""
+    """The median of the launches' values, of an effect over them as in `levels`; ``None`` if there is none."""
     head: float | str | None
     effect: float | None = None
     low: float | None = None
@@ -115,7 +115,7 @@ def from_pairs(
     needed = pairs_needed(effect, least=least, alpha=alpha) if verdict == "inconclusive" else None
     if needed is not None and needed <= effect.pairs:
         needed = None  # the interval is narrow enough: it lies across the bound, and a few more may not move it
-    before, after = _levels(base, head, effect.effect)
+    before, after = levels(base, head, effect.effect)
     return replace(
         empty,
         base=before,
@@ -133,11 +133,11 @@ def from_pairs(
     )
 
 
-def _levels(base: Sequence[float], head: Sequence[float], effect: float | None) -> tuple[float | None, float | None]:
-    """Typical values of both sides that differ by the paired ``effect``.
+def levels(base: Sequence[float], head: Sequence[float], effect: float | None) -> tuple[float | None, float | None]:
+    """Typical values of both sides that differ by the ``effect`` that was judged.
 
     Medians of the sides alone drift with the machine, and may even say that a faster head is slower: what they share
-    gives the level, the pairs the difference.
+    gives the level, the effect the difference.
     """
     before, after = _median(base), _median(head)
     if before is None or after is None or effect is None:
@@ -382,12 +382,14 @@ def _change(
         kind, verdict = "gone", "improvement"
     elif q is not None and effect is not None and q < LEVEL and abs(np.log1p(effect)) >= np.log1p(least):
         verdict = "regression" if effect > 0 else "improvement"
+    before, after = levels(base.tolist(), head.tolist(), effect)
+    before, after = before or 0.0, after or 0.0
     return Kernel(
         name=name,
         kind=kind,
-        base_ns=float(np.median(base)),
-        head_ns=float(np.median(head)),
-        change_ns=float(np.mean(head - base)),
+        base_ns=before,
+        head_ns=after,
+        change_ns=after - before,
         effect=effect,
         p=p,
         q=q,

@@ -27,9 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.analyzers.readers import cache
-from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes, rank_in_name
+from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.kineto.decode import decode_all
-from perfscope.analyzers.readers.kineto.document import Head, locate
+from perfscope.analyzers.readers.kineto.document import locate
 from perfscope.analyzers.readers.kineto.process_groups import complete_groups
 from perfscope.analyzers.readers.kineto.tables import Tables
 from perfscope.model.errors import DataError
@@ -78,8 +78,8 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
         raise DataError(
             f"{shown}: {builder.events:,} events, but none of torch.profiler" + (f" ({seen})" if seen else "")
         )
-    builder.rank, builder.rank_source = _rank(head, path, of_several=len(rows["collectives"]) > 0)
     if head.distributed is not None:
+        builder.rank, builder.rank_source = head.distributed.rank, "distributedInfo"
         builder.world_size, builder.backend = head.distributed.world_size, head.distributed.backend
     builder.record_tables()
     _add_notes(builder)
@@ -87,12 +87,6 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
     if size >= cache.SMALLEST:
         cache.save(path, trace)
     return trace
-
-
-def _rank(head: Head, path: Path, *, of_several: bool) -> tuple[int | None, str]:
-    if head.distributed is not None and head.distributed.rank is not None:
-        return head.distributed.rank, "distributedInfo"
-    return rank_in_name(path, of_several=of_several), FILE_NAME
 
 
 def _add_notes(builder: TraceBuilder) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from perfscope.analyzers.readers.columns import Columns
-from perfscope.analyzers.readers.file_bytes import FILE_NAME, rank_in_name
 from perfscope.analyzers.readers.nsys.counters import read_counters, read_usage
 from perfscope.analyzers.readers.nsys.database import NULL, Export, Session
 from perfscope.analyzers.readers.nsys.device import Device, read_device
@@ -116,10 +114,13 @@ class Identity:
     """Which rank a process is, and how that is known."""
 
     rank: int | None
-    source: str
+    source: str | None
     world_size: int | None
     how: str | None
     """A sentence for the reader, where it is not what the program itself says."""
+
+
+NO_IDENTITY = Identity(rank=None, source=None, world_size=None, how=None)
 
 
 def build(database: Export, shown: str) -> list[Trace]:
@@ -147,7 +148,7 @@ def build(database: Export, shown: str) -> list[Trace]:
         communicators = _communicators(part["slices"], session.pool.strings, host.payloads)
         tables = Tables(session, part, samples.frames, {one: size for one, (size, _) in communicators.items()})
         tables.collectives(host.payloads)
-        identity = _identity(shown, index, len(owners), communicators)
+        identity = _identity(index, len(owners), communicators)
         trace = TraceBuilder(shown, FORMAT)
         trace.rank, trace.rank_source, trace.world_size = identity.rank, identity.source, identity.world_size
         trace.events = events[index]
@@ -213,11 +214,11 @@ def _communicators(slices: Columns, strings: list[str], fields: list[Fields]) ->
     return result
 
 
-def _identity(shown: str, index: int, count: int, communicators: Mapping[int, tuple[int, int]]) -> Identity:
+def _identity(index: int, count: int, communicators: Mapping[int, tuple[int, int]]) -> Identity:
     if communicators:
         size, rank = max(communicators.values())
         return Identity(rank=rank, source="NCCL communicator", world_size=size, how=None)
     if count > 1:
         how = f"{count} processes with work on devices in one file: their ranks are their order by process id"
         return Identity(rank=index, source="order of the processes", world_size=None, how=how)
-    return Identity(rank=rank_in_name(Path(shown)), source=FILE_NAME, world_size=None, how=None)
+    return NO_IDENTITY

@@ -336,6 +336,8 @@ MAX_LOG_BYTES = 16 << 30
 """Of a log: 30 kB a graph and 300 kB a compilation make 50,000 compilations of it."""
 
 _RANK = re.compile(r"_rank_?(\d{1,6})(?=[._]|$)")
+_BY_TORCH = re.compile(r"dedicated_log_torch_trace_rank_\d")
+"""Beginning of the name that torch gives the log of a rank."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -364,7 +366,9 @@ def read(path: Path) -> Trace:
 
 
 def read_log(path: Path) -> CompileLog:
-    """The log in ``path``; the rank is the records', else the file name's (``..._rank_3_...``).
+    """The log in ``path``; the rank is that of the name torch gave the file, else the records', else any name's.
+
+    Records say 0 of a process whose group was not made yet, and so do logs that were put together.
 
     ``DataError``, one line, for a file that is no such log, empty, too large, or compressed and cut off. Damaged
     records are counted in ``corrupt`` and left out.
@@ -373,5 +377,7 @@ def read_log(path: Path) -> CompileLog:
         log = read_records(data, str(path))
     if not log.records:
         raise DataError(f"{path}: no intact record of a torch.compile log in it")
-    named = _RANK.search(path.name)
-    return replace(log, rank=int(named[1]), rank_source=FILE_NAME) if log.rank is None and named else log
+    by_torch, named = _BY_TORCH.search(path.name), _RANK.search(path.name)
+    if named is None or (log.rank is not None and by_torch is None):
+        return log
+    return replace(log, rank=int(named[1]), rank_source=FILE_NAME)

@@ -315,15 +315,24 @@ class Devices:
         return np.array([self._modules.get(program, MISSING) for program in programs.tolist()], np.int32)
 
     def _shared_steps(self) -> Rows:
-        """Steps as the devices show them: a step lasts from its first start to its last end over all devices."""
+        """Steps as the devices show them: a step lasts from its first start to its last end over all devices.
+
+        Devices that work one after the other, or steps without a number, have each step by itself.
+        """
         columns = self._steps.take()
         numbers, index = np.unique(columns["number"], return_inverse=True)
-        if MISSING in numbers:  # names without a number: each its own step
+        lowest, highest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        start, last_start = np.full(len(numbers), highest), np.full(len(numbers), lowest)
+        first_end, end = np.full(len(numbers), highest), np.full(len(numbers), lowest)
+        for low, high, values in ((start, last_start, columns["start_ns"]), (first_end, end, columns["end_ns"])):
+            np.minimum.at(low, index, values)
+            np.maximum.at(high, index, values)
+        in_turn = bool((last_start >= first_end).any())
+        if in_turn or MISSING in numbers:
             reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
+            if in_turn:
+                columns["number"] = np.arange(len(index))
             return Rows(TABLES["steps"], columns)
-        start, end = np.full(len(numbers), np.iinfo(np.int64).max), np.full(len(numbers), np.iinfo(np.int64).min)
-        np.minimum.at(start, index, columns["start_ns"])
-        np.maximum.at(end, index, columns["end_ns"])
         first = np.array([np.flatnonzero(index == step)[0] for step in range(len(numbers))], np.int64)
         return Rows(
             TABLES["steps"], {"start_ns": start, "end_ns": end, "name": columns["name"][first], "number": numbers}

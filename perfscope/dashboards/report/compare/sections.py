@@ -39,6 +39,7 @@ from perfscope.dashboards.report.compare.words import (
     row_amounts,
     row_title,
     said_of,
+    side_text,
     side_title,
     side_value,
     told,
@@ -154,8 +155,9 @@ def _metrics(document: Document) -> Iterator[Section]:
         if metric.needed_pairs is not None
     ]
     if same:
-        names = ", ".join(metric.name for metric in same[:MOST_ROWS])
-        reasons.append(f"no change: {names} ({len(same):,})")
+        names = [_unchanged(metric) for metric in same[:MOST_ROWS]]
+        names += [f"{len(same) - MOST_ROWS:,} more"] if len(same) > MOST_ROWS else []
+        reasons.append(f"no change: {', '.join(names)}")
     blocks: tuple[Block, ...] = (
         *tables(_table(METRIC_COLUMNS, rows, rest="metrics", bar="effects")),
         *notes(*reasons[:MOST_LINES]),
@@ -163,6 +165,12 @@ def _metrics(document: Document) -> Iterator[Section]:
     )
     if blocks:
         yield Section(title="Metrics", blocks=blocks)
+
+
+def _unchanged(metric: Metric) -> str:
+    """Its name, and both values where they differ by less than what counts."""
+    sides = [side_text(metric, side) for side in ("base", "head")]
+    return metric.name if sides[0] == sides[1] else f"{metric.name} ({' → '.join(sides)}: less than counts)"
 
 
 PROGRAM_COLUMNS: tuple[Column[ProgramRow], ...] = (
@@ -276,11 +284,13 @@ def _step(document: Document) -> Iterator[Section]:
 
 def _means(step: Step) -> str:
     """Why the whole is not the step time among the metrics."""
-    if step.per != "step" or max(step.base_steps, step.head_steps) < 2:
+    if step.per != "step":
         return ""
+    if max(step.base_steps, step.head_steps) < 2:
+        return "each step until its work is done; a step time among the metrics may end before"
     return (
-        f"means of {step.base_steps:,} and {step.head_steps:,} recorded steps, because means add up; "
-        "a step time among the metrics is the median step"
+        f"means of {step.base_steps:,} and {step.head_steps:,} recorded steps, each until its work is done, because "
+        "means add up; a step time among the metrics is the median step, which may end before its work"
     )
 
 
