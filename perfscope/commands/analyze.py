@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.critical_path import Hypothesis, WhatIf
     from perfscope.analyzers.engine import Analysis
+    from perfscope.analyzers.judged_before import Kept
     from perfscope.analyzers.readers.load import Loaded, Skipped
 
 FORMATS = ("text", "json", "markdown", "html", "github", "llm")
@@ -94,6 +96,7 @@ fail_on_option = click.option(
     metavar="CHANGE",
     help="Model a change: 'aten::mm x0.5', 'sync x0', 'launch x0', 'communication x0' (repeatable).",
 )
+@click.option("--no-cache", is_flag=True, help="Judge again what was judged before.")
 @fail_on_option
 @quiet_option
 @verbose_option
@@ -111,6 +114,7 @@ def analyze(
     time: str | None,
     topology: str | None,
     changes: tuple[str, ...],
+    no_cache: bool,
     fail_on: str | None,
     quiet: bool,
     verbose: bool,
@@ -124,7 +128,6 @@ def analyze(
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.critical_path import parse_hypothesis
     from perfscope.analyzers.devices.topology import read_topology
-    from perfscope.analyzers.judge import judge_paths
     from perfscope.analyzers.registry import load_rule
     from perfscope.analyzers.selection import parse_selection
     from perfscope.dashboards.report import render
@@ -141,14 +144,16 @@ def analyze(
     if scheduler is not None and jobs is not None:
         raise UsageError("--jobs is for this machine; with --scheduler the cluster's workers decide")
     hypotheses = [parse_hypothesis(change) for change in changes]
-    judged = judge_paths(
-        paths, chosen, device=named, jobs=jobs, scheduler=scheduler, topology=links, configuration=configuration,
-        selection=parse_selection(steps, ranks, time),
-    )  # fmt: skip
-    analysis = replace(judged.analysis, what_ifs=_what_ifs(judged.loaded, hypotheses))
-    _spare_inputs(judged.loaded, outputs)
+    how = {"device": named, "topology": links, "configuration": configuration,
+           "selection": parse_selection(steps, ranks, time)}  # fmt: skip
+    if hypotheses or scheduler is not None:  # what-ifs need the trace itself
+        judged = _judge(paths, chosen, hypotheses, jobs=jobs, scheduler=scheduler, **how)
+    else:
+        judged = _judged(paths, chosen, again=no_cache, quiet=quiet, jobs=jobs, **how)
+    analysis = judged.analysis
+    spare(judged.files, outputs)
     if not quiet:
-        _tell(judged.loaded.skipped)
+        _tell(judged.skipped)
     options = _options(verbose, budget)
     answers = [(file, partial(render, analysis, form, **options.get(form, {}))) for form, file in targets]
     write_answers(answers, quiet=quiet)
@@ -157,6 +162,40 @@ def analyze(
         sized = {**screen(sys.stdout), "links": sys.stdout.isatty()} if form == "text" else {}
         click.echo(render(analysis, form, **sized, **options.get(form, {})), nl=False, color=True)
     return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
+
+
+def _judged(
+    paths: Sequence[str], rules: Sequence[str] | None, *, again: bool, quiet: bool, jobs: int | None, **how: Any
+) -> Kept:
+    """The analysis, as it was kept when the same files were judged before, unless they are to be judged ``again``."""
+    from perfscope.analyzers.judged_before import entry_for, keep, recall
+
+    entry = entry_for(paths, rules, **how)
+    kept = None if again else recall(entry, how["configuration"])
+    if kept is not None:
+        when = datetime.fromtimestamp(kept.judged_s).strftime("%Y-%m-%d %H:%M")
+        tell(f"as judged on {when}; --no-cache judges again", quiet=quiet)
+        return kept
+    judged = _judge(paths, rules, (), jobs=jobs, **how)
+    if entry is not None and entry == entry_for(paths, rules, **how):  # nothing was written meanwhile
+        keep(entry, judged)
+    return judged
+
+
+def _judge(paths: Sequence[str], rules: Sequence[str] | None, changes: Sequence[Hypothesis], **how: Any) -> Kept:
+    from perfscope.analyzers.judge import judge_paths
+    from perfscope.analyzers.judged_before import Kept
+
+    judged = judge_paths(paths, rules, **how)
+    traces = judged.loaded.traces
+    files = [trace.source.path for trace in traces]
+    files += [module.source for trace in traces if trace.source.programs for module in trace.hlo]
+    return Kept(
+        analysis=replace(judged.analysis, what_ifs=_what_ifs(judged.loaded, changes)),
+        files=tuple(files),
+        skipped=judged.loaded.skipped,
+        judged_s=datetime.now().timestamp(),
+    )
 
 
 def _what_ifs(loaded: Loaded, changes: Sequence[Hypothesis]) -> tuple[WhatIf, ...]:
@@ -190,13 +229,6 @@ def _format_for(output: str, form: str | None) -> str:
     if result is None:
         raise click.UsageError(f"{output}: which format? Give --format, or a suffix: .txt .json .md .html")
     return result
-
-
-def _spare_inputs(loaded: Loaded, outputs: Sequence[str]) -> None:
-    """Refuse to write a report over a trace that it is about."""
-    files = [trace.source.path for trace in loaded.traces]
-    files += [module.source for trace in loaded.traces if trace.source.programs for module in trace.hlo]
-    spare(files, outputs)
 
 
 def _tell(skipped: Sequence[Skipped]) -> None:

@@ -95,7 +95,7 @@ def save(path: Path, trace: Trace) -> None:
     first = -(-(len(MAGIC) + 8 + len(header)) // _ALIGN) * _ALIGN
     with contextlib.suppress(OSError):
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_room(folder.parent, first + offset)
+        make_room(folder.parent, "*.columns", first + offset, ROOM)
         with tempfile.NamedTemporaryFile(dir=folder.parent, prefix=".new-", delete=False) as file:
             try:
                 file.write(MAGIC + struct.pack("<Q", len(header)) + header)
@@ -157,10 +157,7 @@ def _cache_path(path: Path) -> Path | None:
         if home is None:
             return None
         state = path.stat()
-        with path.open("rb") as file:
-            edges = file.read(_EDGE)
-            file.seek(max(0, state.st_size - _EDGE))
-            edges += file.read(_EDGE)
+        edges = edge_bytes(path, state.st_size)
     except OSError:
         return None
     identity = f"{path.resolve()}|{path}|{state.st_size}|{state.st_mtime_ns}|"
@@ -169,6 +166,14 @@ def _cache_path(path: Path) -> Path | None:
     except UnicodeEncodeError:  # a name that is no UTF-8, which the header could not hold
         return None
     return home / f"{digest}.columns"
+
+
+def edge_bytes(path: Path, size: int) -> bytes:
+    """The first and last 64 KiB of a file of ``size`` bytes."""
+    with path.open("rb") as file:
+        edges = file.read(_EDGE)
+        file.seek(max(0, size - _EDGE))
+        return edges + file.read(_EDGE)
 
 
 def _model_hash() -> str:
@@ -181,11 +186,12 @@ READER_VERSION = 4
 """Raised when the reader fills the same columns differently."""
 
 
-def _make_room(home: Path, needed: int) -> None:
-    kept = sorted((entry.stat().st_mtime, entry.stat().st_size, entry) for entry in home.glob("*.columns"))
+def make_room(home: Path, pattern: str, needed: int, room: int) -> None:
+    """Remove the longest unused files of a name until ``needed`` more bytes fit into ``room``."""
+    kept = sorted((entry.stat().st_mtime, entry.stat().st_size, entry) for entry in home.glob(pattern))
     total = needed + sum(size for _, size, _ in kept)
     for _, size, entry in kept:
-        if total <= ROOM:
+        if total <= room:
             return
         entry.unlink(missing_ok=True)
         total -= size
