@@ -158,10 +158,16 @@ def analyze(
     answers = [(file, partial(render, analysis, form, **options.get(form, {}))) for form, file in targets]
     write_answers(answers, quiet=quiet)
     if not targets:
-        form = form or "text"
-        sized = {**screen(sys.stdout), "links": sys.stdout.isatty()} if form == "text" else {}
-        click.echo(render(analysis, form, **sized, **options.get(form, {})), nl=False, color=True)
+        _show(analysis, form or "text", options)
     return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
+
+
+def _show(analysis: Analysis, form: str, options: dict[str, dict[str, Any]]) -> None:
+    """The report on stdout."""
+    from perfscope.dashboards.report import render
+
+    sized = {**screen(sys.stdout), "links": sys.stdout.isatty()} if form == "text" else {}
+    click.echo(render(analysis, form, **sized, **options.get(form, {})), nl=False, color=True)
 
 
 def _judged(
