@@ -1,56 +1,72 @@
-"""Every link of every page leads to something that shows what it names: no dead end, no word from the console."""
+"""Every page of twelve kinds of input: content, every link answered, a quiet console, no request elsewhere, axe."""
 
 from __future__ import annotations
 
-import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from perfscope.dashboards.web.pages import PAGES
+from perfscope.dashboards.web.pages import PAGES, page_module
 from perfscope.dashboards.web.server.shelf import Shelf
+from tests.browser.axe import axe_source, violations_above_minor
 from tests.browser.conftest import Server, Tab, serving
-from tests.conftest import CORPUS
-
-pytestmark = [pytest.mark.corpus, pytest.mark.slow]
+from tests.browser.kinds import KINDS, Kind
 
 SHOWN = """document.querySelector('#page h1, #page .ps-report')
-    && !document.querySelector('#page h1')?.innerText.startsWith('Reading')"""
-SETTLE_MS = 500
-MOST_ALIKE = 6
+    && !/^(Reading|Comparing)/.test(document.querySelector('#page h1')?.innerText)
+    && !document.querySelector('#page [aria-label=reading]')
+    && !document.getElementById('page').innerText.includes('They are being read.')
+    && [...document.querySelectorAll('.ps-timeline')].every((one) => one.dataset.ready)"""
+GRIDS = """[...document.querySelectorAll('[id$=-search]')].every((one) => {
+  const head = one.closest('.ps-grid')?.querySelector('[role=columnheader]');
+  head?.scrollIntoView({ block: 'center' });
+  return head && getComputedStyle(head).visibility === 'visible';
+})"""
+"""The grids' code comes late, and a grid is hidden until it has been on the screen. Each stands below its search."""
+SETTLE_MS = 250
+"""Rows of grids and figures come after the page's heading."""
+WIDTHS = (1280, 820, 390)
+MOST_ALIKE, MOST_ALIKE_EVERYDAY = 6, 1
 """Links of one page to another with the same parameters: the first ones are followed."""
-LINKS = "[...document.querySelectorAll('#page a[href], #menu a[href]')].map((one) => one.getAttribute('href'))"
-STATUS = "document.querySelector('.ps-tl-status')?.textContent || ''"
-PLACES = """(() => {
-  const plot = document.querySelector('.js-plotly-plot');
-  const data = plot ? plot.data.flatMap((one) => one.customdata || []) : [];
-  return data.filter((each) => String(each).startsWith('/'));
+LINKS = """(() => {
+  const links = [...document.querySelectorAll('#page a[href], #menu a[href]')].map((one) => one.getAttribute('href'));
+  const drawn = [...document.querySelectorAll('.js-plotly-plot')].flatMap((one) => one.data)
+      .flatMap((one) => one.customdata || []).map(String).filter((one) => one.startsWith('/'));
+  return [...links, ...drawn];
 })()"""
-"""Where a click on a figure leads."""
+"""Of links, and where a click on a figure leads."""
+LEAST_WORDS = 20
+"""Characters on a page that has anything to say."""
+STATUS = "document.querySelector('.ps-tl-status')?.textContent || ''"
+DEAD_ENDS = (
+    "There is no such page", "cannot be shown", "No such run or trace", "No such comparison", "Nothing that is drawn",
+    "No findings.",
+)  # fmt: skip
 
 
-def _things() -> dict[str, Path]:
-    return {
-        "pytorch": CORPUS / "kineto" / "TraceLens__h100_bert-small.json.gz",
-        "snapshot": CORPUS / "torch_mem" / "assignment2-systems__medium512_infer.pickle.gz",
-    }
+def _marks(kind: Kind) -> list[pytest.MarkDecorator]:
+    return [*([] if kind.everyday else [pytest.mark.slow]), *([pytest.mark.corpus] if kind.corpus else [])]
 
 
-@pytest.fixture(scope="module")
-def things(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
-    home = tmp_path_factory.mktemp("crawl")
-    found = _things()
-    with serving(home, *found.values()) as server:
-        items = Shelf(list(found.values())).items()
-        yield server, {kind: item.key for kind, item in zip(found, items, strict=True)}
-    shutil.rmtree(home, ignore_errors=True)
+EACH_KIND = pytest.mark.parametrize("kind", [pytest.param(kind, id=kind.name, marks=_marks(kind)) for kind in KINDS])
 
 
-def _shape(href: str) -> tuple[str, tuple[str, ...]]:
-    parts = urlsplit(href)
-    return parts.path, tuple(sorted(parse_qs(parts.query)))
+@pytest.fixture
+def opened(kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Server, str]]:
+    """A server of the kind's input, and the address it begins at."""
+    if kind.corpus:
+        request.getfixturevalue("corpus")
+    home, cache = tmp_path / "perfscope-runs", tmp_path / "cache"
+    home.mkdir()
+    cache.mkdir()
+    paths = kind.paths(home)
+    keys = [item.key for item in Shelf(paths).items()]
+    with serving(cache, *paths) as server:
+        yield server, kind.start.format(*keys)
 
 
 def _show(tab: Tab, address: str) -> None:
@@ -59,45 +75,99 @@ def _show(tab: Tab, address: str) -> None:
     tab.page.wait_for_timeout(SETTLE_MS)
 
 
-def _check(tab: Tab, href: str) -> str:
-    """What is wrong with the page that is open; ``''``: nothing."""
+def _pages(tab: Tab, server: Server, start: str) -> dict[str, str]:
+    """The address of every page: those of the menu, and the one it begins with."""
+    _show(tab, f"{server.base}{start}&token={server.token}")
+    menu = tab.page.evaluate("[...document.querySelectorAll('#menu a')].map((one) => one.getAttribute('href'))")
+    pages = {urlsplit(href).path.strip("/"): f"{server.base}{href.lstrip('/')}" for href in menu}
+    assert list(pages) == list(PAGES)
+    return pages | {start.partition("?")[0]: f"{server.base}{start}"}
+
+
+def _dead_end(tab: Tab, server: Server, href: str) -> str:
+    """What is wrong with where a link leads; ``""``: it shows what it names."""
+    try:
+        return _wrong_with(tab, server, href)
+    except AssertionError as error:
+        return str(error)
+
+
+def _wrong_with(tab: Tab, server: Server, href: str) -> str:
+    if urlsplit(href).path.startswith("/api/"):
+        rows = tab.page.evaluate("(href) => fetch(href).then((answer) => answer.ok ? answer.text() : '')", href)
+        return "" if len(rows.splitlines()) > 1 else "no table"
+    _show(tab, f"{server.base}{href.lstrip('/')}")
     words = tab.page.inner_text("#page")
-    for bad in ("There is no such page", "cannot be shown", "No such run or trace"):
+    for bad in DEAD_ENDS:
         if bad in words:
             return bad
-    asked = parse_qs(urlsplit(href).query)
-    if urlsplit(href).path.endswith("/timeline") and {"name", "find", "mark", "finding"} & set(asked):
-        tab.until("document.querySelector('.ps-timeline[data-ready]')")
-        if {"mark", "finding"} & set(asked):
-            tab.until("document.querySelector('.ps-tl-panel h2')")
-        else:
-            tab.until(f"({STATUS}) !== ''")
-        status = tab.page.evaluate(STATUS)
+    page, asked = urlsplit(href).path.strip("/"), parse_qs(urlsplit(href).query)
+    title = page_module(page).TITLE
+    if tab.page.inner_text("#page h1 >> nth=0") != title:
+        return f"it is not the page {title}"
+    if "run" in asked and not asked["run"][0].startswith(tab.page.input_value("#which") or "nothing"):
+        return "it is of another run"
+    if page == "findings" and "at" in asked and tab.page.locator(".ps-finding").count() != 1:
+        return "not the one finding"
+    if page == "timeline" and {"mark", "finding"} & set(asked):
+        tab.until("document.querySelector('.ps-tl-panel h2')")
+    elif page == "timeline" and {"name", "find"} & set(asked):
+        tab.until(f"({STATUS}) !== ''")
+        status = str(tab.page.evaluate(STATUS))
         return status if status.startswith(("0 ", "not a regular")) else ""
-    return "" if len(words) > 20 else "nothing is on it"
+    return "" if len(words) > LEAST_WORDS else "nothing is on it"
 
 
-@pytest.mark.parametrize("kind", ["pytorch", "snapshot"])
-def test_every_link_leads_somewhere(tab: Tab, things: tuple[Server, dict[str, str]], kind: str) -> None:
-    server, keys = things
-    origin = server.base.rstrip("/")
-    _show(tab, f"{server.base}overview?token={server.token}&run={keys[kind]}")
-    followed: dict[tuple[str, str, tuple[str, ...]], int] = {}
-    links: dict[str, str] = {}
-    for name in PAGES:
-        _show(tab, f"{server.base}{name}?run={keys[kind]}")
-        for href in [*tab.page.evaluate(LINKS), *tab.page.evaluate(PLACES)]:
-            shape = (name, *_shape(href))
-            if href.startswith("/api/") or not href.startswith("/") or followed.get(shape, 0) >= MOST_ALIKE:
-                continue
-            followed[shape] = followed.get(shape, 0) + 1
-            links.setdefault(href, name)
-    assert len(links) >= len(PAGES)
-    wrong = []
-    for href, name in links.items():
-        _show(tab, f"{origin}{href}")
-        if problem := _check(tab, href):
-            wrong.append(f"{name} -> {href}: {problem}")
-    assert wrong == [], "\n".join(wrong)
+def _quiet(tab: Tab) -> None:
     assert tab.wrong == []
     assert tab.went_away() == []
+
+
+@EACH_KIND
+def test_every_page_and_every_link(tab: Tab, opened: tuple[Server, str], kind: Kind) -> None:
+    server, start = opened
+    most = MOST_ALIKE_EVERYDAY if kind.everyday else MOST_ALIKE
+    followed: Counter[tuple[Any, ...]] = Counter()
+    links: dict[str, str] = {}
+    pages = _pages(tab, server, start)
+    for name, address in pages.items():
+        _show(tab, address)
+        words = tab.page.inner_text("#page")
+        assert len(words) > LEAST_WORDS, name
+        assert "cannot be shown" not in words, (name, words)
+        assert tab.page.inner_text("#page h1 >> nth=0") == page_module(name).TITLE
+        for href in tab.page.evaluate(LINKS):
+            shape = (name, urlsplit(href).path, *sorted(parse_qs(urlsplit(href).query)))
+            followed[shape] += 1
+            shown = f"{server.base}{href.lstrip('/')}" in pages.values()
+            if href.startswith("/") and not shown and followed[shape] <= most:
+                links.setdefault(href, name)
+        for width in WIDTHS:
+            tab.page.set_viewport_size({"width": width, "height": 900})
+            tab.until("document.documentElement.scrollWidth <= window.innerWidth")
+    assert links
+    wrong = [f"{name} -> {href}: {bad}" for href, name in links.items() if (bad := _dead_end(tab, server, href))]
+    assert wrong == [], "\n".join(wrong)
+    _quiet(tab)
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return axe_source(tmp_path_factory.mktemp("axe"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@EACH_KIND
+def test_axe_finds_nothing_but_the_minor(tab: Tab, opened: tuple[Server, str], axe: str, scheme: str) -> None:
+    tab.page.emulate_media(color_scheme=scheme)
+    found: list[str] = []
+    for name, address in _pages(tab, *opened).items():
+        _show(tab, address)
+        tab.until(f"document.documentElement.dataset.psScheme === '{scheme}'")
+        tab.page.evaluate("document.querySelectorAll('#page details').forEach((one) => { one.open = true; })")
+        tab.until(GRIDS)
+        tab.page.wait_for_timeout(SETTLE_MS)
+        found += [f"{name}: {one['rule']} at {at}" for one in violations_above_minor(tab.page, axe) for at in one["at"]]
+    assert found == [], "\n".join(found)
+    _quiet(tab)

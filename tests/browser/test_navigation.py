@@ -206,3 +206,18 @@ def test_on_a_phone_the_open_page_is_in_sight(tab: Tab, menu_server: tuple[Serve
             return box.left >= 0 && box.right <= window.innerWidth; })()"""
         )
     assert tab.wrong == []
+
+
+SLOW_MS = 1_500
+"""More than the time between two looks at the server."""
+
+
+def test_a_page_that_takes_longer_than_a_tick_is_shown(tab: Tab, server: Server) -> None:
+    _open(tab, server, "overview", "#page h1:has-text('Overview')")
+    network = tab.page.context.new_cdp_session(tab.page)
+    network.send("Network.enable")
+    slow = {"offline": False, "latency": SLOW_MS, "downloadThroughput": -1, "uploadThroughput": -1}
+    network.send("Network.emulateNetworkConditions", slow)
+    tab.page.click("#menu a:has-text('Findings')")
+    tab.page.wait_for_selector("#page h1:has-text('Findings')", timeout=10 * SLOW_MS)
+    assert tab.wrong == []

@@ -223,6 +223,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         Input("tick", "n_intervals"),
         State("drawn", "data"),
         State("listed", "data"),
+        running=[(Output("tick", "disabled"), True, False)],  # a later tick would make this answer an old one
     )
     def draw(pathname: str | None, search: str | None, _: int, drawn: str | None, listed: str | None) -> Any:
         asked = asked_for(pathname, search, shelf, workshop, base_path)

@@ -144,7 +144,7 @@ def mark(asked: Asked) -> str:
         return f"{items}|{mark_of(state)}"
     shown_now = read_view(state.folder, "compare")
     sides = {} if shown_now is None else sides_of(asked, work, shown_now["view"])
-    lanes = [asked.workshop.state(item).stage for item in sides.values()] if state.stage == "ready" else []
+    lanes = [asked.workshop.state(item).stage for item in sides.values()]
     ready = " ".join("read" if stage in ("ready", "failed", "gone", "cancelled") else "not read" for stage in lanes)
     pair = " ".join(item.key for item in sides.values())
     return f"{items}|{state.folder.name} {state.stage if state.stale else ''} {pair} {ready.count('not') == 0}"

@@ -9,6 +9,7 @@ from dash import dcc, html
 
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
+from perfscope.dashboards.web.pages._parts import origins
 from perfscope.dashboards.web.ui import Graph
 
 TITLE = "Graph"
@@ -53,7 +54,13 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         _choice(asked, view, results, number, word),
         html.Div([html.H2(subject["title"]), *told, *said, *alike], className="ps-card"),
         html.P(NOTE, className="ps-soft ps-note"),
-        Graph(id="graph", graph=subject, named=subject["kind"], timeline=asked.link("timeline"), sel=sel),
+        Graph(
+            id="graph",
+            graph=subject,
+            named=subject["kind"],
+            timeline=asked.link("timeline") if origins(asked) else "",
+            sel=sel,
+        ),
         html.H2(
             "As a table: what goes from where to where (the CSV holds all pictures)", className="ps-title ps-below"
         ),

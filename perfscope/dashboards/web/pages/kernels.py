@@ -8,7 +8,7 @@ from dash import html
 
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import nothing, tabs
+from perfscope.dashboards.web.pages._parts import nothing, origins, tabs
 from perfscope.model.units import format_ns
 
 TITLE = "Kernels"
@@ -42,7 +42,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     name = f"{kind}-{group}" if view["tables"].get(f"{kind}-{group}", {}).get("rows") else kind
     group, shown = (group, view["tables"][name]) if name != kind else ("", value)
     links: dict[str, Any] = {}
-    if name == kind:
+    if name == kind and origins(asked):
         by_id = kind != "instructions"
         links = (
             {"by": {"name": ("timeline", "name", "id")}} if by_id else {"links": {"name": ("timeline", "find", "^{}$")}}

@@ -10,7 +10,7 @@ from dash import dcc, html
 from perfscope.dashboards.figures import roofline
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import chart, chosen, empty_pages, tabs
+from perfscope.dashboards.web.pages._parts import chart, chosen, origins, tabs
 from perfscope.model.units import format_count, format_ns, format_share
 
 TITLE = "Roofline"
@@ -73,7 +73,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             value,
             asked,
             table=kind,
-            links={} if "timeline" in empty_pages(asked) else {"name": ("timeline", "find", "^{}$")},
+            links={"name": ("timeline", "find", "^{}$")} if origins(asked) else {},
         ),
     ]
 

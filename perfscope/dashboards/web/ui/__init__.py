@@ -102,8 +102,8 @@ Graph = _component(
     "Graph",
     """A small graph in layers.
 
-    ``graph``: as of `views._graphs.Subject.plain`; ``named``: its kind; ``timeline``: where a name is looked for;
-    ``sel``: the node that the address asks for.
+    ``graph``: as of `views._graphs.Subject.plain`; ``named``: its kind; ``timeline``: where a name is looked for,
+    ``""`` for nowhere; ``sel``: the node that the address asks for.
     """,
     "graph",
     "named",

@@ -185,7 +185,9 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
       const text = node.text ? [element("div", { class: "ps-spelled" }, element("button", { class: "copy ps-button" }, "copy"), element("pre", { tabindex: "0" }, node.text))] : [];
       const wanted = box !== null && box.one ? box.title : node.name;
-      this.panel.replaceChildren(element("h2", {}, node.name), list, ...text, element("p", {}, element("a", { href: finding(this.props.timeline, this.props.named === "ops" ? `aten::${wanted}` : wanted) }, "in the timeline")));
+      const href = this.props.timeline && finding(this.props.timeline, this.props.named === "ops" ? `aten::${wanted}` : wanted);
+      const link = href ? [element("p", {}, element("a", { href }, "in the timeline"))] : [];
+      this.panel.replaceChildren(element("h2", {}, node.name), list, ...text, ...link);
       this.draw();
       if (focused) this.picture.querySelectorAll(".ps-node")[at].focus();
     }
