@@ -281,10 +281,14 @@ def _document(
 def _show(document: Try, folder: Path, settings: dict[str, Any]) -> None:
     """Write the document into its folder and where it was asked for; print it unless stdout is taken."""
     from perfscope.dashboards.report.sections.trials import render_markdown, render_text
-    from perfscope.model.documents.trials import FILE, dump
+    from perfscope.model.documents.trials import FILE, dump, keep
     from perfscope.model.files import write_atomically
 
     write_atomically(folder / FILE, dump(document))
+    try:
+        keep(document, folder.name)
+    except OSError as error:
+        tell(f"not kept for `perfscope rules --calibration`: {error.strerror or error}", quiet=settings["quiet"])
     answers = (
         (settings["json_file"], lambda: dump(document).decode()),
         (settings["markdown_file"], lambda: render_markdown(document)),

@@ -5,12 +5,16 @@ It is read as untrusted input: bounded, and what is wrong is one line.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from perfscope.model.documents.bounded_json import Count, Ns, Number, Texts, Value, read_document, schema_of
+from perfscope.model.errors import DataError
+from perfscope.model.files import write_atomically
 from perfscope.model.untrusted_text import sanitize_value
 
 SCHEMA = "perfscope.try/1"
@@ -75,6 +79,8 @@ class Trial(Value, frozen=True, kw_only=True):
     """What it changed in the program."""
     predicted_ns: Ns | None = None
     """Per step, an upper bound by the findings it answers (modelled or measured by their rule)."""
+    promised_ns: dict[str, Ns] = msgspec.field(default_factory=dict)
+    """What the findings of each rule, or a sign, promise."""
     base_ns: Number | None = None
     head_ns: Number | None = None
     effect: Number | None = None
@@ -139,6 +145,36 @@ def load(path: Path) -> Try:
     """The document in a file or in the folder of a try. ``DataError`` in one line for whatever else."""
     file = path / FILE if path.is_dir() else path
     return read_document(file, Try, SCHEMA, what="a try", most_bytes=MOST_BYTES)
+
+
+# All that was tried by this user on this machine, for the calibration of the rules.
+
+KEPT_FOLDER = "perfscope/tries"
+MOST_KEPT = 500
+
+
+def kept_folder() -> Path:
+    """Where documents are kept besides their runs: below ``XDG_STATE_HOME``, else ``~/.local/state``."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / KEPT_FOLDER
+
+
+def keep(document: Try, name: str) -> None:
+    """Keep a copy by its name, and the newest ones only. ``OSError`` where that cannot be written."""
+    folder = kept_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{name}.json", dump(document))
+    for file in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-MOST_KEPT]:
+        file.unlink(missing_ok=True)
+
+
+def kept() -> list[Try]:
+    """The documents that are kept, oldest first, without those that cannot be read."""
+    documents = []
+    for file in kept_folder().glob("*.json"):
+        with contextlib.suppress(DataError):
+            documents.append(load(file))
+    return sorted(documents, key=lambda document: document.created_utc)
 
 
 def json_schema() -> dict[str, Any]:

@@ -206,6 +206,7 @@ def trial_of(attempt: Attempt, trials: Trials, judge: TrialJudge) -> Trial:
         reason=attempt.reason,
         changed=_changed(attempt),
         predicted_ns=predicted,
+        promised_ns={rule: ns for rule in rules if (ns := trials.promised[rule].ns) is not None},
         results=results,
         may_change=candidate.may_change,
         code=candidate.code,

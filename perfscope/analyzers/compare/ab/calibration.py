@@ -1,0 +1,108 @@
+"""What rules promised beside what `perfscope try` measured: how far a promise can be trusted on a machine."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfscope.model.documents.trials import Trial, Try
+
+HARDWARE = ("gpu", "cpu", "cpus")
+"""What makes a machine another one, of what a try says of its machine."""
+MEASURED = ("gain", "slower", "no gain", "cannot tell")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRow:
+    """An intervention that answered findings of a rule. Times are per step, medians over its tries.
+
+    Only those count that were measured against the program as it is, and not on top of another intervention.
+    """
+
+    rule: str
+    """Or a sign of the launches, such as garbage collection."""
+    intervention: str
+    measured: int
+    gains: int
+    unclear: int
+    """Where the launches scatter too much for an answer."""
+    rejected: int
+    """Tries that changed the results."""
+    predicted_ns: float | None
+    """Measured or modelled by the rule, an upper bound."""
+    saved_ns: float | None
+    """Measured; negative where the step became longer."""
+    step_ns: float | None
+    """Of the programs as they are."""
+    kept: float | None
+    """Median of what was saved in what was predicted: 1 where the promise was kept in full."""
+    kept_low: float | None
+    kept_high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """All rules of a machine. ``tries``: documents that were read; ``others``: of other hardware, left out."""
+
+    rows: tuple[CalibrationRow, ...]
+    tries: int
+    others: int
+    untried: tuple[str, ...]
+    """Rules that an intervention answers, and of which no finding was tried."""
+    unanswered: tuple[str, ...]
+    """Rules that no intervention answers."""
+
+
+def of_machine(documents: Sequence[Try], facts: Mapping[str, str]) -> list[Try]:
+    """Those that ran on hardware with these ``facts``."""
+    return [one for one in documents if all(one.machine.get(name, "") == facts.get(name, "") for name in HARDWARE)]
+
+
+def calibrate(documents: Sequence[Try], rules: Mapping[str, bool], *, others: int = 0) -> Calibration:
+    """``rules``: all that are asked for, and whether an intervention answers them."""
+    tried: dict[tuple[str, str], list[tuple[Trial, int | None]]] = defaultdict(list)
+    for document in documents:
+        for trial in document.trials:
+            if not trial.with_others and not trial.in_place_of and trial.state in (*MEASURED, "rejected"):
+                for rule in trial.answers:
+                    tried[rule, trial.name].append((trial, trial.promised_ns.get(rule)))
+    rows = tuple(_row(rule, name, trials) for (rule, name), trials in sorted(tried.items()))
+    seen = {row.rule for row in rows}
+    return Calibration(
+        rows=rows,
+        tries=len(documents),
+        others=others,
+        untried=tuple(rule for rule, answered in sorted(rules.items()) if answered and rule not in seen),
+        unanswered=tuple(rule for rule, answered in sorted(rules.items()) if not answered),
+    )
+
+
+def _row(rule: str, intervention: str, trials: Sequence[tuple[Trial, int | None]]) -> CalibrationRow:
+    measured = [(trial, promised) for trial, promised in trials if trial.state in MEASURED]
+    saved = [(_saved(trial), promised) for trial, promised in measured]
+    shares = [ns / promised for ns, promised in saved if ns is not None and promised]
+    return CalibrationRow(
+        rule=rule,
+        intervention=intervention,
+        measured=len(measured),
+        gains=sum(trial.state == "gain" for trial, _ in measured),
+        unclear=sum(trial.state == "cannot tell" for trial, _ in measured),
+        rejected=len(trials) - len(measured),
+        predicted_ns=_median([promised for _, promised in measured]),
+        saved_ns=_median([ns for ns, _ in saved]),
+        step_ns=_median([trial.base_ns for trial, _ in measured]),
+        kept=_median(shares),
+        kept_low=min(shares, default=None),
+        kept_high=max(shares, default=None),
+    )
+
+
+def _saved(trial: Trial) -> float | None:
+    return None if trial.base_ns is None or trial.head_ns is None else trial.base_ns - trial.head_ns
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
