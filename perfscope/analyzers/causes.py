@@ -82,6 +82,7 @@ def _together(members: Sequence[Finding], whole_ns: int) -> Finding:
         evidence=tuple({key: row.get(key) for key in keys} for row in rows[:MOST_ROWS]),
         spans=tuple(span for member in members for span in member.spans)[:MOST_SPANS],
         count=sum(member.count for member in members),
+        removes=tuple(removed for member in members for removed in member.removes) if apart else worst.removes,
     )
 
 

@@ -10,7 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
-from perfscope.analyzers.critical_path import PathSummary, WhatIf, path_summary
+from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_path, path_summary
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
 from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
@@ -470,7 +470,7 @@ def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Out
         return replace(outcome, status=status, reason="; ".join(filter(None, (outcome.reason, reason))))
     if not findings:
         return outcome
-    findings = tuple(replace(finding, spans=_placed(finding.spans, traces)) for finding in findings)
+    findings = tuple(replace(finding, spans=_placed(finding.spans, traces), removes=()) for finding in findings)
     texts = {finding.subject for finding in findings} if rule.replaces else set()
     kept = [finding for finding in outcome.findings if finding.subject not in texts]
     return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *findings), key=_cost_order)))
@@ -488,7 +488,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
         check = rule.plan if planned and rule.plan is not None else rule.check
         found = check(trace) if rule.rest is None else rule.rest(trace, others)
         findings = [
-            bounded(trace, rule.id, finding)
+            bounded(trace, rule.id, bounded_by_path(trace, finding))
             for finding in one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
         ]
         scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)

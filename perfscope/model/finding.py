@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from perfscope.model.trace import Trace
 
 MOST_ROWS = 20
@@ -82,6 +84,18 @@ class Span:
     """The trace: its place in ``Analysis.sources`` (filled by the engine)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Removed:
+    """Rows of a trace that a fix takes away: what the saving on the critical path is of."""
+
+    table: Literal["slices", "kernels", "copies", "waits"]
+    """Of the trace; ``slices``: host time in these spans and all inside them. ``waits``: rows of ``calls`` that no
+    longer wait for the device."""
+    rows: np.ndarray
+    left: float | np.ndarray = 0.0
+    """Of their time, 0 to 1: one number, or one a row."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that costs. ``cost_ns`` is an upper bound of what fixing it would save.
@@ -106,6 +120,9 @@ class Finding:
     untraced_ns_per_step: int | None = None
     """What of ``cost_ns_per_step`` a step without a profiler leaves (filled by the engine); ``None`` where no such
     step was timed."""
+    path_ns: int | None = None
+    """What all steps together are shorter by when the recorded dependencies are replayed without what it is about:
+    ``cost_ns`` is at most that and 5 % (filled by the engine). ``None``: ``cost_ns`` is the rule's own bound."""
     run_ns: int | None = None
     """What ``cost_ns`` is a share of, where it is that of one run of a compiled program: the least time of a run."""
     cost_bytes: int | None = None
@@ -125,10 +142,17 @@ class Finding:
     that has most of it."""
     count: int = 1
     """Times that the rule found this cause; title and place are those of the costliest (filled by the engine)."""
+    removes: tuple[Removed, ...] = ()
+    """What a fix takes away, where that is known; the engine makes ``path_ns`` of it and drops it."""
     excerpt: Excerpt | None = None
     """The line of ``where`` and two around it, where its file is here and unchanged (filled by the engine)."""
     silenced: str | None = None
     """The reason that a comment at its line or the configuration gives for silencing it (filled by the engine)."""
+
+    @property
+    def by_path(self) -> bool:
+        """Whether its cost is that of the critical path and not the rule's own bound."""
+        return self.path_ns is not None and self.path_ns == self.cost_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,9 +81,15 @@ def test_a_name_that_does_not_occur_is_a_usage_error() -> None:
 
 @given(OPS, st.sampled_from([0, 0.5, 2]))
 def test_drawn_programs_with_an_op_scaled(ops: list[Op], factor: float) -> None:
-    """Within the roundings and the 2 us that a wait for nothing takes."""
+    """Within the roundings and the 2 us that a wait for nothing takes; with streams beside it not longer than that.
+
+    What a wait for all streams would have waited for had this op been shorter does not show.
+    """
     assume(any(op.name == "a" for op in ops))
     trace, before = run([*ops, Op("end", 5, 4, waits=True)])
     twin = run([*scaled(ops, "a", factor), Op("end", 5, 4, waits=True)])[1]
-    assert after_us(trace, f"a x{factor}") == pytest.approx(twin, rel=0.1, abs=8 * len(ops))
+    after = after_us(trace, f"a x{factor}")
+    assert after <= 1.1 * twin + 8 * len(ops)
+    if all(op.stream == 7 for op in ops):
+        assert after >= 0.9 * twin - 8 * len(ops)
     assert before == what_if(trace, parse_hypothesis("a x1")).after_ns / US  # type: ignore[union-attr]

@@ -224,7 +224,7 @@ def _ranks(late: float = 2_000.0, *, world: int | None = None, exposed: float = 
 
 def test_ranks_are_one_finding_whose_parts_sum_to_what_one_rank_measured():
     traces = _ranks()
-    alone = max(finding.cost_ns for trace in traces for finding in _judge_trace(trace).findings)
+    alone = max(sum(found.covers_ns.values()) for trace in traces for found in _judge_trace(trace).findings)
     outcome = analyze(traces, ["exposed_communication"])["exposed_communication"]
     (finding,) = outcome.findings
     assert (outcome.status, finding.subject, finding.ranks) == ("flagged", "all_reduce", (0, 1, 2))
@@ -297,7 +297,7 @@ def test_megatron_ranks(corpus: Path):
     alone = [finding for trace in traces for finding in _judge_trace(trace).findings]
     found = analyze(traces, ["exposed_communication", "straggler"])
     (finding,) = found["exposed_communication"].findings
-    assert finding.evidence[0]["exposed_ns"] == max(one.cost_ns for one in alone) == 478_999_000
+    assert finding.evidence[0]["exposed_ns"] == max(sum(one.covers_ns.values()) for one in alone) == 478_999_000
     assert (finding.cost_ns, finding.evidence[0]["transfer_ns"]) == (50_947_000, 50_005_000)
     (late,) = found["straggler"].findings
     assert finding.cost_ns + late.cost_ns < 478_999_000

@@ -346,7 +346,7 @@ def _lags(before: Int64, starts: Int64, ends: Int64, hosts: int) -> tuple[Int64,
     binds[:hosts][is_return] = int(Via.DEPENDENCY)
     launched = binds == Via.LAUNCH
     launched[:hosts] = False
-    usual = np.median(after[Via.LAUNCH, launched]) if launched.any() else LAUNCH_LAG_NS
+    usual = min(np.median(after[Via.LAUNCH, launched]), DEPENDENCY_NS) if launched.any() else LAUNCH_LAG_NS
     least = np.array([[ORDER_LAG_NS], [int(usual)], [ORDER_LAG_NS]], np.int64)
     lag = np.where(before == MISSING, 0, np.minimum(after, least))
     lag[:, :hosts] = 0

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time import NO_WORK, WorkTime, named_slices, outermost, step_windows, union_of, work_time
+from perfscope.analyzers.time import (
+    NO_WORK,
+    WorkTime,
+    named_slices,
+    outermost,
+    removed_inside,
+    step_windows,
+    union_of,
+    work_time,
+)
+from perfscope.model.finding import Removed
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -209,6 +219,13 @@ def ops_time(trace: Trace, ops: Iterable[int]) -> WorkTime | None:
         exposed_ns=round(total.exposed_ns / steps),
         kernels=round(total.kernels / steps),
     )
+
+
+def removed_ops(trace: Trace, ops: Iterable[int]) -> tuple[Removed, ...]:
+    """A set of graph ops with their device work, in all steps where they were found, as what a fix takes away."""
+    chosen = np.fromiter(ops, np.int64)
+    rows = np.concatenate([spans[chosen] for spans in trace.fact(graph_time).spans] or [chosen[:0]])
+    return removed_inside(trace, rows[rows != MISSING]) if len(rows) else ()
 
 
 def spans_time(trace: Trace, rows: npt.NDArray[np.int64]) -> WorkTime:

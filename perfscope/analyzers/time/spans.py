@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.model.finding import MOST_SPANS, Span
+from perfscope.model.finding import MOST_SPANS, Removed, Span
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, CallKind, Rows, SliceKind, Trace
 
@@ -177,6 +178,7 @@ class WorkTime:
         )
 
 
+_WORK: tuple[Literal["kernels", "copies"], ...] = ("kernels", "copies")
 NO_WORK = WorkTime(sum_ns=0, exposed_ns=0, kernels=0)
 
 
@@ -203,6 +205,16 @@ def work_inside(trace: Trace, table: str, spans: Int64) -> Int64:
     firsts, lasts = np.searchsorted(ops, spans), np.searchsorted(ops, trace.fact(subtree_ends)[spans])
     pieces = [order[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
     return np.unique(np.concatenate(pieces)) if pieces else np.empty(0, np.int64)
+
+
+def removed_inside(trace: Trace, spans: Int64, left: float = 0.0) -> tuple[Removed, ...]:
+    """What a fix takes away that leaves ``left`` (0 to 1) of the work inside host spans, and none of their host time.
+
+    Where no device worked the host time is the work.
+    """
+    work = [Removed(table=table, rows=work_inside(trace, table, spans), left=left) for table in _WORK]
+    on_device = len(trace.rows["kernels"]) > 0
+    return (Removed(table="slices", rows=spans, left=0.0 if on_device else left), *work)
 
 
 def subtree_ends(trace: Trace) -> Int64:

@@ -121,7 +121,7 @@ SHAPES: Shapes = {
     Source: Shape(left_out=("events_only", "programs")),
     DeviceTime: Shape(left_out=("device", "start_ns", "end_ns"), renamed={"ordinal": "device"}),
     Outcome: Shape(left_out=("missing",)),
-    Finding: Shape(left_out=("excerpt", "run_ns", "bytes_are", "memory_bytes")),
+    Finding: Shape(left_out=("excerpt", "removes", "run_ns", "bytes_are", "memory_bytes")),
     Span: Shape(left_out=("rank",)),
     # Where the steps went. Of causes and parts that take nothing there are no times by step.
     StepAccount: Shape(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfscope.dashboards.report.blocks import Listing, Table, Text, paragraphs
-from perfscope.dashboards.report.renderers.values import finding_words, rest_text, shown
+from perfscope.dashboards.report.renderers.values import BY_PATH, finding_words, rest_text, shown
 from perfscope.dashboards.report.summary import Summary, summarize
 from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, sanitize
 
@@ -52,6 +52,7 @@ TOP_BASIS = (
 _CHECKS = {
     "measured": "times are in the recording",
     "modelled": "the model is on the rule's page, `perfscope explain {rule}`; time it before and after",
+    BY_PATH: "replayed from the recorded dependencies (docs/critical-path.md); time it before and after",
     "structural": "read the line; time it before and after",
 }
 

@@ -50,6 +50,7 @@ from perfscope.analyzers.time import (
     nearest_ancestor,
     outermost,
     per_step,
+    removed_inside,
     slice_name,
     subtree_ends,
     whole_ns,
@@ -164,6 +165,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
             for step in sorted(members, key=lambda step: -step.saved_ns)[:MOST_ROWS]
         ),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], [step.saved_ns for step in members]),
+        removes=removed_inside(trace, np.array(rows, np.int64), min(step.fused_share for step in members)),
         advice=_advice(optimizer, loop),
     )
 

@@ -31,9 +31,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
 from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns, worst_spans
-from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
 
@@ -157,6 +159,7 @@ def _finding(trace: Trace, rows: Sequence[_Row], cost: int) -> Finding:
             [row.members[-1].end_ns for row in rows],
             [row.cost_ns for row in rows],
         ),
+        removes=(Removed(table="kernels", rows=np.array([one.kernel for row in rows for one in row.members])),),
         advice="Reduce them as one buffer: DistributedDataParallel(bucket_cap_mb=25) for gradients. Larger blocks for "
         "fully_shard, torch.distributed._coalescing_manager() or torch.cat() around collectives of your own, and "
         "one stacked tensor for metrics do the same.",

@@ -27,7 +27,7 @@ from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import rows_by_device, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, Cell, Finding, Scope, Where
+from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes
@@ -126,6 +126,7 @@ def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: I
         where=where,
         evidence=tuple(_row(trace, int(rows[index]), int(exposed[rows[index]])) for index in order.tolist()),
         spans=worst_spans(copies["start_ns"][rows], copies["end_ns"][rows], exposed[rows]),
+        removes=(Removed(table="copies", rows=rows),),
     )
 
 

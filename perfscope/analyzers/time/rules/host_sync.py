@@ -55,6 +55,7 @@ from perfscope.model.finding import (
     AbstainError,
     Cell,
     Finding,
+    Removed,
     Scope,
     Severity,
     Where,
@@ -212,13 +213,18 @@ class _Line:
     op: str
     site: CallSite
     calls: set[str] = field(default_factory=set)
-    waits: int = 0
+    rows: list[int] = field(default_factory=list)
+    """The waits, rows of ``calls``."""
     wait_ns: int = 0
     charged: int = 0
     pieces: list[int] = field(default_factory=list)
     """Idle intervals charged to it: rows of ``idle_pieces``."""
     idle_ns: int = 0
     """Of the device that idles most for such waits: several devices idle side by side."""
+
+    @property
+    def waits(self) -> int:
+        return len(self.rows)
 
     def kind(self) -> str:
         """Key of ``FIXES``: what the program did to wait."""
@@ -324,6 +330,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: MOST_ROWS - 1])),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
+        removes=(Removed(table="waits", rows=np.array(line.rows, np.int64)),),
     )
 
 
@@ -341,7 +348,7 @@ def _lines(trace: Trace) -> list[_Line]:
         # outside every op the call is all that is known of what waits
         line = lines.setdefault((name if op == NO_OP else op, site.where()), _Line(op=op, site=site))
         line.calls.add(name)
-        line.waits += 1
+        line.rows.append(call)
         line.wait_ns += int(calls["end_ns"][call] - calls["start_ns"][call])
         line.charged += call in of_wait
         line.pieces += of_wait.get(call, ())

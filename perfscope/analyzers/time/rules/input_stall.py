@@ -43,7 +43,7 @@ from perfscope.analyzers.time.samples import (
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, outermost, union_of, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
-from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns
@@ -186,6 +186,7 @@ def _finding(
         where=site.where(op=name),
         evidence=(*(() if work is None else _input_rows(work)), *fetches),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
+        removes=(Removed(table="slices", rows=rows),),
     )
 
 

@@ -30,7 +30,7 @@ from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
-from perfscope.model.finding import MEDIUM_SHARE, MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MEDIUM_SHARE, MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -58,6 +58,8 @@ class _Line:
     op: str
     site: CallSite
     copies: list[int] = field(default_factory=list)
+    waits: set[int] = field(default_factory=set)
+    """Rows of ``calls`` that held the host for them."""
     exposed_ns: int = 0
     idle_ns: int = 0
 
@@ -129,6 +131,7 @@ def _lines(trace: Trace, rows: Int64, exposed: Int64, idle_of: dict[int, int]) -
         line.copies.append(row)
         line.exposed_ns += int(exposed[row])
         for wait in (call, *waits_in[call_op]):
+            line.waits.add(wait)
             line.idle_ns += idle_of.pop(wait, 0)
     return list(lines.values())
 
@@ -179,5 +182,9 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         evidence=tuple(table),
         spans=worst_spans(
             copies["start_ns"][rows], copies["end_ns"][rows], (copies["end_ns"] - copies["start_ns"])[rows]
+        ),
+        removes=(
+            Removed(table="copies", rows=rows),
+            Removed(table="waits", rows=np.array(sorted(line.waits), np.int64)),
         ),
     )

@@ -254,6 +254,8 @@ def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[
 # A finding in words.
 
 
+BY_PATH = "by the critical path"
+"""Basis of a saving that the critical path bounds; modelled, in the terms of ``Basis``."""
 NO_TIME = "no time"
 """Stands where a saving would: the finding is known from the program alone."""
 
@@ -330,7 +332,7 @@ def finding_words(block: FindingBlock) -> FindingWords:
         rule=sanitize(block.rule),
         title=sanitize(finding.title, TITLE_LIMIT) + (f" (worst of {finding.count:,})" if finding.count > 1 else ""),
         severity=finding.severity,
-        basis=finding.basis,
+        basis=BY_PATH if finding.by_path else finding.basis,
         saves=f"{number_text(block.saves, 'count')}{f' {block.over}' if block.over else ''}",
         share="" if block.share is None else f"{format_share(block.share, 1)} of {block.share_of}",
         on_ranks=ranks,

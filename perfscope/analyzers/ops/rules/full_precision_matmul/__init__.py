@@ -64,7 +64,7 @@ from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_f
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 from perfscope.analyzers.predict.assumptions import vendor_factors
 from perfscope.analyzers.time import call_site, op_records, time_of, timed_cost, whole_ns, worst_spans
-from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Removed, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
@@ -86,6 +86,8 @@ class _Group:
     rows: tuple[int, ...]
     kernel_ns: int
     saved_ns: int
+    saved_share: float
+    """Of the kernels' time."""
 
 
 examined = op_records
@@ -135,6 +137,9 @@ def check(trace: Trace) -> Iterable[Finding]:
             for group in groups[:MOST_ROWS]
         ),
         spans=worst_spans(starts, ends, ends - starts),
+        removes=tuple(
+            Removed(table="kernels", rows=np.array(group.rows), left=1 - group.saved_share) for group in groups
+        ),
         advice=_advice(device),
     )
 
@@ -184,6 +189,7 @@ def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: s
         rows=tuple(rows),
         kernel_ns=time.sum_ns,
         saved_ns=round(time.exposed_ns * share),
+        saved_share=share,
     )
 
 

@@ -69,12 +69,12 @@ from perfscope.analyzers.ops.attention import (
     trace_attentions,
 )
 from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
-from perfscope.analyzers.ops.graph_time import short_name, spans_time
+from perfscope.analyzers.ops.graph_time import removed_ops, short_name, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
 from perfscope.analyzers.plans import bytes_ns, plan_works
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
-from perfscope.analyzers.time import WorkTime, call_site, op_records, planned_cost, timed_cost, whole_ns
+from perfscope.analyzers.time import WorkTime, call_site, op_records, planned_cost, removed_inside, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace
@@ -176,6 +176,7 @@ def _graph_finding(
         where=where,
         evidence=tuple(rows),
         spans=spans_of_ops(trace, (index for attention in members for index in attention.ops)),
+        removes=removed_ops(trace, [index for attention in members for index in attention.ops]),
         advice=SDPA_ADVICE if by_sdpa else ADVICE,
     )
 
@@ -250,6 +251,7 @@ def _trace_finding(
             for attention, time in worst[:MOST_ROWS]
         ),
         spans=spans_of_slices(trace, (row for attention in members for row in attention.ops)),
+        removes=removed_inside(trace, np.array([row for attention in members for row in attention.ops], np.int64)),
         advice=SDPA_ADVICE if by_sdpa else ADVICE,
     )
 

@@ -79,7 +79,7 @@ from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, Ke
 from perfscope.analyzers.ops.rules.unfused_ops.graph import chain_text, graph_findings
 from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
 from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
-from perfscope.analyzers.time import call_site, op_records, time_of, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.time import call_site, op_records, removed_inside, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
@@ -154,6 +154,7 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
                 [work["end_ns"][chain.kernels[-1]] for _, chain in priced],
                 [saved for saved, _ in priced],
             ),
+            removes=removed_inside(trace, np.array([op for _, chain in priced for op in chain.ops], np.int64)),
             advice="Compile the function around it with @torch.compile, or the model. `perfscope run` records the op "
             "graph, which says exactly which ops can fuse.",
         )

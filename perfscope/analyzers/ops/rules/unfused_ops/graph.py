@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.ops.attention import graph_attentions
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.fusion import FusionGroup, fusion_groups
-from perfscope.analyzers.ops.graph_time import short_name
+from perfscope.analyzers.ops.graph_time import removed_ops, short_name
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.op_graph import OpGraph, Phase
@@ -183,6 +183,7 @@ def _from_site(trace: Trace, site: Site, least: float) -> Iterator[Finding]:
         where=Where(file=site.file, line=site.line, module=site.module or None),
         evidence=tuple(_row(trace, pattern, saved) for pattern, saved in sorted(priced, key=_by_gain)[:MOST_ROWS]),
         spans=spans_of_ops(trace, (op for pattern in site.patterns for group in pattern.groups for op in group.ops)),
+        removes=removed_ops(trace, [op for pattern in site.patterns for op in pattern.ops]),
         advice=_advice(site),
     )
 

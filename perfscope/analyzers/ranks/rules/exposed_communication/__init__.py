@@ -59,7 +59,7 @@ from perfscope.analyzers.time import (
     timed_cost,
     worst_spans,
 )
-from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
@@ -269,6 +269,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             ),
             evidence=_evidence(trace, members, exposed, named),
             spans=worst_spans(kernels["start_ns"][members], kernels["end_ns"][members], exposed[members]),
+            removes=(Removed(table="kernels", rows=np.array(members, np.int64)),),
         )
 
 

@@ -1,0 +1,176 @@
+"""Savings of findings by the critical path: against a machine, and a program, that run without what was removed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from perfscope.analyzers.critical_path import (
+    bounded_by_path,
+    parse_hypothesis,
+    saved_on_path,
+    what_if,
+)
+from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.time import removed_inside
+from perfscope.dashboards.report.json_report import document
+from perfscope.dashboards.report.text import render
+from perfscope.model.finding import Finding, Removed
+from perfscope.model.trace import CallKind, Trace
+from tests.build import TraceBuilder
+from tests.critical_path.machine import Op, run, scaled, without_waits
+from tests.critical_path.test_path import OPS
+
+US = 1000
+
+PLANTED = [
+    *(Op("mm", 10, 300), Op("item", 5, 4, waits=True), Op("host", 200)) * 4,
+    Op("end", 5, 4, waits=True),
+]
+
+
+def rows_named(trace: Trace, table: str, name: str) -> np.ndarray:
+    codes = [code for code, text in enumerate(trace.strings) if text == name]
+    return np.flatnonzero(np.isin(trace.rows[table]["name"], codes))
+
+
+def finding(cost_us: int, *removes: Removed) -> Finding:
+    return Finding(
+        subject="x", title="x", severity="high", basis="measured", advice="x", cost_ns=cost_us * US, removes=removes
+    )
+
+
+def test_a_planted_wait_saves_what_its_twin_is_shorter_by() -> None:
+    trace, before = run(PLANTED)
+    twin = run(without_waits(PLANTED))[1]
+    findings = analyze(trace, ["host_sync"])["host_sync"].findings
+    (wait,) = (finding for finding in findings if finding.where.op == "item")
+    assert wait.path_ns == pytest.approx((before - twin) * US, rel=0.1)
+    assert wait.path_ns is not None
+    assert wait.cost_ns is not None
+    assert wait.cost_ns <= wait.path_ns
+    assert wait.removes == ()
+
+
+def test_work_beside_the_path_saves_nothing() -> None:
+    program = [Op("mm", 10, 300), Op("side", 10, 50, stream=8), Op("end", 5, 4, waits=True)]
+    trace, _ = run(program)
+    side = bounded_by_path(trace, finding(50, Removed(table="kernels", rows=rows_named(trace, "kernels", "k_side"))))
+    assert (side.path_ns, side.cost_ns, side.severity, side.basis, side.by_path) == (0, 0, "low", "modelled", True)
+    assert "Its own time is 50.0 us" in side.detail
+
+
+def test_the_smaller_of_both_bounds_is_the_cost() -> None:
+    trace, _ = run([Op("mm", 10, 300), Op("end", 5, 4, waits=True)])
+    mm = Removed(table="kernels", rows=rows_named(trace, "kernels", "k_mm"))
+    rule = bounded_by_path(trace, finding(100, mm))
+    assert (rule.cost_ns, rule.path_ns, rule.basis, rule.by_path) == (100 * US, 293 * US, "measured", False)
+    half = bounded_by_path(trace, replace(finding(300, replace(mm, left=0.5)), cost_ns_per_step=100 * US))
+    assert (half.cost_ns, half.cost_ns_per_step) == (150 * US, 50 * US)
+
+
+def test_a_report_says_which_bound_it_is() -> None:
+    trace, _ = run(PLANTED)
+    judged = analyze(trace, ["host_sync"])
+    outcome = judged.outcomes[0]
+    shorter = replace(outcome.findings[0], path_ns=1, cost_ns=1, cost_ns_per_step=1)
+    judged = replace(judged, outcomes=(replace(outcome, findings=(shorter,)),))
+    assert "(by the critical path" in render(judged)
+    (shown,) = document(judged)["outcomes"][0]["findings"]
+    assert shown["path_ns"] == 1
+    assert "removes" not in shown
+
+
+@given(OPS, st.booleans())
+def test_drawn_programs_without_an_op(ops: list[Op], waits: bool) -> None:
+    """The saving is that of the machine without it, within the roundings; not less than that."""
+    assume(any(op.name == "a" for op in ops))
+    end = Op("end", 5, 4, waits=True)
+    trace, before = run([*ops, end])
+    twin = run(without_waits([*ops, end]) if waits else [*scaled(ops, "a", 0), end])[1]
+    every = np.arange(len(trace.rows["calls"]))
+    removes = (
+        (Removed(table="waits", rows=every),) if waits else removed_inside(trace, rows_named(trace, "slices", "a"))
+    )
+    saved = saved_on_path(trace, removes)
+    assume(saved is not None)
+    assert saved is not None
+    assert before * US - saved <= 1.1 * twin * US + 8 * len(ops) * US
+    if not waits and all(op.stream == 7 for op in ops):  # a wait does not show for what else it would have waited then
+        assert before * US - saved >= 0.9 * twin * US - 8 * len(ops) * US
+
+
+def test_no_saving_where_dependencies_are_missing() -> None:
+    def saved(*, devices: int) -> int | None:
+        builder = TraceBuilder()
+        builder.op("aten::mm", 0, 50)
+        for device in range(devices):
+            begin = 10 + 20 * device
+            builder.launched("k", begin, begin + 10, begin + 110, device=device, correlation=device)
+        builder.call("cudaDeviceSynchronize", 60, 150, kind=CallKind.SYNC)
+        return saved_on_path(builder.build(), (Removed(table="kernels", rows=np.array([0])),))
+
+    assert saved(devices=1)
+    assert saved(devices=2) is None
+
+
+def test_a_host_that_may_have_polled_the_device_counts_as_waiting() -> None:
+    def saved(until: int) -> int | None:
+        builder = TraceBuilder()
+        builder.op("aten::mm", 0, 20)
+        builder.launched("k", 10, 20, 520, correlation=1)
+        builder.op("spin", 20, until)
+        builder.step(1, 0, until)
+        return saved_on_path(builder.build(), (Removed(table="kernels", rows=np.array([0])),))
+
+    assert saved(530) == 510 * US
+    assert saved(900) == 0
+
+
+PROGRAM = """
+import sys, torch
+torch.set_num_threads(1)
+x = torch.randn(512, 512)
+
+def step(planted):
+    y = x
+    for _ in range(8):
+        y = torch.tanh(y @ x)
+        if planted:
+            with torch.profiler.record_function("read"):
+                torch.linalg.vector_norm(y.double() @ x.double()).item()
+    return y
+
+for planted in (True, False) * 2:  # the second pair is warm
+    with torch.profiler.profile() as profiler:
+        for number in range(6):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                step(planted)
+    profiler.export_chrome_trace(sys.argv[1 + planted])
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_real_program_without_its_planted_read(tmp_path: Path) -> None:
+    """On a CPU the read itself is the wait; what is left must be the twin's step within 10 %."""
+    twin, planted = tmp_path / "twin.json", tmp_path / "planted.json"
+    subprocess.run([sys.executable, "-c", PROGRAM, str(twin), str(planted)], check=True, timeout=120)
+
+    def steps(path: Path) -> list[float]:
+        events = json.loads(path.read_text())["traceEvents"]
+        return sorted(event["dur"] for event in events if str(event.get("name")).startswith("ProfilerStep#"))
+
+    answer = what_if(load(planted)[0], parse_hypothesis("read x0"))
+    assert answer is not None
+    assert answer.after_ns < 0.8 * answer.before_ns
+    assert answer.after_ns / answer.steps / US == pytest.approx(sum(steps(twin)) / answer.steps, rel=0.1)
