@@ -74,11 +74,22 @@ def event_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
 
 def memory_rows(trace: Trace, table: str, memory: Memory) -> Int64:
     """Rows of ``memory``, ``segments``, ``held`` or ``tensors`` that are of one memory, in order of the table."""
-    rows = trace.rows[table]
-    chosen = rows["on_device"] == memory.on_device
-    if memory.on_device:
-        chosen &= rows["ordinal"] == memory.ordinal
-    return np.flatnonzero(chosen)
+    ordinal = memory.ordinal if memory.on_device else MISSING
+    return trace.fact(_rows_by_memory)[table].get((memory.on_device, ordinal), np.empty(0, np.int64))
+
+
+def _rows_by_memory(trace: Trace) -> dict[str, dict[tuple[bool, int], Int64]]:
+    """Per table of memory and (on a device, its number; ``MISSING``: the host) the rows, in order of the table."""
+    result = {}
+    for table in ("memory", "segments", "held", "tensors"):
+        rows = trace.rows[table]
+        ordinals = np.where(rows["on_device"], rows["ordinal"], MISSING)
+        order = np.lexsort((ordinals, rows["on_device"])).astype(np.int64)
+        key = np.stack((rows["on_device"][order].astype(np.int64), ordinals[order]))
+        firsts = np.flatnonzero(np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0))) if len(order) else order
+        groups = np.split(order, firsts[1:])
+        result[table] = {(bool(key[0, at]), int(key[1, at])): group for at, group in zip(firsts, groups, strict=False)}
+    return result
 
 
 def memory_of(timeline: MemoryTimeline) -> Memory:

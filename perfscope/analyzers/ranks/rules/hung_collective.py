@@ -439,19 +439,21 @@ def _stuck_ranks(records: Mapping[int, FlightRecord], calls: Calls) -> list[Stuc
     result: dict[int, Stuck] = {}
     for group, by_rank in calls.items():
         ended = {rank: _ended(records[rank], group[0], mine) for rank, mine in by_rank.items()}
+        last = max(ended.values(), default=-1)
+        ended_by: dict[int, tuple[int, ...]] = {}
         for rank, mine in by_rank.items():
             recorded_calls = [
                 call for call in mine if call.pending and call.peer is None and call.operation in ENDS_TOGETHER
             ]
-            passed = [call for call in recorded_calls if max(ended.values()) >= call.sequence]
+            passed = [call for call in recorded_calls if last >= call.sequence]
             if not passed:
                 continue
             first = min(passed, key=lambda call: call.sequence)
-            others = tuple(sorted(other for other, end in ended.items() if end >= first.sequence))
+            if first.sequence not in ended_by:
+                ended_by[first.sequence] = tuple(sorted(rank for rank, end in ended.items() if end >= first.sequence))
             stuck = Stuck(
-                rank=rank, group=group, call=first, ended_by=others,
-                behind=max(ended.values()) - first.sequence + 1,
-            )  # fmt: skip
+                rank=rank, group=group, call=first, ended_by=ended_by[first.sequence], behind=last - first.sequence + 1
+            )
             if rank not in result or _earlier(stuck, result[rank]):
                 result[rank] = stuck
     return list(result.values())
@@ -468,34 +470,45 @@ def _waiting(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[Wait
     for group, by_rank in calls.items():
         name, members = group
         reached = {rank: _enqueued(records[rank], name, mine) for rank, mine in by_rank.items()}
+        not_come: dict[int, list[int]] = {}
+        ends = {rank: _pending_ends(mine) for rank, mine in by_rank.items()}
         for rank, mine in by_rank.items():
             for call in mine:
                 if not call.pending:
                     continue
-                for other in members:
-                    if other == rank:
-                        continue
-                    if call.peer is None:
-                        came = other in reached and reached[other] >= call.sequence
-                    else:
-                        came = not _is_peer(call, members, rank, other) or _has_end(call, by_rank.get(other, ()))
-                    if not came:
-                        yield Waiting(rank=rank, for_rank=other, group=group, call=call)
+                if call.peer is not None:
+                    other = _peer_of(call, members, rank)
+                    absent = [] if other is None or _has_end(call, ends.get(other, {})) else [other]
+                else:
+                    if call.sequence not in not_come:
+                        not_come[call.sequence] = [
+                            other for other in members if other not in reached or reached[other] < call.sequence
+                        ]
+                    absent = not_come[call.sequence]
+                yield from (
+                    Waiting(rank=rank, for_rank=other, group=group, call=call) for other in absent if other != rank
+                )
 
 
-def _is_peer(call: RecordedCall, members: Sequence[int], rank: int, other: int) -> bool:
-    """Whether ``other`` is the other end of a rank's send or receive."""
+def _peer_of(call: RecordedCall, members: Sequence[int], rank: int) -> int | None:
+    """The other end of a rank's send or receive; ``None`` where it is no other member."""
     sender, receiver = call.peer or (-1, -1)
     end = receiver if call.operation == "send" else sender
-    return 0 <= end < len(members) and members[end] == other != rank
+    return members[end] if 0 <= end < len(members) and members[end] != rank else None
 
 
-def _has_end(call: RecordedCall, theirs: Sequence[RecordedCall]) -> bool:
+def _pending_ends(mine: Sequence[RecordedCall]) -> dict[tuple[int, int], set[str]]:
+    """The sends and receives that have not ended: operations by (sender, receiver)."""
+    ends: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for call in mine:
+        if call.peer is not None and call.pending:
+            ends[call.peer].add(call.operation)
+    return ends
+
+
+def _has_end(call: RecordedCall, theirs: Mapping[tuple[int, int], set[str]]) -> bool:
     """Whether the other end of a send or receive is enqueued too, and has not ended either."""
-    return any(
-        candidate.peer == call.peer and candidate.operation != call.operation and candidate.pending
-        for candidate in theirs
-    )
+    return call.peer is not None and bool(theirs.get(call.peer, set()) - {call.operation})
 
 
 def _most_waited(found: Mapping[int, tuple[Waiting, ...]]) -> tuple[tuple[int, tuple[Waiting, ...]], ...]:
@@ -503,27 +516,47 @@ def _most_waited(found: Mapping[int, tuple[Waiting, ...]]) -> tuple[tuple[int, t
 
 
 def _waiting_ring(waiting: Sequence[Waiting]) -> Iterator[Waiting]:
-    """Waits of ranks that, followed from rank to rank, come back to themselves."""
-    after: dict[int, set[int]] = defaultdict(set)
+    """Waits of ranks that, followed from rank to rank, come back to themselves: one a pair of ranks."""
+    after: dict[int, dict[int, None]] = defaultdict(dict)
     for wait in waiting:
-        after[wait.rank].add(wait.for_rank)
-    reached: dict[int, set[int]] = {}
+        after[wait.rank][wait.for_rank] = None
+    circle = _circles(after)
     seen = set()
     for wait in waiting:
-        if wait.for_rank not in reached:
-            reached[wait.for_rank] = _reached(after, wait.for_rank)
-        if (wait.rank, wait.for_rank) not in seen and wait.rank in reached[wait.for_rank]:
-            seen.add((wait.rank, wait.for_rank))
+        pair = wait.rank, wait.for_rank
+        if pair not in seen and circle[wait.rank] == circle[wait.for_rank]:
+            seen.add(pair)
             yield wait
 
 
-def _reached(after: Mapping[int, set[int]], start: int) -> set[int]:
-    """Ranks that a rank waits for, itself or over others, and itself."""
-    reached, front = {start}, [start]
-    while front:
-        front = list({other for rank in front for other in after.get(rank, ())} - reached)
-        reached.update(front)
-    return reached
+def _circles(after: Mapping[int, Iterable[int]]) -> dict[int, int]:
+    """Rank -> one rank of all that wait for each other, itself or over others (strongly connected parts, by Tarjan)."""
+    number: dict[int, int] = {}
+    lowest: dict[int, int] = {}
+    circle: dict[int, int] = {}
+    open_ranks: list[int] = []
+    for start in after:
+        if start in number:
+            continue
+        number[start] = lowest[start] = len(number)
+        open_ranks.append(start)
+        path = [(start, iter(after[start]))]
+        while path:
+            rank, others = path[-1]
+            other = next((other for other in others if other not in circle), None)
+            if other is None:
+                path.pop()
+                if path:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[rank])
+                while lowest[rank] == number[rank] and rank not in circle:
+                    circle[open_ranks.pop()] = rank
+            elif other in number:
+                lowest[rank] = min(lowest[rank], number[other])
+            else:
+                number[other] = lowest[other] = len(number)
+                open_ranks.append(other)
+                path.append((other, iter(after.get(other, ()))))
+    return circle
 
 
 def _without_end(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[tuple[GroupKey, RecordedCall]]:
