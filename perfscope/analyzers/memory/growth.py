@@ -44,7 +44,7 @@ SURE = 0.9
 STILL = 0.5
 """Of the whole slope that the second half must still show; a cache that fills up levels off."""
 MOST_STEPS = 40
-"""Steps that slopes are taken of, evenly chosen: pairs grow with the square, and 780 tell a trend as well as millions."""
+"""Steps that slopes are taken of, evenly chosen: pairs grow with the square, and 780 of them tell a trend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
