@@ -49,6 +49,8 @@ def test_a_ladder_is_drawn_with_what_remains_of_the_step() -> None:
     ]
     assert "fused: in place of foreach" in shown
     assert "fused: on top of workers" in shown
+    assert "fused = True" in shown
+    assert "foreach = True" not in shown, "another one stands in its place"
     assert "█" not in render_text(document(attempt("gc-off", 1.0), ladder=True))
 
 

@@ -65,12 +65,12 @@ def render_markdown(document: Try) -> str:
     return f"{title}\n\n{facts}\n\n{lead}{sections_markdown(report.sections[1:])}"
 
 
-def report_of(document: Try) -> Report:
-    """The document as blocks."""
+def report_of(document: Try, *, bars: bool = True) -> Report:
+    """The document as blocks; ``bars``: with the ladder drawn in characters."""
     return Report(
         headline=_headline(document),
         facts=tuple(_facts(document)),
-        sections=tuple(_sections(document)),
+        sections=tuple(_sections(document, bars=bars)),
     )
 
 
@@ -94,18 +94,22 @@ def _facts(document: Try) -> Iterator[str]:
     yield f"the baseline against itself: {_results_text(baseline.results)}"
 
 
-def _sections(document: Try) -> Iterator[Section]:
+def _sections(document: Try, *, bars: bool) -> Iterator[Section]:
     tried = [trial for trial in document.trials if trial.state not in UNTRIED]
     rows = [*tried, *([document.together] if document.together is not None else [])]
     title = "Ladder" if document.ladder else "Interventions"
     if rows:
-        yield Section(title=title, blocks=(*_ladder(document), *tables(_table(rows)), *_remarks(rows)))
+        yield Section(
+            title=title, blocks=(*(_ladder(document) if bars else ()), *tables(_table(rows)), *_remarks(rows))
+        )
     left = [trial for trial in document.trials if trial.state in UNTRIED]
     if left or document.unanswered:
         yield Section(title="Not tried", blocks=tuple(_left(left, document)))
     gains = [trial for trial in document.trials if trial.state == "gain" and trial.code]
-    if gains:
-        yield Section(title="To write", blocks=tuple(block for trial in gains for block in _code(trial)))
+    replaced = {name for trial in gains for name in trial.in_place_of}
+    written = [trial for trial in gains if trial.name not in replaced]
+    if written:
+        yield Section(title="To write", blocks=tuple(block for trial in written for block in _code(trial)))
     yield Section(title="Method", blocks=tuple(_method(document)), detail=True)
 
 
@@ -179,7 +183,9 @@ def _memory(trial: Trial) -> Value:
 
 
 def _payback(trial: Trial) -> Value:
-    return None if trial.payback_steps is None else f"{trial.payback_steps:,} steps"
+    if trial.payback_steps is None:
+        return None
+    return f"{trial.payback_steps:,} step{'s' * (trial.payback_steps != 1)}"
 
 
 def _remarks(rows: Sequence[Trial]) -> Iterator[Block]:
@@ -233,7 +239,7 @@ def _left(left: Sequence[Trial], document: Try) -> Iterator[Block]:
 
 
 def _code(trial: Trial) -> Iterator[Block]:
-    yield Text(f"{trial.name}: {trial.may_change}")
+    yield Text(f"`{trial.name}`: {trial.may_change}")
     yield Code(tuple(trial.code.splitlines()))
 
 

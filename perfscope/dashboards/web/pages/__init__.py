@@ -33,6 +33,7 @@ PAGES: dict[str, str] = {
     "compile": "perfscope.dashboards.web.pages.compile",
     "compare": "perfscope.dashboards.web.pages.compare",
     "history": "perfscope.dashboards.web.pages.history",
+    "tries": "perfscope.dashboards.web.pages.tries",
     "findings": "perfscope.dashboards.web.pages.findings",
     "runs": "perfscope.dashboards.web.pages.runs",
 }
@@ -40,7 +41,7 @@ PAGES: dict[str, str] = {
 
 PAGE_KEYS: dict[str, str] = {
     "overview": "o", "timeline": "t", "kernels": "k", "flame": "f", "roofline": "r", "memory": "m", "ranks": "a",
-    "graph": "g", "compile": "c", "compare": "d", "history": "h", "findings": "i", "runs": "u",
+    "graph": "g", "compile": "c", "compare": "d", "history": "h", "tries": "y", "findings": "i", "runs": "u",
 }  # fmt: skip
 """Page -> the key that leads to it after ``g``; `assets/keys.js` reads them from the menu."""
 

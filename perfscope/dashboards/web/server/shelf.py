@@ -26,7 +26,7 @@ MOST_FILES = 20_000
 
 LOOKED_AT = 4096
 """Bytes of a file, in which a comparison names its schema: it is the first key of ours."""
-_COMPARISON = re.compile(rb'"schema"\s*:\s*"perfscope\.compare/')
+_SCHEMA = re.compile(rb'"schema"\s*:\s*"perfscope\.(\w+)/')
 
 Kind = Literal["run", "file", "folder"]
 
@@ -119,7 +119,7 @@ class Shelf:
 
     def _found(self) -> Iterator[Item]:
         for path in self._places:
-            if not path.exists() or is_comparison(path) or is_comparison(path / "result.json"):
+            if not path.exists() or is_comparison(path) or is_comparison(path / "result.json") or is_try(path):
                 continue
             if path.is_dir() and (run_folders.is_run(path) or run_folders.is_compiled(path)):
                 yield _item(path.resolve(), "run")
@@ -138,18 +138,28 @@ def _item(path: Path, kind: Kind) -> Item:
 
 def is_comparison(path: Path) -> bool:
     """Whether a file says that it is the document of a comparison (``perfscope compare --json``): none to be read."""
+    return _named(path) == b"compare"
+
+
+def is_try(path: Path) -> bool:
+    """Whether a file says that it is the document of ``perfscope try``: none to be read."""
+    return _named(path) == b"try"
+
+
+def _named(path: Path) -> bytes | None:
     if path.suffix != ".json" or not path.is_file():
-        return False
+        return None
     try:
-        return _names_comparison(path, path.stat().st_mtime_ns)
+        return _schema(path, path.stat().st_mtime_ns)
     except OSError:
-        return False
+        return None
 
 
 @lru_cache(maxsize=1024)
-def _names_comparison(path: Path, changed_ns: int) -> bool:
+def _schema(path: Path, changed_ns: int) -> bytes | None:
     with path.open("rb") as stream:
-        return _COMPARISON.search(stream.read(LOOKED_AT)) is not None
+        found = _SCHEMA.search(stream.read(LOOKED_AT))
+    return None if found is None else found[1]
 
 
 @lru_cache(maxsize=4096)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Protocol
 
-from perfscope.dashboards.web.server.shelf import Item, Shelf, is_comparison, key_of
+from perfscope.dashboards.web.server.shelf import Item, Shelf, is_comparison, is_try, key_of
 from perfscope.model.commits import current_commit
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run_folders import STORE_FILE
+from perfscope.model.documents.trials import FILE as TRY_FILE
 
 APART = "~"
 """Between the keys of a pair, and before the key of what is stored."""
@@ -154,16 +155,26 @@ def find_work(shelf: Shelf, key: str) -> Work | None:
 
 def stored(shelf: Shelf) -> tuple[Stored, ...]:
     """Comparisons that lie in what the server was started with, the newest first."""
+    return tuple(
+        Stored(title=file.parent.name if file.name == RESULT_FILE else file.name, path=file)
+        for file in _documents(shelf, is_comparison, RESULT_FILE, "ab-*")
+    )
+
+
+def tries(shelf: Shelf) -> tuple[Path, ...]:
+    """Documents of ``perfscope try`` that lie in what the server was started with, the newest first."""
+    return _documents(shelf, is_try, TRY_FILE, "try-*")
+
+
+def _documents(shelf: Shelf, is_one: Callable[[Path], bool], name: str, folders: str) -> tuple[Path, ...]:
+    """Those named, in a folder or in the ``folders`` of it."""
     result: dict[Path, float] = {}
     for path in shelf.places:
-        files = [path / RESULT_FILE, *path.glob(f"ab-*/{RESULT_FILE}")] if path.is_dir() else [path]
+        files = [path / name, *path.glob(f"{folders}/{name}")] if path.is_dir() else [path]
         for file in files:
-            if is_comparison(file) and file.resolve().is_relative_to(path.resolve()):
+            if is_one(file) and file.resolve().is_relative_to(path.resolve()):
                 result[file] = file.stat().st_mtime
-    newest = sorted(result, key=lambda file: -result[file])[:MOST_STORED]
-    return tuple(
-        Stored(title=file.parent.name if file.name == RESULT_FILE else file.name, path=file) for file in newest
-    )
+    return tuple(sorted(result, key=lambda file: -result[file])[:MOST_STORED])
 
 
 def stores(shelf: Shelf) -> tuple[Kept, ...]:

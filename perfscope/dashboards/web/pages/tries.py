@@ -1,0 +1,148 @@
+"""Try: interventions that were tried on a program: the ladder as a picture, the table, the code to write."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dash import html
+
+from perfscope.dashboards.figures import graph_objects, laid_out, plain
+from perfscope.dashboards.report.renderers.html import blocks_html
+from perfscope.dashboards.report.sections.trials import TONES, report_of, rungs
+from perfscope.dashboards.web.pages import Asked, address
+from perfscope.dashboards.web.pages._parts import chart, said, tab
+from perfscope.dashboards.web.server.shelf import key_of
+from perfscope.dashboards.web.server.works import tries
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.documents.trials import Try, load
+from perfscope.model.errors import DataError
+from perfscope.model.untrusted_text import sanitize
+
+TITLE = "Try"
+VIEW = None
+CHART = "tries-picture"
+NOTHING = (
+    "No try lies in what is open here. perfscope try train.py, called where perfscope-runs is, tries interventions on "
+    "a program; then they are shown here."
+)
+COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
+ROW_PX, FRAME_PX = 34, 90
+
+
+def layout(asked: Asked, view: None) -> Any:
+    """The page; ``try`` in the address is one of several."""
+    title = html.H1(TITLE, className="ps-title")
+    files = tries(asked.shelf)
+    if not files:
+        return [title, said(NOTHING)]
+    file = next((path for path in files if _key(path) == asked.parameters.get("try")), files[0])
+    chooser = [
+        tab(
+            sanitize(_title(path)),
+            address(asked.base_path, "tries", asked.whose, **{"try": _key(path)}),
+            here=path == file,
+        )
+        for path in files
+    ]
+    try:
+        document = _load(file, file.stat().st_mtime_ns)
+    except (DataError, OSError) as error:
+        return [title, *_tabs(chooser), said(sanitize(str(error)))]
+    report = report_of(document, bars=False)
+    drawn = _picture(document)
+    return [
+        title,
+        *_tabs(chooser),
+        html.P(sanitize(report.headline)),
+        *(html.P(sanitize(fact), className="ps-soft ps-note") for fact in report.facts),
+        *([] if drawn is None else [drawn]),
+        *(
+            html.Section(
+                [html.H2(section.title), *(Fragment(html=text) for text in blocks_html(section.blocks))],
+                className="ps-card",
+            )
+            for section in report.sections
+        ),
+    ]
+
+
+def mark(asked: Asked) -> str:
+    """Changes with the documents."""
+    return " ".join(f"{_key(path)}{_changed(path)}" for path in tries(asked.shelf))
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=16)
+def _load(path: Path, _changed_ns: int) -> Try:
+    return load(path)
+
+
+def _tab(asked: Asked, path: Path, *, here: bool) -> Any:
+    return tab(sanitize(_title(path)), address(asked.base_path, "tries", asked.whose, **{"try": _key(path)}), here=here)
+
+
+def _title(path: Path) -> str:
+    return path.parent.name if path.name == "try.json" else path.name
+
+
+def _key(path: Path) -> str:
+    return key_of(path.parent if path.name == "try.json" else path)
+
+
+def _tabs(chooser: list[Any]) -> list[Any]:
+    return [html.Div(chooser, className="ps-tabs")] if len(chooser) > 1 else []
+
+
+def _picture(document: Try) -> Any:
+    """What remains of the step time: by rung of a ladder, else by intervention with its interval."""
+    bars = _bars(document)
+    if not bars:
+        return None
+    names, remaining, more, less, colors = zip(*bars, strict=True)
+    figure = graph_objects().Figure()
+    figure.add_bar(
+        x=remaining,
+        y=[plain(name) for name in names],
+        orientation="h",
+        marker_color=colors,
+        text=[f"{share:.0%}" for share in remaining],
+        textposition="inside",
+        insidetextfont={"color": "white"},
+        insidetextanchor="start",
+        error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
+        hovertemplate="%{y}<br>%{x:.1%}<extra></extra>",
+    )
+    words = "of the program as it is" if document.ladder else "without it; the line is the interval"
+    laid_out(figure, title="", x=f"step time, in that {words}")
+    figure.update_xaxes(tickformat=".0%", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.update_layout(height=FRAME_PX + ROW_PX * len(bars), margin={"t": 10}, showlegend=False)
+    return chart(CHART, figure, "what remains of the step time; the table below holds all of it")
+
+
+def _bars(document: Try) -> list[tuple[str, float, float, float, str]]:
+    """Name, what remains of the step time, how much more and how much less it may be, and the colour."""
+    if document.ladder:
+        return [
+            (name, remaining, 0.0, 0.0, COLORS["better" if name.startswith("+") else "plain"])
+            for name, remaining in rungs(document)
+        ]
+    return [
+        (
+            trial.name,
+            1 + trial.effect,
+            0.0 if trial.high is None else trial.high - trial.effect,
+            0.0 if trial.low is None else trial.effect - trial.low,
+            COLORS[TONES[trial.state]],
+        )
+        for trial in document.trials
+        if trial.effect is not None
+    ]
