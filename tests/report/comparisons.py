@@ -14,7 +14,7 @@ from tests.compare.runs import gpu_run
 from tests.hlo_build import hlo_trace
 
 _WORDS = ("schema", "headline", "verdict", "unit", "better", "known", "per", "arm", "change", "severity", "basis")
-_KEPT = frozenset((*_WORDS, "gates"))
+_KEPT = frozenset((*_WORDS, "time", "gates"))
 """Keys whose values are words of ours: a reader refuses others, or acts on them."""
 
 

@@ -7,7 +7,7 @@ from perfscope.analyzers.critical_path.job import JobPath, job_paths
 from perfscope.analyzers.critical_path.path import PARTS, CriticalPath, critical_path, path_parts
 from perfscope.analyzers.critical_path.replay import Change, replay, replayed_ns, slack, unchanged
 from perfscope.analyzers.critical_path.savings import bounded_by_path, saved_on_path
-from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, merge_rows, path_summary
+from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, merge_rows, path_rows, path_summary
 from perfscope.analyzers.critical_path.what_if import GENERAL_TARGETS, Hypothesis, WhatIf, parse_hypothesis, what_if
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "merge_rows",
     "parse_hypothesis",
     "path_parts",
+    "path_rows",
     "path_summary",
     "replay",
     "replayed_ns",

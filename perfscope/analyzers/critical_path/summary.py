@@ -56,7 +56,7 @@ def path_summary(trace: Trace) -> PathSummary | None:
     path = trace.fact(critical_path)
     if path is None:
         return None
-    rows = sorted(_rows(trace, path), key=lambda row: (-row.total_ns, row.where, row.name))[:MOST_ROWS]
+    rows = sorted(path_rows(trace), key=lambda row: (-row.total_ns, row.where, row.name))[:MOST_ROWS]
     return PathSummary(
         rank=trace.source.rank,
         steps=len(path.graph.windows.numbers),
@@ -64,6 +64,12 @@ def path_summary(trace: Trace) -> PathSummary | None:
         parts_ns=trace.fact(path_parts),
         rows=tuple(rows),
     )
+
+
+def path_rows(trace: Trace) -> list[PathRow]:
+    """All rows, one a name and kind; they sum to the steps."""
+    path = trace.fact(critical_path)
+    return [] if path is None else _rows(trace, path)
 
 
 _WORK = {NodeKind.KERNEL: "kernel", NodeKind.COMMUNICATION: "collective", NodeKind.COPY: "copy"}

@@ -221,6 +221,71 @@ class Step(Value, frozen=True, kw_only=True):
         return None
 
 
+class TreeRow(Value, frozen=True, kw_only=True):
+    """A difference between two call trees; calls and times are per step."""
+
+    change: Literal["added", "removed", "moved", "slower", "faster"]
+    path: Texts
+    was: Texts = ()
+    """Where it was, of what moved."""
+    nodes: Count = 1
+    """That it stands for: of a subtree that came, went or moved all of it."""
+    base_calls: Number = 0
+    head_calls: Number = 0
+    base_ns: Ns = 0
+    head_ns: Ns = 0
+    delta_ns: Ns
+    """Its own change, without that of the nodes below it that both have."""
+
+
+class Tree(Value, frozen=True, kw_only=True):
+    """Two call trees: the changes of the rows, ``others_ns`` and ``equal_ns`` sum to head minus base."""
+
+    time: Literal["device", "host"]
+    base_ns: Ns
+    head_ns: Ns
+    rows: Annotated[tuple[TreeRow, ...], msgspec.Meta(max_length=SOME)]
+    nodes: Count = 0
+    equal: Count = 0
+    """Nodes that are equal on both sides."""
+    equal_ns: Ns = 0
+    others: Count = 0
+    """Rows that were not written."""
+    others_ns: Ns = 0
+
+    def problem(self) -> str | None:
+        """What does not sum; ``None``: everything does."""
+        whole = sum(row.delta_ns for row in self.rows) + self.others_ns + self.equal_ns
+        wanted = self.head_ns - self.base_ns
+        return None if whole == wanted else f"its rows sum to {whole} ns, not to {wanted}"
+
+
+class PathRow(Value, frozen=True, kw_only=True):
+    """Time on the critical path in work of one name."""
+
+    where: str
+    name: str
+    base_ns: Ns
+    head_ns: Ns
+
+
+class CriticalPath(Value, frozen=True, kw_only=True):
+    """Two critical paths; the rows sum to them."""
+
+    base_ns: Ns
+    head_ns: Ns
+    rows: Annotated[tuple[PathRow, ...], msgspec.Meta(max_length=SOME)]
+    other_rows: OtherParts = OtherParts()
+
+    def problem(self) -> str | None:
+        """What does not sum; ``None``: everything does."""
+        for side in ("base_ns", "head_ns"):
+            whole = sum(getattr(row, side) for row in (*self.rows, self.other_rows))
+            if whole != getattr(self, side):
+                return f"its rows sum to {whole} ns, not to {getattr(self, side)}"
+        return None
+
+
 class Rank(Value, frozen=True, kw_only=True):
     """A rank's step on both sides."""
 
@@ -454,6 +519,9 @@ class Document(Value, frozen=True, kw_only=True):
     causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MANY)] = ()
     step: Step | None = None
     worst_rank: Step | None = None
+    tree: Tree | None = None
+    """Call trees of the rank of ``step``."""
+    path: CriticalPath | None = None
     ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MANY)] = ()
     findings: Annotated[tuple[FindingChange, ...], msgspec.Meta(max_length=MANY)] = ()
     kernels: Annotated[tuple[Kernel, ...], msgspec.Meta(max_length=MANY)] = ()
@@ -479,8 +547,9 @@ def of(values: dict[str, Any]) -> Document:
 
 
 def _checked(document: Document, path: str | Path) -> Document:
-    for name, step in (("step", document.step), ("worst_rank", document.worst_rank)):
-        problem = None if step is None else step.problem()
+    parts = {name: getattr(document, name) for name in ("step", "worst_rank", "tree", "path")}
+    for name, part in parts.items():
+        problem = None if part is None else part.problem()
         if problem is not None:
             raise DataError(f"{path}: not {WHAT}: {name}: {problem}")
     for program in document.programs:

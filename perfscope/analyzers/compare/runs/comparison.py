@@ -16,6 +16,7 @@ from perfscope.analyzers.compare.programs.row import ProgramChange
 from perfscope.analyzers.compare.runs.causes import Cause, FindingChange, causes, corroborated, findings_change
 from perfscope.analyzers.compare.runs.change import TimeChange, time_change
 from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
+from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange, path_change, tree_change
 from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.paired import Better, Verdict
 from perfscope.analyzers.compare.statistics.series import steady_part
@@ -199,6 +200,10 @@ class Comparison:
     programs: tuple[ProgramChange, ...] = ()
     """Compiled programs that both sides have, explained by instruction."""
     targets: TargetOfSide = NO_TARGETS
+    tree: TreeChange | None = None
+    """Call trees of the rank in the middle."""
+    path: PathChange | None = None
+    """Its critical paths."""
 
     @property
     def metrics(self) -> tuple[MetricResult, ...]:
@@ -296,7 +301,17 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         ),
         programs=programs,
         targets=machines,
+        tree=None if time is None else tree_change(*_ranks_of(base, head, time)),
+        path=None if time is None else path_change(*_ranks_of(base, head, time)),
     )
+
+
+def _ranks_of(base: Sequence[Trace], head: Sequence[Trace], time: TimeChange) -> tuple[Trace, Trace]:
+    """The traces of the rank in the middle, the first ones where it is not known."""
+    chosen = [
+        next((trace for trace in side if trace.source.rank == time.median.rank), side[0]) for side in (base, head)
+    ]
+    return chosen[0], chosen[1]
 
 
 def _checkpoints(*sides: Sequence[Trace]) -> list[str]:

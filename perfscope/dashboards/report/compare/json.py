@@ -20,6 +20,7 @@ from perfscope.analyzers.compare.programs.units import UNITS
 from perfscope.analyzers.compare.runs.causes import Cause, FindingChange
 from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Key
+from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange
 from perfscope.analyzers.compare.statistics.verdict import MetricResult
 from perfscope.dashboards.report.compare.words import said_of
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
@@ -81,6 +82,8 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
         "causes": comparison.causes,
         "step": None if time is None else time.median,
         "worst_rank": None if time is None else time.worst,
+        "tree": comparison.tree,
+        "path": comparison.path,
         "ranks": [] if time is None else time.ranks,
         "findings": comparison.findings,
         "kernels": [],
@@ -116,6 +119,11 @@ def _other_parts(step: StepChange) -> dict[str, int]:
         "base_ns": sum(part.base.ns for part in rest),
         "head_ns": sum(part.head.ns for part in rest),
     }
+
+
+def _other_path(path: PathChange) -> dict[str, int]:
+    rest = path.rows[MOST_ROWS:]
+    return {"count": len(rest)} | {side: sum(getattr(row, side) for row in rest) for side in ("base_ns", "head_ns")}
 
 
 def _matched(part: PartChange) -> str | None:
@@ -226,6 +234,14 @@ SHAPES: Shapes = {
         },
     ),
     Finding: Shape(left_out=_not_in(types.Finding, Finding)),
+    TreeChange: Shape(
+        added={
+            "rows": lambda tree: tree.rows[:MOST_ROWS],
+            "others": lambda tree: len(tree.rows[MOST_ROWS:]),
+            "others_ns": lambda tree: sum(row.delta_ns for row in tree.rows[MOST_ROWS:]),
+        }
+    ),
+    PathChange: Shape(added={"rows": lambda path: path.rows[:MOST_ROWS], "other_rows": _other_path}),
     ProgramChange: Shape(
         left_out=("totals", "modelled_ns", "lines", "failed"),
         added={

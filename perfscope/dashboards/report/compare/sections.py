@@ -58,10 +58,12 @@ if TYPE_CHECKING:
         Kernel,
         Metric,
         Part,
+        PathRow,
         ProgramDifference,
         ProgramRow,
         Rank,
         Step,
+        TreeRow,
     )
 
 MOST_ROWS = 40
@@ -74,6 +76,9 @@ MOST_PROGRAMS = 8
 
 MOST_ADVISED = 5
 """Findings whose advice is given: those to begin with."""
+
+MOST_NAMES = 3
+"""Callers of a node of the call tree that are named."""
 
 MOST_FALLS = 12
 """Places of a waterfall; the others are one row."""
@@ -103,6 +108,8 @@ def detail_sections(document: Document) -> tuple[Section, ...]:
     return (
         *_kernels(document.kernels),
         *_step(document),
+        *_tree(document),
+        *_path(document),
         *_ranks(document),
         *_unknown(document),
         _method(document),
@@ -319,6 +326,60 @@ def _by_place(step: Step) -> list[tuple[str, int]]:
     moved = sorted((row for row in rows if row[1]), key=lambda row: -abs(row[1]))
     kept, rest = moved[:MOST_FALLS], moved[MOST_FALLS:]
     return [*kept, (f"{len(rest):,} others", sum(change_ns for _, change_ns in rest))] if rest else kept
+
+
+def _calls(row: TreeRow) -> str:
+    base, head = (f"{calls:,.4g}" for calls in (row.base_calls, row.head_calls))
+    return head if base == head else f"{base} → {head}"
+
+
+def _below(path: Sequence[str]) -> str:
+    """The last names of a path; the JSON report has all."""
+    return " > ".join((*(("...",) if len(path) > MOST_NAMES else ()), *path[-MOST_NAMES:]))
+
+
+TREE_COLUMNS: tuple[Column[TreeRow], ...] = (
+    _delta("change", lambda row: row.delta_ns),
+    Column("", lambda row: row.change),
+    Column("base", lambda row: row.base_ns, "ns", drop=2),
+    Column("head", lambda row: row.head_ns, "ns", drop=2),
+    Column("calls", _calls, drop=1),
+    Column("where", lambda row: _below(row.path) + (f", was {_below(row.was)}" if row.was else "")),
+)
+
+
+def _tree(document: Document) -> Iterator[Section]:
+    tree = document.tree
+    if tree is None:
+        return
+    work = "work launched in its calls" if tree.time == "device" else "its calls"
+    yield Section(
+        title="Call tree",
+        summary=f"{tree.equal:,} of {tree.nodes:,} nodes are equal",
+        blocks=(
+            *notes(f"times are of {work}; a node's change is without that of the nodes below it"),
+            *tables(_table(TREE_COLUMNS, tree.rows, rest="nodes", left=tree.others)),
+        ),
+    )
+
+
+PATH_COLUMNS: tuple[Column[PathRow], ...] = (
+    _delta("change", lambda row: row.head_ns - row.base_ns),
+    Column("base", lambda row: row.base_ns, "ns"),
+    Column("head", lambda row: row.head_ns, "ns"),
+    Column("what", lambda row: row.where),
+    Column("name", lambda row: row.name, "code", limit=NAME_LIMIT),
+)
+
+
+def _path(document: Document) -> Iterator[Section]:
+    path = document.path
+    if path is None:
+        return
+    changed = [row for row in path.rows if row.base_ns != row.head_ns]
+    grown = f"{format_ns(path.base_ns)} → {format_ns(path.head_ns)}, {signed_ns(path.head_ns - path.base_ns)}"
+    blocks = tables(_table(PATH_COLUMNS, changed, rest="names", left=path.other_rows.count))
+    yield Section(title="Critical path", summary=grown, blocks=blocks)
 
 
 KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (

@@ -1,0 +1,267 @@
+"""Call trees of two recordings side by side, and the difference of their critical paths.
+
+Calls of one name below the same caller are one node, on whatever thread. Its time is that of the device work launched
+inside it; of the calls themselves where no device worked. A node's change is its own: without that of the nodes below
+it, and the whole change of what came, went or moved. So the changes sum to that of the tree, exactly, per step in ns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from perfscope.analyzers.critical_path import dependency_graph, path_rows
+from perfscope.analyzers.time import account_windows
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+Change = Literal["added", "removed", "moved", "slower", "faster"]
+
+LEAST_SHARE = 0.001
+"""Of the tree: a node that is slower or faster by less, with as many calls, is equal."""
+
+_NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+")
+
+
+@dataclass(slots=True)
+class CallNode:
+    """A call tree from here down. Times and calls are per step."""
+
+    name: str
+    calls: float = 0.0
+    ns: int = 0
+    """Of all below, too."""
+    below: dict[str, CallNode] = field(default_factory=dict)
+
+    def nodes(self) -> int:
+        """Number of calls here and below."""
+        return 1 + sum(node.nodes() for node in self.below.values())
+
+    def shape(self) -> tuple[object, ...]:
+        """What a subtree that moved keeps."""
+        return self.name, tuple(sorted((node.shape() for node in self.below.values()), key=repr))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRow:
+    """A difference, at a node of either tree."""
+
+    change: Change
+    path: tuple[str, ...]
+    """Names from the root; in the head where it is there."""
+    was: tuple[str, ...] = ()
+    """Where it was in the base, of what moved."""
+    nodes: int
+    """That it stands for: of a subtree that came, went or moved all of it."""
+    base_calls: float
+    head_calls: float
+    base_ns: int
+    head_ns: int
+    delta_ns: int
+    """Its own change: of a node that both have without that of the nodes below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeChange:
+    """Two call trees; ``delta_ns`` of the rows and ``equal_ns`` sum to head minus base."""
+
+    time: Literal["device", "host"]
+    base_ns: int
+    head_ns: int
+    nodes: int
+    """Of both trees together, each that both have once."""
+    equal: int
+    """Of them, those that are equal and not in ``rows``."""
+    equal_ns: int
+    rows: tuple[TreeRow, ...]
+    """The largest change first."""
+
+
+def call_tree(trace: Trace) -> CallNode | None:
+    """The calls of the steps (of the capture where there are none); ``None`` where no op was recorded."""
+    slices, windows = trace.rows["slices"], trace.fact(account_windows)
+    kept = np.isin(slices["kind"], [SliceKind.OP, SliceKind.ANNOTATION])
+    kept &= ~np.isin(slices["name"], trace.rows["steps"]["name"])
+    if not (slices["kind"] == SliceKind.OP).any() or not len(windows.starts):
+        return None
+    window = np.searchsorted(windows.starts, slices["start_ns"], side="right") - 1
+    kept &= (window >= 0) & (slices["start_ns"] < windows.ends[np.maximum(window, 0)])
+    names = {code: _NUMBER.sub("*", trace.text(code)) for code in np.unique(slices["name"][kept]).tolist()}
+    root = CallNode(name="")
+    of_row: list[CallNode] = []
+    above: dict[int, CallNode] = {}
+    for name, parent, is_kept in zip(slices["name"].tolist(), slices["parent"].tolist(), kept.tolist(), strict=True):
+        caller = root if parent == MISSING else of_row[parent]
+        if is_kept:
+            text = names[name]
+            node = caller.below.get(text)
+            if node is None:
+                node = caller.below[text] = CallNode(name=text)
+                above[id(node)] = caller
+            node.calls += 1
+            of_row.append(node)
+        else:
+            of_row.append(caller)
+    on_device = _add_times(trace, root, of_row, kept)
+    steps = max(len(windows.numbers), 1)
+    _per_step(root, steps, inclusive=not on_device)
+    return root
+
+
+def _add_times(trace: Trace, root: CallNode, of_row: list[CallNode], kept: np.ndarray) -> bool:
+    """Whether they are those of device work: each node's own; else whole calls."""
+    slices, on_device = trace.rows["slices"], bool(len(trace.rows["kernels"]))
+    if on_device:
+        for table in ("kernels", "copies"):
+            work = trace.rows[table]
+            linked = work["op"] != MISSING
+            lengths = (work["end_ns"] - work["start_ns"])[linked]
+            for row, length in zip(work["op"][linked].tolist(), lengths.tolist(), strict=True):
+                if of_row[row] is not root:
+                    of_row[row].ns += length
+    else:
+        for row in np.flatnonzero(kept).tolist():
+            of_row[row].ns += int(slices["end_ns"][row] - slices["start_ns"][row])
+    return on_device
+
+
+def _per_step(node: CallNode, steps: int, *, inclusive: bool) -> None:
+    """Times and calls of all nodes per step; a node has at least what those below it have."""
+    for child in node.below.values():
+        _per_step(child, steps, inclusive=inclusive)
+    below = sum(child.ns for child in node.below.values())
+    node.calls /= steps
+    own = round(node.ns / steps)
+    node.ns = max(own, below) if inclusive else own + below
+
+
+def tree_change(base: Trace, head: Trace) -> TreeChange | None:
+    """``None`` where a side has no calls, or their times are not of one kind."""
+    before, after = base.fact(call_tree), head.fact(call_tree)
+    on_device = [bool(len(trace.rows["kernels"])) for trace in (base, head)]
+    if before is None or after is None or on_device[0] != on_device[1]:
+        return None
+    rows = _moved(list(_differences(before, after, ())), before, after)
+    least = LEAST_SHARE * max(before.ns, after.ns)
+    unlike = [
+        row
+        for row in rows
+        if row.change in ("added", "removed", "moved") or row.base_calls != row.head_calls or abs(row.delta_ns) > least
+    ]
+    nodes = sum(row.nodes for row in rows)
+    return TreeChange(
+        time="device" if on_device[0] else "host",
+        base_ns=before.ns,
+        head_ns=after.ns,
+        nodes=nodes,
+        equal=nodes - sum(row.nodes for row in unlike),
+        equal_ns=after.ns - before.ns - sum(row.delta_ns for row in unlike),
+        rows=tuple(sorted(unlike, key=lambda row: (-abs(row.delta_ns), row.path))),
+    )
+
+
+def _differences(base: CallNode, head: CallNode, path: tuple[str, ...]) -> Iterator[TreeRow]:
+    """A row for each node of both, and one for each subtree that one side has."""
+    delta = head.ns - base.ns
+    for name in dict.fromkeys((*base.below, *head.below)):
+        mine, theirs = base.below.get(name), head.below.get(name)
+        if mine is not None and theirs is not None:
+            yield from _differences(mine, theirs, (*path, name))
+        else:
+            yield _alone(mine, theirs, (*path, name))
+        delta -= (theirs.ns if theirs else 0) - (mine.ns if mine else 0)
+    yield TreeRow(
+        change="slower" if delta > 0 else "faster",
+        path=path,
+        nodes=1 if path else 0,
+        base_calls=base.calls,
+        head_calls=head.calls,
+        base_ns=base.ns,
+        head_ns=head.ns,
+        delta_ns=delta,
+    )
+
+
+def _alone(base: CallNode | None, head: CallNode | None, path: tuple[str, ...]) -> TreeRow:
+    node = head or base
+    return TreeRow(
+        change="added" if base is None else "removed",
+        path=path,
+        nodes=0 if node is None else node.nodes(),
+        base_calls=base.calls if base else 0.0,
+        head_calls=head.calls if head else 0.0,
+        base_ns=base.ns if base else 0,
+        head_ns=head.ns if head else 0,
+        delta_ns=(head.ns if head else 0) - (base.ns if base else 0),
+    )
+
+
+def _moved(rows: list[TreeRow], base: CallNode, head: CallNode) -> list[TreeRow]:
+    """Subtrees of one shape that went and came, as one row."""
+    gone: dict[object, list[TreeRow]] = defaultdict(list)
+    for row in rows:
+        if row.change == "removed":
+            gone[_at(base, row.path).shape()].append(row)
+    result, taken = [], set()
+    for row in rows:
+        before = gone.get(_at(head, row.path).shape(), []) if row.change == "added" else []
+        if before:
+            was = before.pop()
+            taken.add(was.path)
+            row = TreeRow(
+                change="moved", path=row.path, was=was.path, nodes=row.nodes, base_calls=was.base_calls,
+                head_calls=row.head_calls, base_ns=was.base_ns, head_ns=row.head_ns,
+                delta_ns=row.head_ns - was.base_ns,
+            )  # fmt: skip
+        result.append(row)
+    return [row for row in result if row.change != "removed" or row.path not in taken]
+
+
+def _at(tree: CallNode, path: Sequence[str]) -> CallNode:
+    for name in path:
+        tree = tree.below[name]
+    return tree
+
+
+# The difference of two critical paths.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathDifference:
+    """Time on the path in work of one name, per step in ns."""
+
+    where: str
+    name: str
+    base_ns: int
+    head_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathChange:
+    """Two critical paths; the rows sum to them."""
+
+    base_ns: int
+    head_ns: int
+    rows: tuple[PathDifference, ...]
+    """The largest change first."""
+
+
+def path_change(base: Trace, head: Trace) -> PathChange | None:
+    """``None`` where a side has no path."""
+    sides = []
+    for trace in (base, head):
+        graph = trace.fact(dependency_graph)
+        if graph is None:
+            return None
+        steps = max(len(graph.windows.numbers), 1)
+        sides.append({(row.where, row.name): round(row.total_ns / steps) for row in path_rows(trace)})
+    rows = [
+        PathDifference(where=key[0], name=key[1], base_ns=sides[0].get(key, 0), head_ns=sides[1].get(key, 0))
+        for key in dict.fromkeys((*sides[0], *sides[1]))
+    ]
+    rows.sort(key=lambda row: (-abs(row.head_ns - row.base_ns), row.where, row.name))
+    return PathChange(base_ns=sum(sides[0].values()), head_ns=sum(sides[1].values()), rows=tuple(rows))
