@@ -25,7 +25,7 @@ from perfscope.analyzers.registry import RULES
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.model import finding
-from perfscope.model.documents import comparison, sweep, trials
+from perfscope.model.documents import comparison, parity, sweep, trials
 from perfscope.model.trace import MEMORY_TABLES, RECORDED
 from perfscope.model.trace.tables import TABLES
 
@@ -250,6 +250,7 @@ def pages() -> dict[str, str]:
         "example-regression.md": example_page(),
         "compare-schema.json": json.dumps(comparison.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "try-schema.json": json.dumps(trials.json_schema(), indent=2, ensure_ascii=False) + "\n",
+        "parity-schema.json": json.dumps(parity.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",
     }
 

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "explain": "perfscope.commands.explain:explain",
     "export": "perfscope.commands.export:export",
     "history": "perfscope.commands.history:history",
+    "parity": "perfscope.commands.parity:parity",
     "query": "perfscope.commands.query:query",
     "replay": "perfscope.commands.replay:replay",
     "report": "perfscope.commands.report:report",
@@ -33,7 +34,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
     "Analyze": ("analyze", "query", "replay", "serve", "rules", "explain"),
     "Fix": ("try",),
-    "Compare": ("compare", "history", "baseline", "store"),
+    "Compare": ("compare", "parity", "history", "baseline", "store"),
     "Compile for a machine that is not here": ("compile", "setup", "advise"),
     "Share": ("report", "comment", "export"),
 }

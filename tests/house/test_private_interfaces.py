@@ -21,6 +21,7 @@ COMPAT_FILES = {
     "profiler/ahead/jax/plugin_devices.py",
     "profiler/ahead/torch/compat.py",
     "profiler/jax/compat.py",
+    "profiler/parity/torch_side.py",
     "profiler/torch/compat.py",
     "profiler/torch/op_graph/recorder.py",
 }
@@ -137,6 +138,7 @@ def test_an_interface_that_moved_is_one_clear_sentence() -> None:
 @pytest.mark.parametrize(
     ("file", "table"),
     [
+        ("profiler/parity/torch_side.py", torch_compat.PRIVATE),
         ("profiler/torch/op_graph/recorder.py", torch_compat.PRIVATE),
         ("profiler/ahead/torch/compat.py", plan_compat.PRIVATE),
     ],

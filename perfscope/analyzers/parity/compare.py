@@ -1,0 +1,321 @@
+"""Two recordings and a reference of one of them: rows of errors, and the first layer that rounding does not explain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfscope.analyzers.parity.errors import (
+    FACTOR,
+    cosine,
+    expected_error,
+    max_ulp,
+    relative_error,
+    roundoff,
+)
+from perfscope.analyzers.parity.matching import Align, Match, alignment, joined, match_layers, unmatched
+from perfscope.analyzers.parity.translation import Translation
+from perfscope.model.documents.parity import Arrays, Divergence, Op, Recording, Row, RowKind
+
+ALIKE = 0.1
+"""Relative difference up to which values are those of one layer, where nothing but their weights says so."""
+FEW = 0.125
+"""Share of the rows of an array up to which a difference in them alone is remarked on."""
+MOST_COMMON = 0.05
+"""Relative difference up to which numbers of two ops are those of the same value, whatever rounding allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A recording with its arrays."""
+
+    recording: Recording
+    arrays: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Ops that round, and terms of reductions."""
+
+    roundings: int
+    terms: int
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Compares ``a`` with ``b``.
+
+    ``reference``: a run of A, or of B where ``of_b``, in a wider dtype, with the same layers.
+    """
+
+    a: Side
+    b: Side
+    reference: Side
+    of_b: bool = False
+    translation: Translation | None = None
+    matches: list[Match] = field(init=False)
+    _aligned: dict[Match, Align] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Match the layers; ``ValueError`` where the reference has other layers than the side that it is of."""
+        sure, possible = match_layers(self.a.recording, self.b.recording, self.translation)
+        alike = [match for match in possible if self._is_alike(match)]
+        self.matches = sorted([*sure, *alike], key=lambda match: match.a[-1])
+        base = self.b if self.of_b else self.a
+        if [layer.name for layer in base.recording.layers] != [layer.name for layer in self.reference.recording.layers]:
+            raise ValueError("the reference ran through other layers")
+
+    @property
+    def judged(self) -> Side:
+        """The side that the reference is not of."""
+        return self.a if self.of_b else self.b
+
+    def rows(self) -> list[Row]:
+        """Activations in the order of A's forward, gradients in that of its backward, then those of weights."""
+        return [*self._layers("activation"), *self._layers("gradient"), *self._weights("weight gradient")]
+
+    def weights(self) -> list[Row]:
+        """B's own weights against A's, where they should be the same."""
+        return list(self._weights("weight"))
+
+    def unmatched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Layers of A and of B that the other side has not."""
+        apart = self.a.recording.framework != self.b.recording.framework
+        return (
+            unmatched(self.a.recording.layers, {n for match in self.matches for n in match.a}, with_weights=apart),
+            unmatched(self.b.recording.layers, {n for match in self.matches for n in match.b}, with_weights=apart),
+        )
+
+    def first(self, rows: Sequence[Row]) -> Divergence | None:
+        """Where both part: the first activation that differs, else the first gradient, else the first weight."""
+        row = next((row for row in rows if row.diverges), None)
+        if row is None:
+            return None
+        if row.kind != "activation":
+            before = [other for other in rows[: rows.index(row)] if other.kind == row.kind]
+            return Divergence(row=row, after=before[-1].name if before else "")
+        index = [other for other in rows if other.kind == "activation"].index(row)
+        match, earlier = self.matches[index], self.matches[:index]
+        after = rows[index - 1].name if index else ""
+        lasts = [max((getattr(other, side)[-1] for other in earlier), default=-1) for side in ("a", "b")]
+        between_a = _between(self.a.recording.ops, lasts[0], match.a[-1])
+        between_b = _between(self.b.recording.ops, lasts[1], match.b[-1])
+        common = _last_common(between_a, between_b, min(row.expected, MOST_COMMON))
+        if common is None:
+            return Divergence(row=row, after=after, next_a=_at(between_a[:1]), next_b=_at(between_b[:1]))
+        there, here = common
+        return Divergence(
+            row=row,
+            after=after,
+            common_a=_at(between_a[there : there + 1]),
+            common_b=_at(between_b[here : here + 1]),
+            next_a=_at(between_a[there + 1 : there + 2]),
+            next_b=_at(between_b[here + 1 : here + 2]),
+        )
+
+    def _layers(self, kind: RowKind) -> Iterator[Row]:
+        prefix = "layer" if kind == "activation" else "gradient"
+        before = Work(0, 0) if kind == "activation" else self._work(self.matches[-1]) if self.matches else Work(0, 0)
+        worse = 0.0
+        for match in self.matches if kind == "activation" else reversed(self.matches):
+            keys_a, keys_b = ([f"{prefix}:{number}" for number in side] for side in (match.a, match.b))
+            a, b = self._values(self.a, keys_a), self._values(self.b, keys_b)
+            reference = self._values(self.reference, keys_b if self.of_b else keys_a)
+            if a is None or b is None or reference is None:
+                continue
+            here = self._work(match)
+            passes = 1 if kind == "activation" else 2  # the backward of an op counts as two
+            done = Work(passes * abs(here.roundings - before.roundings), passes * abs(here.terms - before.terms))
+            row = self._row(match, kind, (a, b, reference), done, worse)
+            before = here
+            if not row.diverges:
+                base, own = (row.error_b, row.error_a) if self.of_b else (row.error_a, row.error_b)
+                worse = max(worse, (own or 0.0) / base if base else 0.0)
+            yield row
+
+    def _is_alike(self, match: Match) -> bool:
+        a, b = (
+            joined([side.arrays[f"layer:{number}"] for number in numbers])
+            for side, numbers in ((self.a, match.a), (self.b, match.b))
+        )
+        error = relative_error(alignment(b, a, ALIKE)(b), a)
+        return error is not None and error <= ALIKE
+
+    def _values(self, side: Side, keys: Sequence[str]) -> np.ndarray | None:
+        if not all(key in side.arrays for key in keys):
+            return None
+        return joined([side.arrays[key] for key in keys])
+
+    def _work(self, match: Match) -> Work:
+        """What the side that is judged has done up to a layer."""
+        layer = self.judged.recording.layers[(match.a if self.of_b else match.b)[-1]]
+        return Work(layer.roundings, layer.terms)
+
+    def _row(
+        self, match: Match, kind: RowKind, values: tuple[np.ndarray, np.ndarray, np.ndarray], done: Work, worse: float
+    ) -> Row:
+        a, b, reference = values
+        own, base = (a, b) if self.of_b else (b, a)
+        number = (match.a if self.of_b else match.b)[-1]
+        layers = self.judged.recording.layers
+        dtype = coarsest([self.judged.recording.dtype, *(layer.dtype for layer in layers[: number + 1])])
+        error_base = relative_error(base, reference)
+        expected = self._expected(dtype, error_base, done, self._whole(number, kind), worse)
+        align = self._aligned.get(match) or alignment(own, reference, expected)
+        self._aligned.setdefault(match, align)
+        own = align(own)
+        error = relative_error(own, reference)
+        op = [self.a.recording.layers[match.a[-1]], self.b.recording.layers[match.b[-1]]]
+        return Row(
+            name=self._name(match),
+            kind=kind,
+            diverges=error is None or error > expected,
+            error_a=error if self.of_b else error_base,
+            error_b=error_base if self.of_b else error,
+            expected=expected,
+            cosine=cosine(own, reference),
+            max_ulp=max_ulp(own, reference, dtype),
+            dtype=dtype,
+            op_a=op[0].op,
+            op_b=op[1].op,
+            line_a=op[0].line,
+            line_b=op[1].line,
+            remark=_remark(a, b, own, reference, error, expected),
+        )
+
+    def _whole(self, number: int, kind: RowKind) -> Work:
+        """All that was done up to a layer: for a gradient the whole forward, and the backward from its end."""
+        layers = self.judged.recording.layers
+        here, last = layers[number], layers[-1]
+        if kind == "activation":
+            return Work(here.roundings, here.terms)
+        return Work(3 * last.roundings - 2 * here.roundings, 3 * last.terms - 2 * here.terms)
+
+    def _expected(self, dtype: str, error_base: float | None, done: Work, whole: Work, worse: float) -> float:
+        """The largest error that rounding explains; see ``errors``."""
+        base = (self.b if self.of_b else self.a).recording.dtype
+        if error_base is None or roundoff(base) <= roundoff(self.reference.recording.dtype):
+            return expected_error(dtype, whole.roundings, whole.terms)
+        inherited = max(FACTOR * roundoff(dtype) / roundoff(base), worse) * error_base
+        return expected_error(dtype, done.roundings, done.terms) + inherited
+
+    def _name(self, match: Match) -> str:
+        names = [self.a.recording.layers[number].name for number in match.a]
+        torch = self.b.recording.framework == "torch" and self.a.recording.framework != "torch"
+        return " + ".join([self.b.recording.layers[number].name for number in match.b] if torch else names)
+
+    def _weights(self, kind: RowKind) -> Iterator[Row]:
+        """Weights, or their gradients, by A's names."""
+        translation = self.translation
+        if translation is None:
+            return
+        prefix = "weight:" if kind == "weight" else "weight_gradient:"
+        a, b, reference = (_named(side, prefix) for side in (self.a, self.b, self.reference))
+        zeros = {weight.name: np.zeros(weight.shape) for weight in self.b.recording.weights}  # of what has no gradient
+        if kind == "weight":
+            reference = a
+        elif self.of_b and reference:
+            reference = translation.to_a({**zeros, **reference}, add=True)
+        if not a or not b or not reference:
+            return
+        b = translation.to_a({**zeros, **b}, add=kind != "weight")
+        dtype, last = self.judged.recording.dtype, self.judged.recording.layers[-1]
+        work = Work(3 * last.roundings, 3 * last.terms)
+        for name in sorted(a.keys() & b.keys() & reference.keys() - translation.tied_in_a(), key=list(a).index):
+            if kind == "weight":
+                yield _weight_row(name, a[name], b[name], 2 * roundoff(dtype), dtype)
+                continue
+            own, base = (a[name], b[name]) if self.of_b else (b[name], a[name])
+            error, error_base = relative_error(own, reference[name]), relative_error(base, reference[name])
+            expected = self._expected(dtype, error_base, work, work, 0.0)
+            yield Row(
+                name=name,
+                kind=kind,
+                diverges=error is None or error > expected,
+                error_a=error if self.of_b else error_base,
+                error_b=error_base if self.of_b else error,
+                expected=expected,
+                cosine=cosine(own, reference[name]),
+                max_ulp=max_ulp(own, reference[name], dtype),
+                dtype=dtype,
+            )
+
+
+def _named(side: Side, prefix: str) -> Arrays:
+    return {key.removeprefix(prefix): array for key, array in side.arrays.items() if key.startswith(prefix)}
+
+
+def _remark(
+    a: np.ndarray, b: np.ndarray, own: np.ndarray, reference: np.ndarray, error: float | None, expected: float
+) -> str:
+    if own.size != reference.size:
+        return f"{list(a.shape)} in A, {list(b.shape)} in B"
+    if error is None:
+        return "not finite" if not np.isfinite(own).all() else "zero in the reference"
+    if error <= expected or own.ndim < 2:
+        return ""
+    rows, wanted = own.reshape(-1, own.shape[-1]), reference.reshape(-1, own.shape[-1])
+    scale = np.linalg.norm(wanted) / math.sqrt(len(wanted))
+    wrong = int(np.sum(np.linalg.norm(rows - wanted, axis=1) > expected * scale))
+    if not 0 < wrong <= FEW * len(rows):
+        return ""
+    return f"only {wrong} of its {len(rows)} rows differ: a choice, as of an expert, may have fallen differently"
+
+
+def _weight_row(name: str, a: np.ndarray, b: np.ndarray, expected: float, dtype: str) -> Row:
+    error = relative_error(b, a)
+    diverges = error is None or error > expected
+    remark = ""
+    if diverges and a.ndim == 2 and a.shape[0] == a.shape[1]:
+        turned = relative_error(b.T, a)
+        remark = "it is A's transposed" if turned is not None and turned <= expected else ""
+    return Row(
+        name=name,
+        kind="weight",
+        diverges=diverges,
+        error_a=0.0,
+        error_b=error,
+        expected=expected,
+        cosine=cosine(b, a),
+        max_ulp=max_ulp(b, a, dtype),
+        dtype=dtype,
+        remark=remark,
+    )
+
+
+def coarsest(dtypes: Sequence[str]) -> str:
+    """The dtype with the largest unit roundoff."""
+    return max(dtypes, key=roundoff)
+
+
+def _between(ops: Sequence[Op], last: int, layer: int) -> list[Op]:
+    """Ops after the layer ``last`` was complete, up to ``layer``."""
+    return [op for op in ops if last < op.layers <= layer]
+
+
+def _last_common(a: Sequence[Op], b: Sequence[Op], enough: float) -> tuple[int, int] | None:
+    """Indices of the last op of ``b`` whose result ``a`` has too, and of that one."""
+    for here in reversed(range(len(b))):
+        for there in reversed(range(len(a))):
+            if _same_value(a[there], b[here], enough):
+                return there, here
+    return None
+
+
+def _same_value(a: Op, b: Op, enough: float) -> bool:
+    """Whether numbers that no layout changes agree."""
+    if a.size != b.size or a.size < 2:
+        return False
+    if a.norm is None or b.norm is None or a.absolute is None or b.absolute is None:
+        return False
+    if a.total is None or b.total is None or not a.norm or not a.absolute:
+        return False
+    near = abs(a.norm - b.norm) <= enough * a.norm and abs(a.absolute - b.absolute) <= enough * a.absolute
+    return near and abs(a.total - b.total) <= enough * max(a.absolute, math.sqrt(a.size) * a.norm)
+
+
+def _at(ops: Sequence[Op]) -> str:
+    return f"{ops[0].name} at {ops[0].line}" if ops and ops[0].line else ops[0].name if ops else ""

@@ -1,0 +1,47 @@
+"""Makes the document of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfscope.analyzers.parity.compare import Comparison
+from perfscope.model.documents.parity import SCHEMA, Parity, Recording, SideSummary
+
+
+def document_of(
+    comparison: Comparison, sources: tuple[str, str], *, created_utc: str, kept_weights: bool, notes: Sequence[str] = ()
+) -> Parity:
+    """All that a comparison gives. ``sources``: what the user called A and B; ``kept_weights``: B ran with its own."""
+    rows = comparison.rows()
+    weights = comparison.weights() if kept_weights else []
+    first = comparison.first([*rows, *weights])
+    missing = comparison.unmatched()
+    a, b, reference = (side.recording for side in (comparison.a, comparison.b, comparison.reference))
+    side = "B" if comparison.of_b else "A"
+    own = b if comparison.of_b else a
+    text = f"{side} in {reference.dtype}" if reference.dtype != own.dtype else f"{side} itself, in {own.dtype}"
+    return Parity(
+        schema=SCHEMA,
+        created_utc=created_utc,
+        a=_summary(sources[0], a),
+        b=_summary(sources[1], b),
+        reference=text,
+        verdict="diverges" if first is not None else "same" if rows else "not compared",
+        first=first,
+        rows=(*weights, *rows),
+        mappings=comparison.translation.mappings() if comparison.translation is not None else (),
+        unmatched_a=missing[0],
+        unmatched_b=missing[1],
+        notes=tuple(dict.fromkeys([*notes, *(f"A: {note}" for note in a.notes), *(f"B: {note}" for note in b.notes)])),
+    )
+
+
+def _summary(source: str, recording: Recording) -> SideSummary:
+    return SideSummary(
+        source=source,
+        framework=recording.framework,
+        version=recording.version,
+        device=recording.device,
+        dtype=recording.dtype,
+        layers=len(recording.layers),
+    )

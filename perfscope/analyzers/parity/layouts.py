@@ -1,0 +1,96 @@
+"""How one weight is laid out in another framework: transposes, merged axes, the axis of fused projections.
+
+A layout takes the array of the *plain* side, whose form is that of a PyTorch state dict (linear (out, in), convolution
+(out, in, *space)), to the array of the *other* side, and back. Nothing is rounded or dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.model.documents.parity import Kind
+
+Shape = tuple[int, ...]
+FUSED = 3
+"""Query, key and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``plain.reshape(split).transpose(order).reshape(other)`` and its inverse."""
+
+    name: str
+    split: Shape
+    order: tuple[int, ...]
+    plain: Shape
+    other: Shape
+
+    def forth(self, array: np.ndarray) -> np.ndarray:
+        """The array as the other side has it."""
+        return array.reshape(self.split).transpose(self.order).reshape(self.other)
+
+    def back(self, array: np.ndarray) -> np.ndarray:
+        """The array as the plain side has it."""
+        turned = tuple(self.split[axis] for axis in self.order)
+        return array.reshape(turned).transpose(np.argsort(self.order)).reshape(self.plain)
+
+
+def same(plain: Shape, other: Shape) -> Layout:
+    """No change but of how axes are merged."""
+    return Layout("same", plain, tuple(range(len(plain))), plain, other)
+
+
+def layouts(kind: Kind, plain: Shape, other: Shape, *, fused: bool = False) -> list[Layout]:
+    """Layouts that take ``plain`` to ``other``, the likeliest first; none where the sizes differ.
+
+    Of a square linear weight both orientations are possible: ``"in, out"`` comes first. ``fused``: the outputs are
+    those of query, key and value, which the other side may keep on an axis of its own.
+    """
+    if math.prod(plain) != math.prod(other):
+        return []
+    if kind == "conv" and len(plain) == len(other):
+        order = (*range(2, len(plain)), 1, 0)  # (*space, in, out)
+        found = [Layout("space, in, out", plain, order, plain, other)] if _taken(plain, order) == other else []
+        return [*found, *([same(plain, other)] if plain == other else [])]
+    if kind in ("linear", "linear_in_out", "embedding") and len(plain) == 2:
+        return _matrices(kind, plain, other, fused=fused)
+    if plain == other or sum(size > 1 for size in plain) <= 1:
+        return [same(plain, other)]
+    swapped = (*range(len(plain) - 2), len(plain) - 1, len(plain) - 2)
+    if _taken(plain, swapped) == other:
+        return [Layout("transposed", plain, swapped, plain, other)]
+    return [same(plain, other)] if _merges(plain, other) else []
+
+
+def _matrices(kind: Kind, plain: Shape, other: Shape, *, fused: bool) -> list[Layout]:
+    rows, columns = plain
+    turned = _divides(other, columns)
+    kept = _divides(other, rows)
+    found = [Layout("in, out", plain, (1, 0), plain, other)] if turned else []
+    if kept:
+        found.append(Layout("out, in", plain, (0, 1), plain, other))
+    if fused and turned and len(other) >= 4 and other[-2] == FUSED and other[1] != FUSED:
+        heads, width = rows // (FUSED * other[-1]), other[-1]  # (in, heads, 3, width)
+        found.insert(0, Layout("in, heads, 3, width", (FUSED, heads, width, columns), (3, 1, 0, 2), plain, other))
+    if kind != "linear":
+        found.reverse()  # embeddings and (in, out) keep theirs
+    return found
+
+
+def _divides(shape: Shape, first: int) -> bool:
+    """Whether leading axes make up ``first`` elements, and the others the rest."""
+    return any(math.prod(shape[:axis]) == first for axis in range(1, len(shape)))
+
+
+def _merges(plain: Shape, other: Shape) -> bool:
+    """Whether one shape only merges neighbouring axes of the other."""
+    fine, coarse = (plain, other) if len(plain) >= len(other) else (other, plain)
+    sums = {math.prod(fine[:axis]) for axis in range(len(fine) + 1)}
+    return all(math.prod(coarse[:axis]) in sums for axis in range(len(coarse) + 1))
+
+
+def _taken(shape: Shape, order: tuple[int, ...]) -> Shape:
+    return tuple(shape[axis] for axis in order)

@@ -1,0 +1,191 @@
+"""Which layers of two recordings are the same: by name, else by the weights that they use, in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfscope.analyzers.parity.errors import relative_error
+from perfscope.analyzers.parity.names import parse_name
+from perfscope.analyzers.parity.translation import Translation
+from perfscope.model.documents.parity import Layer, Recording
+
+MOST_AXES = 5
+"""Arrays with more are reshaped and not transposed."""
+_PROJECTIONS = ("q", "k", "v")
+
+Align = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A layer: numbers of its recorded layers on each side, joined along their last axis where they are several."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+
+def match_layers(a: Recording, b: Recording, translation: Translation | None) -> tuple[list[Match], list[Match]]:
+    """Layers that both have, and those that both may have.
+
+    Of the latter the weights are the same, and it is not known whether the last op that uses one of them gives the
+    layer's result, as in a norm, or more than it, as where a bias is added to a residual sum.
+    """
+    matches: list[Match] = []
+    possible: list[Match] = []
+    free_a, free_b = set(range(len(a.layers))), set(range(len(b.layers)))
+
+    def pair(keys_a: dict[Hashable, list[tuple[int, ...]]], keys_b: dict[Hashable, list[tuple[int, ...]]]) -> None:
+        for key in keys_a.keys() & keys_b.keys():
+            for one, other in zip(keys_a[key], keys_b[key], strict=False):
+                matches.append(Match(one, other))
+                free_a.difference_update(one)
+                free_b.difference_update(other)
+
+    if a.framework == b.framework:
+        pair(_by_name(a.layers, free_a, exact=True), _by_name(b.layers, free_b, exact=True))
+    if translation is not None:
+        known = [translation.canonical(of_a=True), translation.canonical(of_a=False)]
+        group = _groups([(a.layers, known[0]), (b.layers, known[1])])
+        runs_a, runs_b = _runs(a.layers, free_a, known[0], group), _runs(b.layers, free_b, known[1], group)
+        for key in runs_a.keys() & runs_b.keys():
+            for run_a, run_b in zip(runs_a[key], runs_b[key], strict=False):
+                matches.append(Match(_value(run_a, a.layers), _value(run_b, b.layers)))
+                free_a.difference_update(run_a)
+                free_b.difference_update(run_b)
+        possible = [Match(one, other) for one, other in _loose(runs_a, runs_b, a.layers)]
+        possible += [Match(other, one) for one, other in _loose(runs_b, runs_a, b.layers)]
+    pair(_by_name(a.layers, free_a, exact=False), _by_name(b.layers, free_b, exact=False))
+    return matches, possible
+
+
+def unmatched(layers: Sequence[Layer], matched: set[int], *, with_weights: bool) -> tuple[str, ...]:
+    """Names of layers that are in no match; of ops that only lead to one (a product before its bias) none.
+
+    ``with_weights``: only of those that use weights, where another framework divides a model in another way.
+    """
+    names = {name for number in matched for name in layers[number].weights}
+    return tuple(
+        layer.name
+        for number, layer in enumerate(layers)
+        if number not in matched
+        and not (layer.weights and _stems(layer.weights) <= _stems(names))
+        and not (with_weights and not layer.weights)
+    )
+
+
+def _stems(weights: Sequence[str] | set[str]) -> set[tuple[object, ...]]:
+    return {(name.words, name.indices) for name in map(parse_name, weights)}
+
+
+def _by_name(layers: Sequence[Layer], free: set[int], *, exact: bool) -> dict[Hashable, list[tuple[int, ...]]]:
+    """Name -> its layers; names in words, and only those that stand for one layer, unless ``exact``."""
+    found: dict[Hashable, list[tuple[int, ...]]] = defaultdict(list)
+    for number in sorted(free):
+        name = parse_name(layers[number].name)
+        found[layers[number].name if exact else (name.words, name.role, name.indices)].append((number,))
+    return found if exact else {key: numbers for key, numbers in found.items() if len(numbers) == 1}
+
+
+def _groups(sides: Sequence[tuple[Sequence[Layer], dict[str, frozenset[str]]]]) -> Callable[[str], str]:
+    """Plain weight -> name of the group of weights that layers of either side use together."""
+    parent: dict[str, str] = {}
+
+    def find(weight: str) -> str:
+        while parent.setdefault(weight, weight) != weight:
+            weight = parent[weight]
+        return weight
+
+    for layers, known in sides:
+        for layer in layers:
+            weights = sorted(plain_weights(layer, known))
+            for one, other in itertools.pairwise(weights):
+                parent[find(other)] = find(one)
+    return find
+
+
+def plain_weights(layer: Layer, known: dict[str, frozenset[str]]) -> set[str]:
+    """Weights that a layer uses, by the names of the plain side."""
+    return {
+        plain for name in layer.weights for plain in known.get(name, known.get(name.partition("[")[0], frozenset()))
+    }
+
+
+def _runs(
+    layers: Sequence[Layer], free: set[int], known: dict[str, frozenset[str]], group: Callable[[str], str]
+) -> dict[Hashable, list[list[int]]]:
+    """Weights of a layer -> its uses, each a chain of ops that follow each other, or all projections together."""
+    chains: dict[str, list[list[int]]] = defaultdict(list)
+    for number in sorted(free):
+        layer = layers[number]
+        plain = plain_weights(layer, known)
+        if not plain:
+            continue
+        uses = chains[min(map(group, plain))]
+        last = uses[-1] if uses else []
+        other = bool(last) and _projection(layer) is not None and _projection(layers[last[-1]]) is not None
+        seen = {weight for index in last for weight in layers[index].weights}
+        if last and (layer.follows == last[-1] or (other and not seen & set(layer.weights))):
+            last.append(number)
+        else:
+            uses.append([number])
+    runs: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for run in itertools.chain(*chains.values()):
+        runs[frozenset().union(*(plain_weights(layers[number], known) for number in run))].append(run)
+    return runs
+
+
+def _loose(
+    whole: dict[Hashable, list[list[int]]], parts: dict[Hashable, list[list[int]]], layers: Sequence[Layer]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Layers of one side with several weights, which are used apart on the other: (the layer, the last use there)."""
+    for key, runs in whole.items():
+        inside = {part: uses for part, uses in parts.items() if part < key}  # type: ignore[operator]
+        complete = frozenset().union(*inside) == key  # type: ignore[arg-type]
+        if key not in parts and complete and len(runs) == 1 and all(len(uses) == 1 for uses in inside.values()):
+            yield _value(runs[0], layers), (max(uses[0][-1] for uses in inside.values()),)
+
+
+def _projection(layer: Layer) -> int | None:
+    """0 to 2 of a query, key or value."""
+    words = parse_name(layer.weights[0]).words
+    return _PROJECTIONS.index(words[-1]) if words and words[-1] in _PROJECTIONS else None
+
+
+def _value(run: list[int], layers: Sequence[Layer]) -> tuple[int, ...]:
+    """The last layer of each projection in a run, query, key and value in this order; the last of all otherwise."""
+    last = {projection: number for number in run if (projection := _projection(layers[number])) is not None}
+    return tuple(last[index] for index in sorted(last)) if len(last) > 1 else (run[-1],)
+
+
+def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Several arrays as one along their last axis."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate([np.asarray(array) for array in arrays], axis=-1)
+
+
+def alignment(array: np.ndarray, reference: np.ndarray, enough: float) -> Align:
+    """How ``array`` is transposed to lie as the reference does: of all orders of its axes the one with the least error.
+
+    Arrays of one shape stay as they are. ``enough``: an error that ends the search.
+    """
+    shape = reference.shape
+    if array.shape == shape or array.size != reference.size:
+        return lambda value: value
+    best: Align = lambda value: value.reshape(shape)  # noqa: E731
+    least = relative_error(best(array), reference)
+    for order in _orders(array.ndim):
+        if least is not None and least <= enough:
+            break
+        align: Align = lambda value, order=order: value.transpose(order).reshape(shape)  # type: ignore[misc]  # noqa: E731
+        error = relative_error(align(array), reference)
+        if error is not None and (least is None or error < least):
+            best, least = align, error
+    return best
+
+
+def _orders(axes: int) -> Iterator[tuple[int, ...]]:
+    return itertools.permutations(range(axes)) if axes <= MOST_AXES else iter(())

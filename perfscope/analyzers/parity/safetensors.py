@@ -1,0 +1,69 @@
+"""Reads a safetensors file: a JSON header, then the arrays (https://github.com/huggingface/safetensors#format)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from perfscope.model.documents.parity import Arrays, Kind, Weight
+from perfscope.model.errors import DataError
+
+MOST_HEADER = 100 << 20
+"""Bytes; the limit of the format itself."""
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_EMBEDDING = re.compile(r"embed|wte|wpe", re.IGNORECASE)
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_safetensors(file: Path) -> tuple[list[Weight], Arrays]:
+    """Floating-point arrays of a file, 16-bit ones widened to float32, as weights of a PyTorch state dict.
+
+    ``DataError`` in one line where it is missing or no safetensors file.
+    """
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if not 2 <= size <= MOST_HEADER:
+                raise DataError(f"{file}: not a safetensors file")
+            text = stream.read(size)
+            if len(text) < size:
+                raise DataError(f"{file}: not a safetensors file, or cut off")
+            header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+            data = np.frombuffer(stream.read(), np.uint8)
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+        arrays = {name: _array(entry, data) for name, entry in entries.items() if entry.dtype in _DTYPES}
+    except OSError as error:
+        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise DataError(f"{file}: not a safetensors file, or cut off") from error
+    weights = [
+        Weight(name=name, shape=array.shape, dtype=_NAMES[entries[name].dtype], kind=_kind(name, array.ndim))
+        for name, array in arrays.items()
+    ]
+    return weights, arrays
+
+
+def _array(entry: _Entry, data: np.ndarray) -> np.ndarray:
+    begin, end = entry.data_offsets
+    flat = data[begin:end].view(_DTYPES[entry.dtype])
+    if entry.dtype == "BF16":
+        flat = (flat.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    elif entry.dtype == "F16":
+        flat = flat.astype(np.float32)
+    return flat.reshape(entry.shape)
+
+
+def _kind(name: str, axes: int) -> Kind:
+    if axes < 2:
+        return ""
+    return "conv" if axes > 2 else "embedding" if _EMBEDDING.search(name) else "linear"

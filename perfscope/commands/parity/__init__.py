@@ -1,0 +1,81 @@
+"""``perfscope parity``: one model in two frameworks, dtypes, backends or commits, compared layer by layer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from perfscope.commands.compare.outputs import new_folder
+from perfscope.commands.options import (
+    STDOUT,
+    output_folder_option,
+    quiet_option,
+    screen,
+    tell,
+    verbose_option,
+    write_answers,
+)
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+SIDES = ("a", "b")
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--dtype-a", type=click.Choice(DTYPES), help="Run A in this dtype. [as it is]")
+@click.option("--dtype-b", type=click.Choice(DTYPES), help="Run B in this dtype. [as it is]")
+@click.option("--device-a", metavar="NAME", help="Run A there: cpu, cuda:1 (PyTorch); cpu, gpu, tpu (JAX).")
+@click.option("--device-b", metavar="NAME", help="Run B there.")
+@click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Weights of A: a safetensors file.")
+@click.option("--keep-weights", is_flag=True, help="B keeps its own weights, and they are compared with A's.")
+@click.option("--map", "maps", multiple=True, metavar="A=B", help="A weight of A is this one of B. May be repeated.")
+@click.option(
+    "--reference", type=click.Choice(SIDES), default="a", show_default=True, help="Side to hold errors against."
+)
+@click.option(
+    "--reference-dtype",
+    type=click.Choice(("float64", "float32")),
+    default="float64",
+    show_default=True,
+    help="Its dtype.",
+)
+@click.option("--fail-on", type=click.Choice(("divergence",)), help="Exit 1 where both part.")
+@click.option("--strict", is_flag=True, help="Exit 3 where a layer of one side has no counterpart.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON (- for stdout, alone).")
+@output_folder_option("the recordings")
+@quiet_option
+@verbose_option
+def parity(a: str, b: str, **settings: Any) -> int:
+    """Compare a model with itself in another framework, dtype, backend or commit, layer by layer.
+
+    A and B are `file.py:function` or `module:function`. The function takes no arguments and returns the model and its
+    inputs: (module, inputs) for PyTorch, Flax nnx and Equinox, (function, parameters, inputs) for JAX, where a Flax
+    linen module may stand for the function. B runs with A's weights and inputs. A may be the folder `a` of an earlier
+    comparison.
+    """
+    from perfscope.commands.parity.sides import compare_sides
+    from perfscope.dashboards.report.sections.parity import render_text
+    from perfscope.model.documents.parity import FILE, dump
+    from perfscope.model.files import write_atomically
+
+    for source in (a, b):
+        if ":" not in source and not Path(source).is_dir():
+            raise UsageError(f"{source}: give file.py:function or module:function")
+    if Path(a).is_dir() and (settings["dtype_a"] or settings["device_a"] or settings["weights"]):
+        raise UsageError(f"{a}: is a recording; --dtype-a, --device-a and --weights change nothing there")
+    folder = new_folder(settings["output"], "parity")
+    document = compare_sides(a, b, folder, settings)
+    write_atomically(folder / FILE, dump(document))
+    write_answers([(settings["json_file"], lambda: dump(document).decode())], quiet=settings["quiet"])
+    if settings["json_file"] != STDOUT:
+        click.echo(render_text(document, **screen(sys.stdout), verbose=settings["verbose"]), nl=False, color=True)
+    tell(f"recordings and result kept in {folder}", quiet=settings["quiet"])
+    if document.verdict == "diverges" and settings["fail_on"]:
+        return GATE_NOT_MET
+    open_ = document.verdict == "not compared" or document.unmatched_a or document.unmatched_b
+    return INCONCLUSIVE if open_ and settings["strict"] else DONE

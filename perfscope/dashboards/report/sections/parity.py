@@ -1,0 +1,147 @@
+"""Two models, compared: where they part first, and the errors of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perfscope.dashboards.report.blocks import (
+    Badge,
+    Block,
+    Column,
+    Listing,
+    Report,
+    Section,
+    Table,
+    Text,
+    table,
+    tables,
+)
+from perfscope.dashboards.report.renderers.text import WIDTH, report_text
+from perfscope.model.documents.parity import Divergence, Mapping, Parity, Row, SideSummary
+
+FEW_ROWS = 8
+SECTIONS = (
+    ("Weights of B against A's", "weight"),
+    ("Activations, in the order of the forward", "activation"),
+    ("Gradients, in the order of the backward", "gradient"),
+    ("Gradients of weights", "weight gradient"),
+)
+
+
+def render_text(document: Parity, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
+    """The document for a terminal."""
+    return report_text(report_of(document), width=width, color=color, verbose=verbose)
+
+
+def report_of(document: Parity) -> Report:
+    """The document as blocks."""
+    return Report(headline=_headline(document), facts=tuple(_facts(document)), sections=tuple(_sections(document)))
+
+
+def _headline(document: Parity) -> str:
+    if document.verdict == "not compared":
+        return "no layer of A has a counterpart in B: nothing was compared"
+    if document.first is None:
+        return f"A and B compute the same: {len(document.rows)} values within what rounding explains"
+    row = document.first.row
+    return f"A and B part at {row.name}: {_what(row)}"
+
+
+def _what(row: Row) -> str:
+    what = "its output" if row.kind == "activation" else f"its {row.kind}"
+    error = max((error for error in (row.error_a, row.error_b) if error is not None), default=None)
+    if row.remark and error is None:
+        return f"{what} {row.remark}" if row.remark == "not finite" else f"{what}: {row.remark}"
+    return f"{what} differs by {error or 0.0:.1e}, rounding explains {row.expected:.1e}"
+
+
+def _facts(document: Parity) -> Iterator[str]:
+    for name, side in (("A", document.a), ("B", document.b)):
+        yield f"{name} {side.source}: {_side(side)}"
+    yield f"errors are relative to {document.reference}"
+
+
+def _side(side: SideSummary) -> str:
+    return f"{side.framework} {side.version}, {side.dtype} on {side.device}, {side.layers} layers recorded"
+
+
+def _sections(document: Parity) -> Iterator[Section]:
+    if document.first is not None:
+        yield Section(title="First divergence", blocks=(Listing(items=tuple(_first(document.first)), few=12),))
+    noise = document.first is not None and document.first.row.kind == "activation"
+    for title, kind in SECTIONS:
+        rows = [row for row in document.rows if row.kind == kind]
+        if rows:  # gradients of activations that differ say little
+            detail = noise and kind in ("gradient", "weight gradient")
+            yield Section(title=title, summary=_summary(rows), blocks=tables(_table(rows)), detail=detail)
+    if document.unmatched_a or document.unmatched_b:
+        items = [
+            f"{name}: {', '.join(names)}"
+            for name, names in (("A", document.unmatched_a), ("B", document.unmatched_b))
+            if names
+        ]
+        lead = Text("An error in one of them shows in the next layer that both have.")
+        yield Section(title="Layers of one side only", blocks=(lead, Listing(items=tuple(items))), detail=True)
+    if document.notes:
+        yield Section(title="Notes", blocks=(Listing(items=document.notes),))
+    yield Section(title="Method", blocks=tuple(_method(document)), detail=True)
+
+
+def _first(first: Divergence) -> Iterator[str]:
+    row = first.row
+    for name, op, line in (("A", row.op_a, row.line_a), ("B", row.op_b, row.line_b)):
+        if op:
+            yield f"in {name} it is {op}{f' at {line}' if line else ''}"
+    if row.kind == "activation":
+        yield f"the last layer that agrees is {first.after}" if first.after else "no layer before it agrees"
+    if first.common_a or first.common_b:
+        yield f"both still have the result of {first.common_a} (A) and {first.common_b} (B)"
+    if first.next_a or first.next_b:
+        word = "then" if first.common_a else "from there"
+        yield f"{word} A goes on with {first.next_a or 'nothing'}, B with {first.next_b or 'nothing'}"
+    if row.remark:
+        yield row.remark
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    wrong = sum(row.diverges for row in rows)
+    return (
+        f"{wrong} of {len(rows)} beyond what rounding explains"
+        if wrong
+        else f"all {len(rows)} within what rounding explains"
+    )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    columns: list[Column[Row]] = [
+        Column("", lambda row: Badge("PARTS", "worse") if row.diverges else Badge("same")),
+        Column("layer", lambda row: row.name, "code"),
+        Column("error A", lambda row: _error(row.error_a)),
+        Column("error B", lambda row: _error(row.error_b)),
+        Column("expected", lambda row: _error(row.expected)),
+        Column("cosine", lambda row: "" if row.cosine is None else f"{row.cosine:.6f}", "text", 2),
+        Column("max ulp", lambda row: "" if row.max_ulp is None else f"{row.max_ulp:.3g}", "text", 3),
+        Column("in A", lambda row: row.line_a, "place", 4),
+        Column("in B", lambda row: row.line_b, "place", 1),
+    ]
+    first = next((index for index, row in enumerate(rows) if row.diverges), 0)
+    return table(columns, [*rows[first:], *rows[:first]], few=FEW_ROWS)
+
+
+def _error(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1e}"
+
+
+def _method(document: Parity) -> Iterator[Block]:
+    yield Text(
+        "Errors are norms of differences over the norm of the reference. Expected of the side that the reference is "
+        "not of: 2 sqrt(r u^2 + n v^2) for r ops that round and n terms of reductions since the layer before (Higham "
+        "and Mary 2019), and 8 times the other side's error; u is the unit roundoff of the dtype, v that of sums."
+    )
+    columns: list[Column[Mapping]] = [
+        Column("weight of A", lambda mapping: mapping.a, "code"),
+        Column("weight of B", lambda mapping: mapping.b, "code"),
+        Column("layout", lambda mapping: mapping.layout),
+        Column("matched by", lambda mapping: mapping.by),
+    ]
+    yield from tables(table(columns, document.mappings, few=200))

@@ -1,0 +1,115 @@
+"""The process of one side: ``python -m perfscope.profiler.parity.child SOURCE DEVICE FOLDER``.
+
+It answers requests, a line of JSON each, on its stdin; what the user's code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfscope.model.documents.parity import ARRAYS, load_arrays, save_recording
+from perfscope.profiler.parity.side import SEED, RunRequest, Side, SideError
+
+
+def load_function(source: str) -> Callable[[], Any]:
+    """The function that ``file.py:function`` or ``module:function`` names. ``SideError`` where there is none."""
+    where, _, name = source.rpartition(":")
+    if where.endswith(".py"):
+        file = Path(where).resolve()
+        sys.path.insert(0, str(file.parent))
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        if spec is None or spec.loader is None or not file.is_file():
+            raise SideError(f"{where}: no such file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(file.stem, module)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            module = importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            raise SideError(f"{where}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise SideError(f"{where}: has no function {name}")
+    return _seeded(function, source)
+
+
+def _seeded(function: Callable[[], Any], source: str) -> Callable[[], Any]:
+    def make() -> Any:
+        random.seed(SEED)
+        np.random.seed(SEED)  # noqa: NPY002 - the user's code may use it
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(SEED)
+        made = function()
+        if not isinstance(made, tuple) or len(made) not in (2, 3):
+            raise SideError(f"{source}: returns no (module, inputs) and no (function, parameters, inputs)")
+        return made
+
+    return make
+
+
+def side_of(make: Callable[[], Any], device: str | None) -> Side:
+    """The framework of what ``make`` gives."""
+    made = make()
+    if "torch" in sys.modules and isinstance(made[0], sys.modules["torch"].nn.Module):
+        from perfscope.profiler.parity.torch_side import TorchSide
+
+        return TorchSide(make, device)
+    if "jax" not in sys.modules:
+        raise SideError(f"a {type(made[0]).__name__} is no model of PyTorch, and jax is not imported")
+    from perfscope.profiler.parity.jax_side import JaxSide
+
+    return JaxSide(make, device)
+
+
+def answer(side: Side, request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Do one request."""
+    if request["do"] == "describe":
+        weights, arrays = side.describe()
+        np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]
+        return {"weights": msgspec.to_builtins(weights), "framework": side.framework}
+    given = load_arrays(Path(request["weights"])) if request["weights"] else None
+    inputs = None
+    if request["inputs"]:
+        stored = load_arrays(Path(request["inputs"]) / ARRAYS)
+        inputs = [stored[f"input:{number}"] for number in range(sum(name.startswith("input:") for name in stored))]
+    run = RunRequest(dtype=request["dtype"], weights=given, inputs=inputs, wide=request["wide"])
+    recording, arrays = side.run(run)
+    save_recording(folder / request["name"], recording, arrays)
+    return {}
+
+
+def main(arguments: list[str]) -> None:
+    """Answer until stdin ends."""
+    source, device, folder = arguments
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    side: Side | None = None
+    for line in sys.stdin:
+        try:
+            side = side or side_of(load_function(source), device or None)
+            result = answer(side, json.loads(line), Path(folder))
+        except SideError as error:
+            result = {"error": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+        answers.write(json.dumps(result) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""A small model in PyTorch and in JAX, as a user writes both. Each function imports its own framework only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+INPUTS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+
+
+def in_torch() -> Any:
+    """Two linear layers around a norm."""
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.norm, self.fc2 = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc2(nn.functional.gelu(self.norm(self.fc1(x))))
+
+    return Model(), (torch.from_numpy(INPUTS),)
+
+
+def in_jax(epsilon: float = 1e-5) -> Any:
+    """The same, with the norm as Flax computes it."""
+    import jax
+
+    generator = np.random.default_rng(0)
+
+    def model(weights: Any, x: Any) -> Any:
+        x = x @ weights["fc1"]["kernel"] + weights["fc1"]["bias"]
+        scale = jax.lax.rsqrt(x.var(-1, keepdims=True) + epsilon) * weights["norm"]["scale"]
+        x = (x - x.mean(-1, keepdims=True)) * scale + weights["norm"]["bias"]
+        return jax.nn.gelu(x, approximate=False) @ weights["fc2"]["kernel"] + weights["fc2"]["bias"]
+
+    def normal(*shape: int) -> np.ndarray:
+        return generator.standard_normal(shape, np.float32)
+
+    def linear(*shape: int) -> dict[str, Any]:
+        return {"kernel": normal(*shape), "bias": normal(shape[-1])}
+
+    weights = {"fc1": linear(6, 8), "norm": {"scale": normal(8), "bias": normal(8)}, "fc2": linear(8, 8)}
+    return model, weights, INPUTS
+
+
+def wrong_epsilon() -> Any:
+    """Flax's default."""
+    return in_jax(1e-6)
+
+
+def converted_wrong() -> Any:
+    """The weights of PyTorch's, converted by hand: the square one was not transposed."""
+    import torch
+
+    torch.manual_seed(0)
+    own = {name: value.numpy() for name, value in in_torch()[0].state_dict().items()}
+    model, _, inputs = in_jax()
+    weights = {
+        "fc1": {"kernel": own["fc1.weight"].T, "bias": own["fc1.bias"]},
+        "norm": {"scale": own["norm.weight"], "bias": own["norm.bias"]},
+        "fc2": {"kernel": own["fc2.weight"], "bias": own["fc2.bias"]},
+    }
+    return model, weights, inputs
+
+
+def one_weight_more() -> Any:
+    """With a weight that PyTorch's has not."""
+    import jax.numpy as jnp
+
+    model, weights, inputs = in_jax()
+    return model, {**weights, "extra": jnp.ones(3)}, inputs
+
+
+def broken() -> Any:
+    """Fails."""
+    raise RuntimeError("no such checkpoint")
