@@ -43,7 +43,7 @@ def test_rungs_are_bars_and_the_code_stands_below(tmp_path: Path) -> None:
     made = document(*climbed, together=attempt("together", 0.4), ladder=True)
     write(tmp_path / "try-1", made)
     drawn = figure(made)
-    assert list(drawn.y) == ["the program as it is", "+ workers", "+ fused", "together, measured"]
+    assert list(drawn.y) == ["the program as it is  100%", "+ workers  50%", "+ fused  45%", "together, measured  40%"]
     assert list(drawn.x) == pytest.approx([1, 0.5, 0.45, 0.4], abs=0.01)
     page = shown(asked(tmp_path))
     assert "workers = True" in page
@@ -52,7 +52,7 @@ def test_rungs_are_bars_and_the_code_stands_below(tmp_path: Path) -> None:
 
 def test_without_a_ladder_each_has_its_interval() -> None:
     drawn = figure(document(attempt("fused", 0.8), attempt("gc-off", 1.0), rejected("bf16")))
-    assert list(drawn.y) == ["fused", "gc-off"]
+    assert list(drawn.y) == ["fused  80%", "gc-off  100%"]
     assert all(0 < less < 0.05 for less in drawn.error_x.arrayminus)
     assert len(set(drawn.marker.color)) == 2
     assert figure(document(left("pin-memory", "no GPU"))) is None
@@ -84,6 +84,6 @@ def test_texts_of_a_document_are_no_markup(tmp_path: Path) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     made = document(attempt(hostile, 0.5))
     write(tmp_path / "try-1", made)
-    assert list(figure(made).y) == ["&lt;img src=x onerror=alert(1)&gt;"]
+    assert list(figure(made).y) == ["&lt;img src=x onerror=alert(1)&gt;  50%"]
     assert f'"html": "{hostile}' not in shown(asked(tmp_path))
     assert "<td><img" not in shown(asked(tmp_path))

@@ -110,15 +110,11 @@ def _picture(document: Try) -> Any:
     figure = graph_objects().Figure()
     figure.add_bar(
         x=remaining,
-        y=[plain(name) for name in names],
+        y=[f"{plain(name)}  {share:.0%}" for name, share in zip(names, remaining, strict=True)],
         orientation="h",
         marker_color=colors,
-        text=[f"{share:.0%}" for share in remaining],
-        textposition="inside",
-        insidetextfont={"color": "white"},
-        insidetextanchor="start",
         error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
-        hovertemplate="%{y}<br>%{x:.1%}<extra></extra>",
+        hovertemplate="%{y}<extra></extra>",
     )
     words = "of the program as it is" if document.ladder else "without it; the line is the interval"
     laid_out(figure, title="", x=f"step time, in that {words}")
