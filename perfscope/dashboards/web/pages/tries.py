@@ -116,8 +116,8 @@ def _picture(document: Try) -> Any:
         error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
         hovertemplate="%{y}<extra></extra>",
     )
-    words = "of the program as it is" if document.ladder else "without it; the line is the interval"
-    laid_out(figure, title="", x=f"step time, in that {words}")
+    words = "the program as it is" if document.ladder else "that without it; the line is the interval"
+    laid_out(figure, title="", x=f"step time relative to {words}")
     figure.update_xaxes(tickformat=".0%", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category")
     figure.update_layout(height=FRAME_PX + ROW_PX * len(bars), margin={"t": 10}, showlegend=False)
