@@ -55,6 +55,35 @@ def test_a_download_holds_every_row_and_no_formula(tmp_path: Path) -> None:
         csv_of(tmp_path, "kernels", "nothing")
 
 
+def _grouped() -> Trace:
+    """One kernel name from two lines, in two modules, on two streams, and a copy."""
+    made = TraceBuilder(rank=3)
+    for layer in range(2):
+        at = 100.0 * layer
+        made.python(f"nn.Module: Linear_{layer}", at, at + 50)
+        made.python(f"model.py({10 + layer}): forward", at + 1, at + 49)
+        made.op("aten::mm", at + 2, at + 40)
+        made.launched("sgemm", at + 5, at + 60, at + 70 + layer, correlation=layer + 1, stream=7 + layer)
+    made.copy("Memcpy DtoH", 300, 305, size=12)
+    return made.build()
+
+
+@pytest.mark.parametrize(
+    ("group", "sums"),
+    [
+        ("what", {"matrix product": 21_000, "copy, layout": 5_000}),
+        ("op", {"aten::mm": 21_000, "(not known)": 5_000}),
+        ("module", {"Linear_*": 21_000, "(not known)": 5_000}),
+        ("line", {"model.py:10": 10_000, "model.py:11": 11_000, "(not known)": 5_000}),
+        ("stream", {"device 0, stream 7": 15_000, "device 0, stream 8": 11_000}),
+        ("rank", {"rank 3": 26_000}),
+    ],
+)
+def test_each_call_counts_in_its_own_group(tmp_path: Path, group: str, sums: dict[str, int]) -> None:
+    view = view_of("kernels", [_grouped()], tmp_path)
+    assert {name: row["ns"] for name, row in _rows(view, f"kernels-{group}").items()} == sums
+
+
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
 def test_what_a_spreadsheet_would_run_is_text(text: str) -> None:
     assert cell(text) == f"'{text}"

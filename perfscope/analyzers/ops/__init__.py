@@ -29,7 +29,7 @@ from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_works
-from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, top_work
+from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, module_label, top_work
 
 __all__ = [
     "NOT_KNOWN",
@@ -49,6 +49,7 @@ __all__ = [
     "longest_ns",
     "matmul_precision",
     "merge_top_work",
+    "module_label",
     "op_category",
     "op_class",
     "op_work",

@@ -107,7 +107,7 @@ def _of_ops(trace: Trace, of_op: Mapping[int, _Sum], by_kernel: Mapping[str, _Su
         on_host=not by_kernel,
         kernels=_rows(trace, by_kernel.items(), places),
         ops=_rows(trace, _by(of_op, lambda op: _op_name(trace, op)), places),
-        modules=_rows(trace, _by(of_op, lambda op: _module(places.get(op, UNKNOWN_SITE))), places),
+        modules=_rows(trace, _by(of_op, lambda op: module_label(places.get(op, UNKNOWN_SITE))), places),
         lines=_rows(trace, _by(of_op, lambda op: _line(places.get(op, UNKNOWN_SITE)) or NOT_KNOWN), places),
         achieved=sum((item.achieved for item in of_op.values()), NOTHING),
     )
@@ -227,8 +227,8 @@ def _op_name(trace: Trace, op: int) -> str:
     return NOT_KNOWN if op == MISSING else trace.text(int(trace.rows["slices"]["name"][op]))
 
 
-def _module(site: CallSite) -> str:
-    """The module, the numbers of layers that are alike left out: ``blocks.*.mlp``."""
+def module_label(site: CallSite) -> str:
+    """The module of a call site, the numbers of layers that are alike left out: ``blocks.*.mlp``."""
     return re.sub(r"(?<=[._])\d+(?=\.|$)", "*", site.module) if site.module else NOT_KNOWN
 
 

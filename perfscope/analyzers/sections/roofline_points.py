@@ -28,12 +28,12 @@ from perfscope.analyzers.ops import (
     device_peaks,
     graph_time,
     host_costs,
+    module_label,
     op_class,
     op_work,
 )
 from perfscope.analyzers.programs import roof_device
-from perfscope.analyzers.sections.call_trees import without_number
-from perfscope.analyzers.time import UNKNOWN_SITE, call_site
+from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, call_site
 from perfscope.analyzers.time import op_times as host_times
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -41,9 +41,6 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.untrusted_text import sanitize
 
 NAME_CHARS = 400
-
-MOST_SITES = 20_000
-"""Calls of ops whose line is looked up, the longest first: each takes tens of microseconds."""
 
 Basis = Literal["measured", "modelled"]
 Key = tuple[str, str, str, str, str, int | None, int | None, str]
@@ -57,7 +54,7 @@ class Point:
     what: str
     """Opcode of an instruction, phase of an op of a graph, class of an op of a profiler."""
     program: str
-    """Module of an op; of a profiler's without the number that tells layers apart."""
+    """Module of an op; of a profiler's call without the number that tells layers apart."""
     line: str
     dtype: str
     flops: int | None
@@ -270,7 +267,7 @@ def _call(trace: Trace, op: int, cost: OpCost, device: Device | None, kernels: l
     return Point(
         name=sanitize(name, NAME_CHARS),
         what=op_class(name) or work.category,
-        program=sanitize(without_number(site.module or "")),
+        program=sanitize(module_label(site)) if site.module else "",
         line="" if site.file is None else sanitize(site.where().label()),
         dtype=work.dtype,
         flops=cost.flops,

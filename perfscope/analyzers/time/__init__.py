@@ -40,7 +40,16 @@ from perfscope.analyzers.time.host_activity import (
 )
 from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
-from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site, detail_row, graph_op, steps_at
+from perfscope.analyzers.time.sites import (
+    MOST_SITES,
+    UNKNOWN_SITE,
+    CallSite,
+    call_site,
+    detail_row,
+    graph_op,
+    launch_sites,
+    steps_at,
+)
 from perfscope.analyzers.time.spans import (
     NO_WORK,
     WorkTime,
@@ -80,6 +89,7 @@ __all__ = [
     "GRAPH_CALL",
     "HOST_AHEAD",
     "HOST_PARTS",
+    "MOST_SITES",
     "NO_WORK",
     "REGION",
     "SYNC_SLACK_NS",
@@ -122,6 +132,7 @@ __all__ = [
     "innermost_spans",
     "input_slices",
     "late_span_ns",
+    "launch_sites",
     "lineage",
     "loads_code",
     "main_thread",

@@ -212,6 +212,21 @@ def call_site(trace: Trace, row: int) -> CallSite:
     )
 
 
+MOST_SITES = 20_000
+"""Spans whose call site is looked up, those with most time first: each takes tens of microseconds."""
+
+
+def launch_sites(trace: Trace) -> dict[int, CallSite]:
+    """Row of ``slices`` -> its call site, of the host spans that launched device work."""
+    total = np.zeros(len(trace.rows["slices"]), np.int64)
+    for table in (trace.rows["kernels"], trace.rows["copies"]):
+        linked = table["op"] != MISSING
+        np.add.at(total, table["op"][linked], (table["end_ns"] - table["start_ns"])[linked])
+    rows = np.flatnonzero(total)
+    rows = rows[np.argsort(-total[rows], kind="stable")][:MOST_SITES]
+    return {row: call_site(trace, row) for row in rows.tolist()}
+
+
 def op_of(trace: Trace, row: int) -> str | None:
     """Name of the innermost op that encloses a row of ``slices``, or of the row itself; None if none does."""
     slices = trace.rows["slices"]

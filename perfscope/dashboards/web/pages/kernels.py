@@ -25,6 +25,14 @@ KINDS = {
 }
 USUAL = ("kernels", "instructions", "ops")
 """What is shown first: of a JAX program on the CPU its ops say less than its instructions."""
+GROUPS = {
+    "what": "category",
+    "op": "op",
+    "module": "module",
+    "line": "line",
+    "stream": "stream",
+    "rank": "rank",
+}
 NOTHING = "No kernels, ops or instructions with a time were recorded."
 
 
@@ -59,8 +67,6 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 def _groups(asked: Asked, view: dict[str, Any], kind: str, group: str) -> list[Any]:
     """By what rows can be put together, where any row says it."""
     words = {"": "by name"} | {
-        key: f"by {word}"
-        for key, word in (("what", "category"), ("op", "op"), ("line", "line"))
-        if view["tables"].get(f"{kind}-{key}", {}).get("rows")
+        key: f"by {word}" for key, word in GROUPS.items() if view["tables"].get(f"{kind}-{key}", {}).get("rows")
     }
     return [tabs(asked, "by", words, group, label="grouped by")] if len(words) > 1 else []

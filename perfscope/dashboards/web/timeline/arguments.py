@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.ops.achieved import copy_costs, kernel_costs
-from perfscope.analyzers.time import call_site
+from perfscope.analyzers.time import launch_sites
 from perfscope.dashboards.web.timeline.lanes import TABLES as EVENT_TABLES
 from perfscope.model.trace import MISSING, CallKind, CopyKind, SliceKind, Trace
 from perfscope.model.trace.tables import TABLES
@@ -22,8 +22,6 @@ NOT_SHOWN = frozenset({"start_ns", "end_ns", "name", "thread", "device", "stream
 """Columns that the panel has in its head, in the name of the lane, or in words of its own."""
 MOST_TEXTS = 50_000
 TEXT_CHARS = 2_000
-MOST_MODULES = 20_000
-"""Ops whose module is looked up, those of device work first: each takes tens of microseconds."""
 MOST_FRAMES = 60
 ENUMS = {"CallKind": CallKind, "CopyKind": CopyKind, "SliceKind": SliceKind}
 COSTS = ("flops", "bytes", "roof_ns")
@@ -56,9 +54,11 @@ def save(trace: Trace, folder: Path) -> None:
 
 def _modules(trace: Trace) -> dict[int, str]:
     """Row of ``slices`` -> module that asked for it, of ops that launched device work."""
-    launched = [rows["op"][rows["op"] != MISSING] for rows in (trace.rows["kernels"], trace.rows["copies"])]
-    ops = np.unique(np.concatenate(launched))[:MOST_MODULES].tolist()
-    return {op: sanitize(module, TEXT_CHARS) for op in ops if (module := call_site(trace, op).module)}
+    return {
+        op: sanitize(site.module, TEXT_CHARS)
+        for op, site in trace.fact(launch_sites).items()
+        if site.module is not None
+    }
 
 
 def of_row(folder: Path, table: str, row: int) -> dict[str, Any]:

@@ -242,14 +242,14 @@ def _lines(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
 def _devices(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
     devices, kernels, copies = trace.rows["devices"], trace.rows["kernels"], trace.rows["copies"]
     of_kernel = _kernel_categories(trace)
-    named = _named_streams(trace)
+    named = stream_names(trace)
     for device in range(len(devices)):
         name = trace.text(int(devices["name"][device])) or "device"
         group = f"{name} ({int(devices['ordinal'][device])})"
         mine = np.flatnonzero(kernels["device"] == device), np.flatnonzero(copies["device"] == device)
         streams = np.union1d(kernels["stream"][mine[0]], copies["stream"][mine[1]])
         for stream in streams.tolist():
-            label = named.get((device, stream), f"stream {stream}")
+            label = named[device, stream].partition(", ")[2]
             rows = [
                 positions[table["stream"][positions] == stream]
                 for positions, table in zip(mine, (kernels, copies), strict=True)
@@ -261,18 +261,21 @@ def _devices(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
             yield group, label, [part for part in parts if len(part.row)]
 
 
-def _named_streams(trace: Trace) -> dict[tuple[int, int], str]:
-    """(device, stream) -> the profiler's name of a line of a TPU, whose number says nothing."""
-    ops = trace.rows["hlo_ops"]
+def stream_names(trace: Trace) -> dict[tuple[int, int], str]:
+    """(row of ``devices``, stream) -> ``device 0, stream 7``, or the name of a line of a TPU."""
+    ops, devices = trace.rows["hlo_ops"], trace.rows["devices"]
+    tpu = bool(ops["asynchronous"].any()) or program_platform(trace) == "tpu"
     result: dict[tuple[int, int], str] = {}
-    if not ops["asynchronous"].any() and program_platform(trace) != "tpu":
-        return result
     for table, key in (("kernels", "kernel"), ("copies", "copy")):
-        mine = np.flatnonzero(ops[key] != MISSING)
-        work, at = trace.rows[table], ops[key][mine]
-        lines = np.stack((work["device"][at], work["stream"][at], ops["asynchronous"][mine]), axis=1)
-        for device, stream, aside in np.unique(lines, axis=0).tolist():
-            result[device, stream] = "Async XLA Ops" if aside else "XLA Ops"
+        work = trace.rows[table]
+        aside = np.full(len(work), -1)
+        mine = np.flatnonzero(ops[key] != MISSING) if tpu else np.empty(0, np.int64)
+        aside[ops[key][mine]] = ops["asynchronous"][mine]
+        for device, stream, kind in np.unique(
+            np.stack((work["device"], work["stream"], aside), axis=1), axis=0
+        ).tolist():
+            word = f"stream {stream}" if kind < 0 else "Async XLA Ops" if kind else "XLA Ops"
+            result[device, stream] = f"device {int(devices['ordinal'][device])}, {word}"
     return result
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.ops import module_label
 from perfscope.analyzers.ops.achieved import NOTHING, Achieved, Costs, copy_costs, host_costs, kernel_costs
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.programs import HotInstruction, HotSpots, hot_instructions
-from perfscope.analyzers.time import call_site, op_times
+from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, launch_sites, op_times
 from perfscope.dashboards.report.blocks import Column
-from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, kernel_category, op_category
+from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, kernel_category, op_category, stream_names
 from perfscope.dashboards.web.timeline.names import NAME_CHARS, name_id
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import table, table_of_ranks
@@ -107,12 +108,11 @@ COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("", lambda row: row[0].id, key="id"),
 )
 """What a reader begins with stands first: a phone shows two columns, a laptop the first ten."""
-GROUPS: dict[str, Callable[[_Sum], str]] = {
-    "what": lambda row: row.what,
-    "op": lambda row: row.op,
-    "line": lambda row: row.line,
+GROUPS = {
+    "kernels": ("what", "op", "module", "line", "stream", "rank"),
+    "ops": ("what", "module", "line", "rank"),
 }
-"""By what rows can be put together besides their name."""
+"""By what work can be put together besides its name, by kind."""
 GROUP_COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("group", lambda row: row[0].name, "code", key="name"),
     *(column for column in COLUMNS if column.key in (
@@ -121,9 +121,14 @@ GROUP_COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
 UNKNOWN = "(not known)"
 
 
-def gather(trace: Trace, place: Place) -> dict[str, list[Any]]:
-    """Sums of one rank by kind."""
-    return {"kernels": list(_device_work(trace)), "ops": list(_ops(trace)), "instructions": list(_instructions(trace))}
+def gather(trace: Trace, place: Place) -> dict[str, Any]:
+    """Sums of one rank by kind; ``groups``: kind -> group -> sums."""
+    return {
+        "kernels": list(_device_work(trace)),
+        "ops": list(_ops(trace)),
+        "instructions": list(_instructions(trace)),
+        "groups": {"kernels": _device_groups(trace), "ops": _op_groups(trace)},
+    }
 
 
 def view(job: Job) -> dict[str, Any]:
@@ -135,13 +140,15 @@ def view(job: Job) -> dict[str, Any]:
             for row in item.held[kind]:
                 _into(merged, row.id, row)
         tables[kind] = table(COLUMNS, _shares(merged.values())) | {"ns": sum(row.ns for row in merged.values())}
-        for group, of in GROUPS.items():
+        for group in GROUPS[kind]:
             grouped: dict[str, _Sum] = {}
-            for row in merged.values():
-                name = of(row) or UNKNOWN
-                _into(grouped, name, replace(row, name=name))
-            known = grouped.keys() - {UNKNOWN}
-            some = _shares(grouped.values()) if known else []
+            for item in job.gathered:
+                rank = UNKNOWN if item.source.rank is None else f"rank {item.source.rank}"
+                found = item.held[kind] if group == "rank" else item.held["groups"][kind].get(group, ())
+                for row in found:
+                    name = rank if group == "rank" else row.name
+                    _into(grouped, name, replace(row, name=name))
+            some = _shares(grouped.values()) if grouped.keys() - {UNKNOWN} else []
             tables[f"{kind}-{group}"] = table(GROUP_COLUMNS, some) | {"ns": tables[kind]["ns"]}
     rows = [(item.source.rank, row) for item in job.gathered for row in item.held["instructions"]]
     rows.sort(key=lambda row: -row[1].found.time_ns)
@@ -186,6 +193,92 @@ def _device_work(trace: Trace) -> Iterator[_Sum]:
             made.achieved = _achieved(known, mine, lasts[mine])
             made.occupancy = _occupancy(rows["occupancy"][mine], lasts[mine]) if name == "kernels" else None
             yield made
+
+
+def _device_groups(trace: Trace) -> dict[str, list[_Sum]]:
+    """Kernels and copies by category, op, module, line and stream: each call counts where it belongs."""
+    result: dict[str, list[_Sum]] = {}
+    sites, streams = trace.fact(launch_sites), stream_names(trace)
+    for name, costs in (("kernels", kernel_costs), ("copies", copy_costs)):
+        rows = trace.rows[name]
+        if not len(rows):
+            continue
+        known, lasts = trace.fact(costs), rows["end_ns"] - rows["start_ns"]
+        device = rows["device"]
+        labels = {
+            "what": _each(rows["name"], lambda code: _word(trace, code, kernel=True))
+            if name == "kernels"
+            else np.full(len(rows), CATEGORY_WORDS[Category.COPY], object),
+            "op": _each(rows["op"], lambda op: UNKNOWN if op == MISSING else _op_name(trace, op)),
+            "module": _each(rows["op"], lambda op: _module(sites.get(op, UNKNOWN_SITE))),
+            "line": _each(rows["op"], lambda op: _line(sites.get(op, UNKNOWN_SITE))),
+            "stream": np.array([streams[line] for line in zip(device.tolist(), rows["stream"].tolist(), strict=True)]),
+        }
+        if name == "kernels":
+            labels["what"][rows["communication"]] = CATEGORY_WORDS[Category.COLLECTIVE]
+        for group, each in labels.items():
+            for label, mine in _by_label(each):
+                row = _group(label, lasts[mine])
+                row.achieved = _achieved(known, mine, lasts[mine])
+                result.setdefault(group, []).append(row)
+    return result
+
+
+def _op_groups(trace: Trace) -> dict[str, list[_Sum]]:
+    """Ops by category, module and line, by the time spent in them and in nothing inside them."""
+    times = trace.fact(op_times)
+    if not len(times.row):
+        return {}
+    longest = times.row[np.argsort(-times.self_ns, kind="stable")][:MOST_SITES].tolist()
+    sites = {row: call_site(trace, row) for row in longest}
+    names = trace.rows["slices"]["name"][times.row]
+    labels = {
+        "what": _each(names, lambda code: _word(trace, code, kernel=False)),
+        "module": _each(times.row, lambda row: _module(sites.get(row, UNKNOWN_SITE))),
+        "line": _each(times.row, lambda row: _line(sites.get(row, UNKNOWN_SITE))),
+    }
+    return {
+        group: [_group(label, times.self_ns[mine]) for label, mine in _by_label(each)] for group, each in labels.items()
+    }
+
+
+def _each(keys: np.ndarray, text: Callable[[int], str]) -> np.ndarray:
+    """The text of each row, asked once a key: shape of ``keys``, dtype object."""
+    distinct, at = np.unique(keys, return_inverse=True)
+    return np.array([text(key) for key in distinct.tolist()], object)[at]
+
+
+def _by_label(labels: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """(label, rows) of each label."""
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels.tolist()))}
+    of_row = np.array([numbers[label] for label in labels.tolist()])
+    for (number, mine), label in zip(_by_name(of_row), numbers, strict=True):
+        assert numbers[label] == number
+        yield label, mine
+
+
+def _group(label: str, lasts: np.ndarray) -> _Sum:
+    return _Sum(
+        id="", whole=label, name=label, ns=int(lasts.sum()), count=len(lasts), least_ns=int(lasts.min()),
+        most_ns=int(lasts.max()), what="", op="", line="",
+    )  # fmt: skip
+
+
+def _word(trace: Trace, code: int, *, kernel: bool) -> str:
+    text = trace.text(code)
+    return CATEGORY_WORDS[kernel_category(text) if kernel else op_category(text, Category.OP) or Category.OP]
+
+
+def _op_name(trace: Trace, op: int) -> str:
+    return sanitize(trace.text(int(trace.rows["slices"]["name"][op])), NAME_CHARS)
+
+
+def _module(site: CallSite) -> str:
+    return sanitize(module_label(site)) if site.module else UNKNOWN
+
+
+def _line(site: CallSite) -> str:
+    return UNKNOWN if site.file is None else sanitize(site.where().label())
 
 
 def _achieved(costs: Costs, rows: np.ndarray, lasts: np.ndarray) -> Achieved:
