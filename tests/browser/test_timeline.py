@@ -436,3 +436,92 @@ def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(tab: Tab, t
         tab.page.click("text=what runs in it")
         tab.page.wait_for_selector(".ps-tl-panel tbody tr")
         assert tab.wrong == []
+
+
+ROWS = "document.querySelector('.ps-timeline').perfscope.rows.map((row) => `${row.sign || ''}${row.label}`)"
+
+
+def _click_name(tab: Tab, label: str, *, right: bool = False) -> None:
+    """Click on the name of a row, or (``right``) on the star beside it."""
+    script = """([label, right]) => {
+      const one = document.querySelector('.ps-timeline').perfscope, draw = window.perfscope_ui.draw;
+      const row = one.rows.find((each) => each.label.startsWith(label));
+      const box = one.canvas.getBoundingClientRect();
+      return [box.left + (right ? draw.GUTTER - 10 : 40), box.top + one.top(row) + 8];
+    }"""
+    tab.page.mouse.click(*tab.page.evaluate(script, [label, right]))
+
+
+def test_devices_and_threads_fold_with_a_sign(tab: Tab, server: Server) -> None:
+    _open(tab, server)
+    rows = tab.page.evaluate(ROWS)
+    assert "▾NVIDIA H100 80GB HBM3 (0)" in rows
+    assert "▾thread 1" in rows
+    _click_name(tab, "NVIDIA")
+    assert "▸NVIDIA H100 80GB HBM3 (0)" in tab.page.evaluate(ROWS)
+    assert "stream 7" not in tab.page.evaluate(ROWS)
+    before = len(tab.page.evaluate(ROWS))
+    _click_name(tab, "thread 1")
+    folded = tab.page.evaluate(ROWS)
+    assert "▸thread 1" in folded
+    assert len(folded) < before
+    tab.page.evaluate("document.querySelector('.ps-timeline').perfscope.search_text('sgemm_128x128')")
+    tab.until("Boolean(document.querySelector('.ps-timeline').perfscope.matches)")
+    tab.page.evaluate("document.querySelector('.ps-timeline').perfscope.jump(1)")
+    tab.until("document.querySelector('.ps-timeline').perfscope.selected")
+    assert "stream 7" in tab.page.evaluate(ROWS)  # what is gone to is opened
+    assert tab.wrong == []
+
+
+def test_a_pinned_line_stays_at_the_top_and_in_the_address(tab: Tab, server: Server) -> None:
+    _open(tab, server)
+    _click_name(tab, "stream 7", right=True)
+    assert tab.page.evaluate(ROWS)[:2] == ["pinned", "stream 7"]
+    tab.until("location.search.includes('pins=')")
+    tab.page.reload()
+    tab.page.wait_for_selector(READY)
+    assert tab.page.evaluate(ROWS)[:2] == ["pinned", "stream 7"]
+    _click_lane(tab, "stream 7", 28_000)
+    assert tab.page.evaluate("document.querySelector('.ps-timeline').perfscope.selected.table") == "kernels"
+    tab.page.keyboard.press("p")
+    assert tab.page.evaluate(ROWS)[0] == "steps"
+    assert tab.wrong == []
+
+
+def test_a_piece_is_summed_by_name_category_and_module(tab: Tab, server: Server) -> None:
+    _open(tab, server)
+    tab.page.evaluate("document.querySelector('.ps-timeline').perfscope.table()")
+    tab.page.wait_for_selector(".ps-tl-panel tbody tr")
+    names = tab.page.inner_text(".ps-tl-panel table")
+    assert "sgemm_128x128" in names
+    tab.page.click("text=by category")
+    tab.until("document.querySelector('.ps-tl-panel thead').innerText.includes('category')")
+    sums = tab.page.inner_text(".ps-tl-panel table")
+    assert "matrix product" in sums
+    assert "sgemm_128x128" not in sums
+    assert tab.page.get_attribute("text=by category", "aria-pressed") == "true"
+    tab.page.click("text=by module")
+    tab.until("document.querySelector('.ps-tl-panel thead').innerText.includes('module')")
+    assert "(not known)" in tab.page.inner_text(".ps-tl-panel table")
+    assert tab.wrong == []
+
+
+def test_a_launch_and_a_forward_op_are_joined_by_arrows(tab: Tab, tmp_path: Path) -> None:
+    made = Kineto()
+    ahead = {"Sequence number": 5, "Fwd thread id": 0}
+    made.add("cpu_op", "aten::addmm", 1, 0, 100, **ahead)
+    made.add("cpu_op", "AddmmBackward0", 2, 300, 100, **{"Sequence number": 5, "Fwd thread id": 1})
+    made.launched("aten::mm", "sgemm", 500, 50, 9)
+    with serving(tmp_path, made.write(tmp_path / "pair.json")) as server:
+        _open(tab, server, "&find=^AddmmBackward0$")
+        tab.page.keyboard.press("n")
+        tab.page.wait_for_selector(".ps-tl-panel h2")
+        flows = tab.page.evaluate(
+            """() => { const one = document.querySelector('.ps-timeline').perfscope;
+            return one.flows(one.selected).map((flow) => [flow.kind, flow.event.text]); }"""
+        )
+        assert flows == [["forward", "aten::addmm"]]
+        tab.page.click("text=aten::addmm")  # of the panel: to the forward op
+        tab.until("document.querySelector('.ps-tl-panel h2').innerText === 'aten::addmm'")
+        assert "backward op" in tab.page.inner_text(".ps-tl-panel")
+        assert tab.wrong == []

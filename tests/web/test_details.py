@@ -12,6 +12,7 @@ from perfscope.dashboards.web.timeline import answer
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, kernel_category, op_category
 from perfscope.dashboards.web.timeline.names import name_id
 from tests.build import TraceBuilder
+from tests.ranks.build import KERNEL, rank_set
 from tests.web.views import view_of
 
 LONG = "void at::native::elementwise_kernel<" + ", ".join(f"argument_{at}" for at in range(60)) + ">(int)"
@@ -128,3 +129,46 @@ def test_groups_sum_to_the_table(tmp_path: Path) -> None:
     tables = view_of("kernels", [_made().build()], tmp_path)["tables"]
     for group in ("kernels-what", "kernels-op"):
         assert sum(row[1] for row in tables[group]["rows"]) == tables["kernels"]["ns"]
+
+
+def test_a_backward_op_leads_to_its_forward_op_and_back(tmp_path: Path) -> None:
+    made = TraceBuilder()
+    made.op("aten::linear", 0, 10, sequence=5, forward_thread=0)
+    made.op("autograd::engine::evaluate_function: AddmmBackward0", 50, 90, sequence=5, forward_thread=1, tid=2)
+    view_of("timeline", [made.build()], tmp_path / "timeline")
+    ahead = _event(tmp_path, "aten::linear")
+    behind = _event(tmp_path, "autograd::engine::evaluate_function: AddmmBackward0")
+    assert ahead["forward"]["event"] == behind["event"]
+    assert behind["forward"]["event"] == ahead["event"]
+    assert _event(tmp_path, "aten::linear")["peers"] == []
+
+
+def test_a_collective_leads_to_the_other_ranks(tmp_path: Path) -> None:
+    view_of("timeline", rank_set([[0, 50], [30, 0]]), tmp_path / "timeline")
+    events = [_ask(tmp_path, "event", event=event) for event in range(4)]
+    reduces = [event for event in events if event["text"] == KERNEL]
+    assert len(reduces) == 2
+    for mine in reduces:
+        (peer,) = mine["peers"]
+        (back,) = json.loads(answer.event_of(tmp_path, {"trace": "1", "event": str(peer["event"])}))["peers"]
+        assert (peer["trace"], back["trace"], back["event"]) == (1, 0, mine["event"])
+
+
+def test_what_is_nested_counts_once_by_category_and_module(tmp_path: Path) -> None:
+    made = TraceBuilder()
+    made.python("nn.Module: Linear_3", 0, 100)
+    made.op("aten::linear", 10, 60)
+    made.op("aten::addmm", 20, 50)
+    made.op("aten::relu", 70, 90)
+    made.launched("sgemm", 25, 60, 90, correlation=1)
+    view_of("timeline", [made.build()], tmp_path / "timeline")
+    piece = {"t0": -(2**50), "t1": 2**50, "lanes": "0-4"}
+    by_name = {row["ns"]: row["own_ns"] for row in _ask(tmp_path, "selection", **piece)["rows"]}
+    assert by_name[50_000] == 20_000  # aten::linear without aten::addmm
+    kinds = {row["text"]: row["own_ns"] for row in _ask(tmp_path, "selection", by="category", **piece)["rows"]}
+    assert kinds["matrix product"] == 20_000 + 28_000 + 30_000  # linear, addmm without its launch, the kernel
+    assert kinds["launch"] == 2_000
+    modules = {row["text"]: row["own_ns"] for row in _ask(tmp_path, "selection", by="module", **piece)["rows"]}
+    assert modules["Linear_*"] == 20_000 + 28_000 + 20_000 + 30_000
+    whole = _ask(tmp_path, "selection", by="category", **piece)["rows"]
+    assert sum(row["own_ns"] for row in whole) == 100_000 + 30_000  # all of the host's thread, and the kernel

@@ -6,6 +6,7 @@ from perfscope.analyzers.ranks.devices import DeviceSet, device_set, is_process,
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, named_ranks
 from perfscope.analyzers.ranks.links import Samples, link_counters
 from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
+from perfscope.analyzers.ranks.peers import peers
 from perfscope.analyzers.ranks.sets import TOLD_NS, CollectiveKind, RankGroup, RankSet, RankTotal, rank_sets, table_of
 from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
 
@@ -31,6 +32,7 @@ __all__ = [
     "link_counters",
     "locals_of",
     "named_ranks",
+    "peers",
     "process_sets",
     "rank_sets",
     "table_of",

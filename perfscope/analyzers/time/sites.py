@@ -317,6 +317,16 @@ def _forward_of(trace: Trace, row: int) -> int:
     return forward if forward != MISSING and slices["start_ns"][forward] < slices["start_ns"][row] else MISSING
 
 
+def forward_rows(trace: Trace) -> Int64:
+    """Per row of ``slices``: the forward op of an op of the backward pass; ``MISSING`` for others."""
+    slices = trace.rows["slices"]
+    result = np.full(len(slices), MISSING, np.int64)
+    behind = (slices["kind"] == SliceKind.OP) & (slices["sequence"] != MISSING) & (slices["forward_thread"] > 0)
+    for row in np.flatnonzero(behind).tolist():
+        result[row] = _forward_of(trace, row)
+    return result
+
+
 def _forward_ops(trace: Trace) -> dict[int, int]:
     """Sequence number -> row of the op of the forward pass; of several (some show a stale number) the last begun."""
     slices = trace.rows["slices"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
 from dash import dcc, html
 
+from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._parts import pictures
 from perfscope.dashboards.web.ui import Fragment
@@ -32,11 +34,18 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     return [
         html.H1(TITLE, className="ps-title"),
         *everything,
+        *(_rule_page(rule) if rule in rule_ids() else []),
         *nothing,
         *(_finding(asked, index, row, drawn.get(index), opened=bool(rule or text)) for index, row in rows),
         *left,
         Fragment(html=view["after"]),
     ]
+
+
+def _rule_page(rule: str) -> list[Any]:
+    """What the rule looks for, as `perfscope rules RULE` shows it."""
+    head = html.Summary(f"What {rule} looks for, and what it takes for granted")
+    return [html.Details([head, html.Pre(inspect.cleandoc(load_rule(rule).doc))], className="ps-card ps-rule")]
 
 
 def _finding(asked: Asked, index: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
@@ -54,7 +63,8 @@ def _finding(asked: Asked, index: int, row: dict[str, Any], picture: str | None,
     shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
     if row["none"]:
         shown.append(html.Div(f"no piece of time: {row['none']}", className="ps-look"))
-    more = [dcc.Link("memory over time", href=asked.link("memory"))] if row["memory"] else []
+    more = [] if "rule" in asked.parameters else [dcc.Link("the rule", href=asked.link("findings", rule=row["rule"]))]
+    more += [dcc.Link("memory over time", href=asked.link("memory"))] if row["memory"] else []
     more += [dcc.Link("the graph around it", href=asked.link("graph", picture=picture))] if picture else []
     if more:
         between = [item for link in more for item in (link, " · ")][:-1]

@@ -12,7 +12,7 @@ from perfscope.dashboards.web.ui import Fragment, Timeline
 
 TITLE = "Timeline"
 VIEW = "timeline"
-KEPT = ("t0", "t1", "sel", "trace", "find", "name", "mark", "finding")
+KEPT = ("t0", "t1", "sel", "trace", "find", "name", "mark", "finding", "pins")
 """Of the address, that the picture begins with."""
 NOTHING = "There are no events with a time in it: compiled programs, plans and snapshots have none."
 MODELLED = "Nothing of this ran: there are no events with a time. Below is one run as it is modelled."

@@ -15,10 +15,16 @@ from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.timeline import arguments
 from perfscope.dashboards.web.timeline.index import MOST_COLUMNS, MOST_LANES, Index, edges_of, load, tile
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, TABLES, piece
+from perfscope.dashboards.web.timeline.links import PEERS
 from perfscope.model.errors import DataError, UsageError
+from perfscope.model.intervals import Int64
 
 MOST_NAMES = 2_000
 """Rows of a selection's table."""
+BY = ("name", "category", "module")
+"""What a selection is summed by."""
+MOST_PEERS = 32
+"""Ranks that a collective is shown on besides its own."""
 MOST_SPAN = 1 << 62
 
 _OPEN = 16
@@ -35,33 +41,61 @@ def tile_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """What lies in a piece, by name: ``trace``, ``t0``, ``t1``, ``lanes``. Times are cut at the edges of the piece."""
-    index = _index(folder, asked)
+    """What lies in a piece: ``trace``, ``t0``, ``t1``, ``lanes``, ``by`` (``name``, ``category`` or ``module``).
+
+    Times are cut at the edges of the piece. ``own_ns``: without the spans that the chosen lanes show inside of them, so
+    what is nested counts once.
+    """
+    index, place = _index(folder, asked), _place(folder, asked)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
+    chosen = _within(index, sorted(set(_lanes(asked, index))), low, high)
+    inside = np.minimum(index.end[chosen], high) - np.maximum(index.start[chosen], low)
+    own = inside.copy()
+    parent = _mapped(place / "parent.npy")[chosen]
+    at = np.minimum(np.searchsorted(chosen, parent), max(len(chosen) - 1, 0))
+    nested = np.flatnonzero(chosen[at] == parent)
+    np.subtract.at(own, at[nested], inside[nested])
+    by = asked.get("by", "name")
+    if by not in BY:
+        raise UsageError("by: name, category or module")
+    kind = index.category[chosen].astype(np.int64)
+    name = index.name[chosen].astype(np.int64) * len(CATEGORY_WORDS) + kind
+    module: Int64 = _mapped(place / "module.npy")[chosen].astype(np.int64)
+    keys, group = np.unique({"name": name, "category": kind, "module": module}[by], return_inverse=True)
+    ns, own_ns = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+    np.add.at(ns, group, inside)
+    np.add.at(own_ns, group, own)
+    count = np.bincount(group, minlength=len(keys)) if len(keys) else np.empty(0, np.int64)
+    order = np.argsort(-(ns if by == "name" else own_ns), kind="stable")[:MOST_NAMES].tolist()
+    words = {"category": list(CATEGORY_WORDS), "module": [*_strings(place / "modules.json"), ""]}.get(by, [])
+    results = [
+        {
+            **_named(int(keys[row]), words),
+            "count": int(count[row]),
+            "ns": int(ns[row]),
+            "own_ns": int(own_ns[row]),
+        }
+        for row in order
+    ]
+    return msgspec.json.encode({"rows": results, "names": len(keys), "events": len(chosen), "ns": int(ns.sum())})
+
+
+def _named(key: int, words: Sequence[str]) -> dict[str, Any]:
+    """What a row of a selection is of: its text (the last of ``words``: not known), or the number of its name."""
+    if words:
+        return {"text": words[key]}
+    return {"name": key // len(CATEGORY_WORDS), "category": key % len(CATEGORY_WORDS)}
+
+
+def _within(index: Index, lanes: Sequence[int], low: int, high: int) -> Int64:
+    """Events of lanes that touch a piece, rising."""
     rows = [np.empty(0, np.int64)]
-    for lane in _lanes(asked, index):
+    for lane in lanes:
         held = index.of_lane(lane)
         first = held.start + int(np.searchsorted(index.end[held], low, side="right"))
         last = held.start + int(np.searchsorted(index.start[held], high, side="left"))
         rows.append(np.arange(first, max(first, last)))
-    chosen = np.concatenate(rows)
-    inside = np.minimum(index.end[chosen], high) - np.maximum(index.start[chosen], low)
-    key = index.name[chosen].astype(np.int64) * len(CATEGORY_WORDS) + index.category[chosen]
-    keys, at = np.unique(key, return_inverse=True)
-    ns = np.zeros(len(keys), np.int64)
-    np.add.at(ns, at, inside)
-    count = np.bincount(at, minlength=len(keys)) if len(keys) else np.empty(0, np.int64)
-    order = np.argsort(-ns, kind="stable")[:MOST_NAMES]
-    results = [
-        {
-            "name": int(keys[place] // len(CATEGORY_WORDS)),
-            "category": int(keys[place] % len(CATEGORY_WORDS)),
-            "count": int(count[place]),
-            "ns": int(ns[place]),
-        }
-        for place in order.tolist()
-    ]
-    return msgspec.json.encode({"rows": results, "names": len(keys), "events": len(chosen), "ns": int(ns.sum())})
+    return np.concatenate(rows)
 
 
 def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
@@ -233,13 +267,32 @@ def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -
     known = arguments.of_row(path, TABLES[int(index.table[event])], int(index.row[event]))
     op = known.pop("op")
     asked_by = None if op is None else _event_of_row(index, "slices", op)
+    forward = int(_mapped(path / "forward.npy")[event])
+    label = None if site < 0 else sites[site]["label"]
     return {
         **known,
+        "forward": None if forward < 0 else _row(index, forward, _texts(path / "texts.json")),
+        "peers": _peers(folder, path, event),
+        "code": None if label is None else _code(folder / "timeline" / "code.json").get(label),
         "op": None if asked_by is None else _row(index, asked_by, _texts(path / "texts.json")),
         "partner": None if partner < 0 else _row(index, partner, _texts(path / "texts.json")),
         "site": None if site < 0 else sites[site],
         "number": None if number < 0 else number,
     }
+
+
+def _peers(folder: Path, path: Path, event: int) -> list[dict[str, Any]]:
+    """The same collective on other ranks and devices, ``trace`` each."""
+    group = int(_mapped(path / "peer_of.npy")[event])
+    if group < 0:
+        return []
+    at, traces, events = (_mapped(folder / "timeline" / f"{key}.npy") for key in PEERS)
+    result: list[dict[str, Any]] = []
+    for trace, other in zip(*(part[at[group] : at[group + 1]].tolist() for part in (traces, events)), strict=True):
+        place = folder / "timeline" / str(trace)
+        if (place, other) != (path, event) and len(result) < MOST_PEERS:
+            result.append({**_row(_loaded(place), other, _texts(place / "texts.json")), "trace": trace})
+    return result
 
 
 def _event_of_row(index: Index, table: str, row: int) -> int | None:
@@ -271,6 +324,16 @@ def _mapped(path: Path) -> Any:
 @lru_cache(maxsize=_OPEN)
 def _sites(path: Path) -> list[Any]:
     return msgspec.json.decode(path.read_bytes(), type=list[Any])
+
+
+@lru_cache(maxsize=_OPEN)
+def _strings(path: Path) -> list[str]:
+    return msgspec.json.decode(path.read_bytes(), type=list[str])
+
+
+@lru_cache(maxsize=_OPEN)
+def _code(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
 
 @lru_cache(maxsize=_OPEN)

@@ -19,6 +19,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const at = props.at || {};
       this.open = new Set([at.trace, (at.mark || "").split(":")[0]].filter(Boolean).map((number) => `t${number}`));
       this.closed = new Set();
+      this.pinned = new Set();
+      this.by = "name";
       this.scroll = 0;
       this.pointer = null;
       this.selected = null;
@@ -65,6 +67,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.view = { t0: Number(at.t0), t1: Number(at.t1) };
       if (!(at.t0 && at.t1 && this.view.t1 > this.view.t0)) this.view = { ...this.whole };
       this.spread();
+      this.pin_again(at.pins);
       this.lay();
       this.listen();
       this.join();
@@ -86,34 +89,69 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
     }
 
-    // Rows from top to bottom: a head for each rank and group, a row for each lane that is not folded away.
+    // Rows from top to bottom: lines that are pinned, then a head for each rank and group, a row for each lane that is
+    // not folded away. `sign`: what is folded (▸), or can be (▾).
     rank_rows() {
       this.rows = [];
       let y = 0;
       const push = (row, height) => { this.rows.push({ ...row, y, height }); y += height; };
+      if (this.pinned.size) push({ kind: "group", label: "pinned", pinned: true }, draw.HEAD);
+      for (const trace of this.pinned.size ? this.traces : []) for (const line of this.lines(trace)) if (this.pinned.has(line.key)) this.line_rows(trace, line, push, true);
+      this.pins_height = y;
       for (const trace of this.traces) {
-        const key = `t${trace.trace}`;
-        if (this.traces.length > 1) push({ kind: "trace", trace, key, label: trace.label }, draw.HEAD);
-        const many = this.traces.length > 8 && trace !== this.traces[0];
-        if (this.traces.length > 1 && (many ? !this.open.has(key) : this.closed.has(key))) continue;
+        const key = `t${trace.trace}`, many = this.traces.length > 8 && trace !== this.traces[0];
+        const folded = this.traces.length > 1 && (many ? !this.open.has(key) : this.closed.has(key));
+        if (this.traces.length > 1) push({ kind: "trace", trace, key, label: trace.label, sign: folded ? "▸" : "▾" }, draw.HEAD);
+        if (folded) continue;
         for (const counter of trace.counters) push({ kind: "counter", trace, counter, label: counter.label }, draw.COUNTER);
-        let group = null, line = null, depths = 0, found = false;
+        let group = null, found = false;
         const findings = () => { if (!found) this.finding_rows(trace, key, push); found = true; };
-        trace.lanes.forEach((lane, at) => {
-          if (lane.group) findings();
-          if (lane.group !== group && lane.group) push({ kind: "group", label: lane.group }, draw.HEAD);
-          if (lane.group !== group || lane.label !== line) depths = trace.lanes.filter((one) => one.group === lane.group && one.label === lane.label).length;
-          group = lane.group;
-          line = lane.label;
-          const folds = depths > this.depths, own = `${key}/${group}/${line}`;
-          if (folds && !this.open.has(own) && lane.depth >= this.depths) return;
-          const word = lane.depth ? "" : lane.label + (folds ? (this.open.has(own) ? " ▾" : ` ▸ ${depths}`) : "");
-          push({ kind: "lane", trace, lane: at, label: word, key: folds ? own : null }, draw.ROW);
-        });
+        for (const line of this.lines(trace)) {
+          if (line.group) findings();
+          const own = `${key}/${line.group}`;
+          if (line.group !== group && line.group) push({ kind: "group", trace, key: own, label: line.group, sign: this.closed.has(own) ? "▸" : "▾" }, draw.HEAD);
+          group = line.group;
+          if (!this.closed.has(own) && !this.pinned.has(line.key)) this.line_rows(trace, line, push, false);
+        }
         findings();
       }
       this.height = y;
     }
+
+    // Lanes of one stream, thread or other line of the picture.
+    lines(trace) {
+      if (!trace.lines) {
+        trace.lines = [];
+        trace.lanes.forEach((lane, at) => {
+          const last = trace.lines[trace.lines.length - 1];
+          if (last && last.group === lane.group && last.label === lane.label) last.lanes.push(at);
+          else trace.lines.push({ group: lane.group, label: lane.label, lanes: [at], key: `t${trace.trace}/${lane.group}/${lane.label}` });
+        });
+      }
+      return trace.lines;
+    }
+
+    // As many depths of a line as there is room for; open it has all, closed one.
+    line_rows(trace, line, push, pinned) {
+      const all = line.lanes.length, shown = this.closed.has(line.key) ? 1 : this.open.has(line.key) ? all : Math.min(all, this.depths);
+      const twins = this.lines(trace).filter((other) => other.label === line.label).length > 1;
+      const whose = pinned ? [...(this.traces.length > 1 ? [trace.label] : []), ...(twins ? [line.group] : []), ""].join(" · ") : "";
+      const sign = all > 1 ? (shown < all ? "▸" : "▾") : "";
+      line.lanes.slice(0, shown).forEach((lane, at) => {
+        const head = at ? { label: "" } : { label: whose + line.label, more: shown < all ? ` ${shown}/${all}` : "", sign };
+        push({ kind: "lane", trace, lane, line, pinned, key: all > 1 ? line.key : null, ...head }, draw.ROW);
+      });
+    }
+
+    // Where a row stands now: what is pinned does not scroll.
+    top(row) { return row.y + draw.RULER - (row.pinned ? 0 : this.scroll); }
+
+    // From where on rows scroll.
+    edge() { return draw.RULER + this.pins_height; }
+
+    seen(row) { const y = this.top(row); return y + row.height >= (row.pinned ? draw.RULER : this.edge()) && y <= this.shown; }
+
+    row_at(y) { return this.rows.find((row) => { const top = this.top(row); return y >= top && y < top + row.height && Boolean(row.pinned) === (y < this.edge()); }); }
 
     listen() {
       const on = (target, name, what, options) => {
@@ -194,8 +232,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     visible() {
       const found = new Map();
       for (const row of this.rows) {
-        const y = row.y - this.scroll + draw.RULER;
-        if (row.kind !== "lane" || y + row.height < draw.RULER || y > this.shown) continue;
+        if (row.kind !== "lane" || !this.seen(row)) continue;
         if (!found.has(row.trace)) found.set(row.trace, []);
         found.get(row.trace).push(row.lane);
       }
@@ -227,8 +264,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         });
       }
       for (const row of this.rows) {
-        const y = row.y - this.scroll + draw.RULER;
-        if (row.kind !== "counter" || y + row.height < draw.RULER || y > this.shown) continue;
+        if (row.kind !== "counter" || !this.seen(row)) continue;
         const query = { trace: row.trace.trace, counter: row.counter.number, t0: this.wire.absolute(row.trace, low), t1: this.wire.absolute(row.trace, high), w: columns };
         this.wire.json("counter", query).then((found) => {
           if (this.dead) return;

@@ -91,7 +91,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     context.stroke();
   }
 
-  // The cells of a tile as a picture, a pixel for each and a line a lane; it is made once for a theme.
+  // The cells of a tile as a picture, a pixel for each and three alike lines a lane, so that none is mixed with the next
+  // one where it is scaled; it is made once for a theme.
   function cells(held, colors) {
     if (held.picture && held.picture_of === colors) return held.picture;
     held.picture_of = colors;
@@ -99,7 +100,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     if (!held.cell_x.length) return null;
     const picture = document.createElement("canvas"), context = picture.getContext("2d");
     picture.width = held.columns;
-    picture.height = held.lanes.length;
+    picture.height = 3 * held.lanes.length;
     const pixels = new ImageData(picture.width, picture.height), words = new Uint32Array(pixels.data.buffer);
     const bytes = new Uint8Array(4), word = new Uint32Array(bytes.buffer), inks = colors.map((color) => Array.from({ length: LEVELS + 1 }, (_, level) => {
       bytes.set([1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)));
@@ -107,8 +108,10 @@ window.perfscope_ui = window.perfscope_ui || {};
       return word[0];
     }));
     for (let at = 0; at < held.cell_x.length; at++) {
-      const from = held.cell_lane[at] * held.columns + held.cell_x[at];
-      words.fill(inks[held.cell_category[at]][held.cell_level[at]], from, from + held.cell_width[at]);
+      for (let line = 0; line < 3; line++) {
+        const from = (3 * held.cell_lane[at] + line) * held.columns + held.cell_x[at];
+        words.fill(inks[held.cell_category[at]][held.cell_level[at]], from, from + held.cell_width[at]);
+      }
     }
     context.putImageData(pixels, 0, 0);
     return (held.picture = picture);
@@ -130,7 +133,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.clip();
       context.imageSmoothingEnabled = x1 - x0 < to - from; // what is smaller than it was made is mixed, not left out
       context.globalAlpha = options.dim ? 0.25 : 1;
-      rows.forEach((y, lane) => { if (y !== null && to > from) context.drawImage(picture, from, lane, to - from, 1, x0, y + 1, x1 - x0, ROW - 3); });
+      rows.forEach((y, lane) => { if (y !== null && to > from) context.drawImage(picture, from, 3 * lane + 1, to - from, 1, x0, y + 1, x1 - x0, ROW - 3); });
       context.restore();
     }
     context.globalAlpha = 1;

@@ -29,8 +29,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     finding_rows(trace, key, push) {
       if (!trace.found.length) return;
       const own = `${key}/findings`, most = this.linked() ? MOST_LINKED : MOST, folds = trace.found.length > most, open = this.open.has(own);
-      const more = folds ? (open ? " ▾" : ` ▸ ${trace.found.length}`) : "";
-      push({ kind: "group", trace, label: `findings${more}`, key: folds ? own : null }, draw.HEAD);
+      const more = folds && !open ? ` (${most} of ${trace.found.length})` : "";
+      push({ kind: "group", trace, label: `findings${more}`, key: folds ? own : null, sign: folds ? (open ? "▾" : "▸") : "" }, draw.HEAD);
       for (const one of open ? trace.found : trace.found.slice(0, most)) {
         push({ kind: "finding", trace, one, label: `${SIGNS[one.finding.severity]} ${one.finding.rule}` }, draw.ROW);
       }
@@ -38,8 +38,8 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     // The piece under a point: of several the shortest.
     finding_at(x, y) {
-      const row = this.rows.find((each) => { const top = each.y - this.scroll + draw.RULER; return each.kind === "finding" && y >= top && y < top + each.height; });
-      if (!row || x < draw.GUTTER || y < draw.RULER) return null;
+      const row = this.row_at(y);
+      if (!row || row.kind !== "finding" || x < draw.GUTTER || y < draw.RULER) return null;
       let best = null;
       row.one.spans.forEach((span, at) => {
         const under = x >= this.x(span.start) - NEAR_PX && x <= this.x(span.start + span.ns) + NEAR_PX;
@@ -76,6 +76,12 @@ window.perfscope_ui = window.perfscope_ui || {};
       return url.pathname + url.search;
     },
 
+    rule_url(one) {
+      const url = new URL(this.props.findings, window.location.href);
+      url.searchParams.set("rule", one.finding.rule);
+      return url.pathname + url.search;
+    },
+
     tell_finding() {
       const { trace, one, at } = this.chosen, span = one.spans[at], finding = one.finding;
       const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
@@ -85,7 +91,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         ...line("this one", `${format_ns(span.ns)}, begins ${format_ns(span.start)} after the start (${at + 1} of ${one.spans.length})`));
       const links = [element("button", { class: "ps-button", onclick: () => this.table(this.area) }, "what runs in it")];
       if (one.spans.length > 1) links.unshift(step(-1, "one before"), step(1, "next one"));
-      if (this.props.findings) links.unshift(element("a", { class: "ps-button", href: this.finding_url(one) }, "open the finding"));
+      if (this.props.findings) links.unshift(element("a", { class: "ps-button", href: this.finding_url(one) }, "open the finding"), element("a", { class: "ps-button", href: this.rule_url(one) }, "the rule"));
       this.dock("right", element("h2", {}, `${finding.rule}: ${finding.title}`), list, element("div", { class: "ps-tl-links" }, ...links));
       this.status.textContent = `finding ${finding.rule}, ${finding.severity}: ${format_ns(span.ns)}, ${at + 1} of ${one.spans.length}`;
     },

@@ -5,14 +5,14 @@ window.perfscope_ui = window.perfscope_ui || {};
   const draw = ui.draw;
   const { format_ns } = ui.wire;
   const element = ui.wire.element;
-  const DRAG_PX = 4, DENSE_PX = 1.5, REST_MS = 40;
+  const DRAG_PX = 4, DENSE_PX = 1.5, REST_MS = 40, PIN_PX = 22;
 
   const KEYS = [
     ["w / s", "zoom in and out, at the pointer"], ["a / d", "left and right"], ["wheel", "zoom at the pointer; over the names, or with Shift: up and down"],
-    ["drag", "move"], ["Shift + drag", "select a piece: what lies in it, by name"], ["click", "select an event"],
+    ["drag", "move"], ["Shift + drag", "select a piece: what lies in it, by name, category or module"], ["click", "select an event"],
     ["← / →", "the event before and behind; with Shift: of the same name"], ["↑ / ↓", "the event at the same time in the lane above or below, findings too"],
     ["Home / End", "the first and the last event of the lane"], ["PageUp / PageDown", "up and down"], ["Enter", "of a finding: open it"], ["f", "fit the selection, or everything"],
-    ["click in a dense lane", "the longest event under the pointer, zoomed to"], ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
+    ["click in a dense lane", "the longest event under the pointer, zoomed to"], ["p", "pin the line of the selected event to the top, or let it go (☆ beside its name)"], ["click on a name", "fold a rank, device, process or thread (▾), or open it (▸)"], ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
     ["n / N", "next and previous match"], ["?", "this help"], ["Esc", "let go"],
   ];
 
@@ -35,7 +35,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     move(event) {
       this.pointer = { x: event.offsetX, y: event.offsetY };
       const grip = this.grip;
-      if (!grip) { this.hover(event); return; }
+      if (!grip) { this.hover(event); if (event.offsetX < draw.GUTTER) this.paint(); return; }
       const dx = event.offsetX - grip.x, dy = event.offsetY - grip.y;
       if (Math.abs(dx) + Math.abs(dy) > DRAG_PX) grip.moved = true;
       if (!grip.moved) return;
@@ -60,8 +60,9 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (grip.moved) return;
       this.canvas.focus({ preventScroll: true });
       this.tip.hidden = true;
-      const row = this.rows.find((one) => { const y = one.y - this.scroll + draw.RULER; return grip.y >= y && grip.y < y + one.height; });
+      const row = this.row_at(grip.y);
       if (row && row.kind === "finding" && grip.y > draw.RULER && grip.x < draw.GUTTER) { this.go_finding({ trace: row.trace, one: row.one, at: row.one.first }); return; }
+      if (row && row.line && grip.y > draw.RULER && grip.x < draw.GUTTER && grip.x > draw.GUTTER - PIN_PX) { this.pin(row.line.key); return; }
       if (row && grip.y > draw.RULER && (grip.x < draw.GUTTER || ["trace", "group"].includes(row.kind))) { this.fold(row); return; }
       const found = row && row.kind === "finding" && this.finding_at(grip.x, grip.y), hit = this.hit(grip.x, grip.y);
       if (found) this.choose(found);
@@ -70,13 +71,38 @@ window.perfscope_ui = window.perfscope_ui || {};
       else this.release();
     },
 
+    // A rank, device or process to nothing but its head; a line to one depth, to those that fit, or to all of them.
     fold(row) {
       if (!row.key) return;
-      const many = row.kind === "trace" && this.traces.length <= 8;
-      const held = many || (row.kind === "trace" && row.trace === this.traces[0]) ? this.closed : this.open;
-      if (held.has(row.key)) held.delete(row.key); else held.add(row.key);
+      const many = row.kind === "trace" && this.traces.length > 8 && row.trace !== this.traces[0];
+      const turn = (held) => { if (held.has(row.key)) held.delete(row.key); else held.add(row.key); };
+      if (many || (row.kind === "group" && row.key.endsWith("/findings"))) turn(this.open);
+      else if (row.kind === "lane" && row.line.lanes.length > this.depths && !this.closed.has(row.key)) {
+        if (this.open.delete(row.key)) this.closed.add(row.key); else this.open.add(row.key);
+      } else turn(this.closed);
       this.lay();
       this.resize();
+    },
+
+    // A line stays at the top, or goes back to its place.
+    pin(key) {
+      if (!this.pinned.delete(key)) this.pinned.add(key);
+      this.lay();
+      this.resize();
+    },
+
+    // The line of what is selected, else of what is under the pointer.
+    pin_here() {
+      const one = this.selected, row = one ? this.rows.find((each) => each.trace === one.trace && each.lane === one.lane) : this.pointer && this.row_at(this.pointer.y);
+      if (row && row.line) this.pin(row.line.key);
+    },
+
+    // In the address a line is its trace and its first lane.
+    pin_words() { return this.traces.flatMap((trace) => this.lines(trace).filter((line) => this.pinned.has(line.key)).map((line) => `${trace.trace}.${line.lanes[0]}`)).join(","); },
+
+    pin_again(words) {
+      const wanted = new Set((words || "").split(","));
+      for (const trace of wanted.size ? this.traces : []) for (const line of this.lines(trace)) if (wanted.has(`${trace.trace}.${line.lanes[0]}`)) this.pinned.add(line.key);
     },
 
     hit(x, y) {
@@ -84,7 +110,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       for (const [trace, rows] of this.placed) {
         const tile = this.tiles.get(trace);
         if (!tile) continue;
-        const box = draw.box_at(tile, this.view, this.width, (lane) => (rows.has(lane) ? rows.get(lane) : null), x, y);
+        const box = draw.box_at(tile, this.view, this.width, (lane) => (rows.has(lane) && rows.get(lane) + draw.ROW > this.edge() === y >= this.edge() ? rows.get(lane) : null), x, y);
         if (box !== null) return { trace, tile, box };
       }
       return null;
@@ -118,8 +144,8 @@ window.perfscope_ui = window.perfscope_ui || {};
     },
 
     async hover_dense(x, y) {
-      const row = this.rows.find((one) => { const top = one.y - this.scroll + draw.RULER; return one.kind === "lane" && y >= top && y < top + one.height; });
-      if (!row || x < draw.GUTTER || y < draw.RULER) return;
+      const row = this.row_at(y);
+      if (!row || row.kind !== "lane" || x < draw.GUTTER || y < draw.RULER) return;
       const one = await this.largest(row, x);
       const still = this.pointer && this.pointer.x === x && this.pointer.y === y && !this.grip;
       if (!one || !still || this.dead) return;
@@ -131,8 +157,8 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     // The value of the counter under the pointer, in words.
     sample(x, y) {
-      const row = this.rows.find((one) => { const top = one.y - this.scroll + draw.RULER; return one.kind === "counter" && y >= top && y < top + one.height; });
-      const held = row && x > draw.GUTTER && this.counters.get(row.counter);
+      const row = this.row_at(y);
+      const held = row && row.kind === "counter" && x > draw.GUTTER && this.counters.get(row.counter);
       if (!held) return null;
       const at = Math.floor(((this.time(x) - held.t0) / (held.t1 - held.t0)) * held.high.length), high = held.high[at], low = held.low[at];
       if (high === null || high === undefined) return null;
@@ -153,7 +179,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const does = {
         w: () => this.zoom(0.7, x), s: () => this.zoom(1 / 0.7, x), a: () => this.pan(-0.15), d: () => this.pan(0.15), f: () => this.fit(),
         m: () => { if (this.selected) { this.area = this.range_of(this.selected); this.table(this.area); this.paint(); } },
-        t: () => this.table(), "/": () => this.find.focus(), "?": () => this.help(), n: () => this.jump(1), N: () => this.jump(-1),
+        t: () => this.table(), "/": () => this.find.focus(), p: () => this.pin_here(), "?": () => this.help(), n: () => this.jump(1), N: () => this.jump(-1),
       };
       const on_canvas = document.activeElement === this.canvas;
       if (on_canvas) {

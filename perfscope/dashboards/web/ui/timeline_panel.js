@@ -67,13 +67,16 @@ window.perfscope_ui = window.perfscope_ui || {};
       const list = element("dl", { class: "ps-tl-facts" }, ...line("lasts", `${format_ns(one.ns)} (${one.ns.toLocaleString("en")} ns)`),
         ...line("begins", `${format_ns(start)} after the start`), ...line("what", this.about.categories[one.category]),
         ...line("where", [one.group, one.lane_label].filter(Boolean).join(" · ")));
-      if (one.site) list.append(...line("line", element("code", {}, one.site.label)));
       if (one.partner) {
         const gap = this.wire.relative(trace, one.partner.start) - start;
         const word = ["calls", "slices"].includes(one.table) ? "launched" : "launched by";
         list.append(...line(word, link(one.partner, `${one.partner.text} (${format_ns(Math.abs(gap))} ${gap < 0 ? "earlier" : "later"})`)));
         if (gap < 0 && word === "launched by") list.append(...line("launch delay", `${format_ns(-gap)} from the begin of the call; ${format_ns(Math.max(-gap - one.partner.ns, 0))} from its end`));
       }
+      if (one.forward) list.append(...line(this.wire.relative(trace, one.forward.start) < start ? "forward op" : "backward op", link(one.forward, one.forward.text)));
+      const beside = this.flows(one).filter((flow) => flow.kind === "peer").map(({ event, trace: other }) => element("div", {},
+        element("button", { class: "ps-link", onclick: () => this.go(other, event) }, `${this.lane_words(other, event.lane)}: ${format_ns(event.ns)}`)));
+      if (beside.length) list.append(...line("other sides", element("div", {}, ...beside)));
       if (one.op) list.append(...line("op", link(one.op, one.op.text)));
       for (const [word, value, unit] of one.facts || []) list.append(...line(word, fact(value, unit)));
       one.enclosing.slice(0, 12).forEach((outer, at) => list.append(...line(at ? "" : "inside", link(outer, `${outer.text} (${format_ns(outer.ns)})`))));
@@ -81,7 +84,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const around = stack.length ? [element("details", { class: "ps-tl-stack", open: "" }, element("summary", {}, `stack (${stack.length})`), element("ol", {}, ...stack))] : [];
       const alike = element("button", { class: "ps-button", onclick: () => this.search_text(one.text) }, "all of this name");
       const whole = one.short !== one.text ? [element("p", { class: "ps-tl-whole", title: one.text }, one.text)] : [];
-      this.dock("right", element("h2", {}, one.short), ...whole, list, ...around, element("div", { class: "ps-tl-links" }, alike));
+      this.dock("right", element("h2", {}, one.short), ...whole, ...(one.site ? ui.source(one.site.label, one.code) : []), list, ...around, element("div", { class: "ps-tl-links" }, alike));
       const place = this.place_words ? `, ${this.place_words}` : "";
       this.place_words = null;
       this.status.textContent = `${one.text}: ${format_ns(one.ns)}, ${this.lane_words(trace, one.lane)}${place}`;
@@ -113,10 +116,17 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     // Scroll to a row; `fold`: what hides it where it is not there; `top`: it is to be the first one.
     reveal(is, fold, top) {
-      if (fold && !this.rows.some(is)) { this.open.add(fold); this.lay(); }
+      if (fold && !this.rows.some(is)) { this.unfold(fold); this.lay(); }
       const row = this.rows.find(is);
-      if (row && top) this.scroll = row.y;
-      else if (row && (row.y < this.scroll || row.y + row.height > this.scroll + this.shown - draw.RULER)) this.scroll = row.y - this.shown / 2;
+      if (row && top) this.scroll = row.y - this.pins_height;
+      else if (row && !row.pinned && (row.y - this.pins_height < this.scroll || row.y + row.height > this.scroll + this.shown - draw.RULER)) this.scroll = row.y - this.shown / 2;
+    },
+
+    // A line, and what it stands in.
+    unfold(key) {
+      for (const each of [...this.closed]) if (key === each || key.startsWith(`${each}/`)) this.closed.delete(each);
+      this.open.add(key.split("/")[0]);
+      this.open.add(key);
     },
 
     async search() {
@@ -188,41 +198,47 @@ window.perfscope_ui = window.perfscope_ui || {};
       let events = 0;
       for (const [trace, lanes] of this.visible()) {
         if (range.trace && range.trace !== trace) continue;
-        const query = { trace: trace.trace, t0: this.wire.absolute(trace, range.t0), t1: this.wire.absolute(trace, range.t1), lanes: ui.wire.ranges(lanes) };
+        const query = { trace: trace.trace, t0: this.wire.absolute(trace, range.t0), t1: this.wire.absolute(trace, range.t1), lanes: ui.wire.ranges([...new Set(lanes)].sort((a, b) => a - b)), by: this.by };
         const found = await this.wire.json("selection", query);
         await this.wire.load_names(trace);
         events += found.events;
         for (const row of found.rows) rows.push({ ...row, trace });
       }
-      rows.sort((a, b) => b.ns - a.ns);
-      return { rows, events };
+      if (this.by === "name") return { rows: rows.sort((a, b) => b.ns - a.ns), events };
+      const sums = new Map(); // what several ranks have
+      for (const row of rows) {
+        const held = sums.get(row.text) || { ...row, ns: 0, own_ns: 0, count: 0 };
+        sums.set(row.text, { ...held, ns: held.ns + row.ns, own_ns: held.own_ns + row.own_ns, count: held.count + row.count });
+      }
+      return { rows: [...sums.values()].sort((a, b) => b.own_ns - a.own_ns), events };
     },
 
     async table(area) {
       const range = area || this.view, { rows, events } = await this.sums(range);
-      const head = element("tr", {}, ...["time", "of the piece", "events", "mean", "what", "name"].map((word, at) => element("th", { scope: "col", ...(at < 4 ? { class: "ps-n" } : {}) }, word)));
-      const span = range.t1 - range.t0;
-      const one = this.selected, here = (row) => (one && row.trace === one.trace && row.name === one.name && row.category === one.category ? { class: "ps-tl-here", "aria-current": "true" } : {});
-      const body = rows.slice(0, MOST_ROWS).map((row) => element("tr", here(row), element("td", { class: "ps-n" }, format_ns(row.ns)),
-        element("td", { class: "ps-n" }, `${((100 * row.ns) / span).toFixed(1)}%`), element("td", { class: "ps-n" }, row.count.toLocaleString("en")),
-        element("td", { class: "ps-n" }, format_ns(row.ns / row.count)), element("td", {}, this.about.categories[row.category]),
-        element("td", {}, element("code", {}, this.wire.name(row.trace, row.name) || `name ${row.name}`))));
+      const span = range.t1 - range.t0, named = this.by === "name", number = (text) => element("td", { class: "ps-n" }, text);
+      const words = named ? ["time", "of the piece", "own time", "events", "mean", "what", "name"] : ["own time", "of the piece", "events", this.by];
+      const head = element("tr", {}, ...words.map((word, at) => element("th", { scope: "col", ...(at < words.length - (named ? 2 : 1) ? { class: "ps-n" } : {}) }, word)));
+      const one = this.selected, here = (row) => (one && named && row.trace === one.trace && row.name === one.name && row.category === one.category ? { class: "ps-tl-here", "aria-current": "true" } : {});
+      const share = (ns) => number(`${((100 * ns) / span).toFixed(1)}%`);
+      const body = rows.slice(0, MOST_ROWS).map((row) => (named
+        ? element("tr", here(row), number(format_ns(row.ns)), share(row.ns), number(format_ns(row.own_ns)), number(row.count.toLocaleString("en")), number(format_ns(row.ns / row.count)),
+          element("td", {}, this.about.categories[row.category]), element("td", {}, element("code", {}, this.wire.name(row.trace, row.name) || `name ${row.name}`)))
+        : element("tr", {}, number(format_ns(row.own_ns)), share(row.own_ns), number(row.count.toLocaleString("en")), element("td", {}, row.text || "(not known)"))));
+      const ways = element("div", { class: "ps-tl-links", role: "group", "aria-label": "summed by" }, ...["name", "category", "module"].map((by) => element("button", { class: "ps-button", "aria-pressed": String(by === this.by), onclick: () => { this.by = by; this.table(area); } }, `by ${by}`)));
       const whose = range.trace && this.traces.length > 1 ? ` of ${range.trace.label}` : "";
       const title = `${events.toLocaleString("en")} events in ${format_ns(span)}${whose}${area ? "" : " (visible)"}`;
-      const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
+      const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more`)] : [];
       const back = this.chosen && area ? [element("div", { class: "ps-tl-links ps-tl-back" }, element("button", { class: "ps-button", onclick: () => this.tell_finding() }, "back to the finding"))] : [];
-      this.dock("bottom", element("h2", {}, title), ...back,
+      this.dock("bottom", element("h2", {}, title), ways, ...back,
         element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
     },
 
     // The same as CSV: all its rows, whole names, numbers as they are.
     async csv() {
       const range = this.area || this.view, span = range.t1 - range.t0, { rows } = await this.sums(range);
-      const lines = [["time_ns", "share", "events", "mean_ns", "what", "name", "trace"]];
-      for (const row of rows) {
-        lines.push([row.ns, row.ns / span, row.count, row.ns / row.count, this.about.categories[row.category],
-          this.wire.name(row.trace, row.name) || `name ${row.name}`, row.trace.label]);
-      }
+      const named = this.by === "name", name = (row) => this.wire.name(row.trace, row.name) || `name ${row.name}`;
+      const lines = [["time_ns", "share", "own_ns", "events", "mean_ns", ...(named ? ["what", "name", "trace"] : [this.by])]];
+      for (const row of rows) lines.push([row.ns, row.ns / span, row.own_ns, row.count, row.ns / row.count, ...(named ? [this.about.categories[row.category], name(row), row.trace.label] : [row.text])]);
       const text = lines.map((line) => line.map(cell).join(",")).join("\r\n");
       this.save(new Blob([text, "\r\n"], { type: "text/csv;charset=utf-8" }), "timeline.csv");
     },
@@ -256,7 +272,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       url.searchParams.set("t0", Math.round(this.view.t0));
       url.searchParams.set("t1", Math.round(this.view.t1));
       const own = this.linked() ? (this.steps().length > 1 ? [[`${this.side()}_step`, this.step_at]] : []) : [["sel", this.selected && this.selected.event], ["trace", this.selected && this.selected.trace.trace], ["find", this.ids ? null : this.find.value], ["name", this.ids],
-        ["mark", this.mark_word()], ["finding", this.chosen && this.chosen.one.finding.finding]];
+        ["pins", this.pin_words()], ["mark", this.mark_word()], ["finding", this.chosen && this.chosen.one.finding.finding]];
       for (const [key, value] of own) {
         if (value === null || value === undefined || value === "") url.searchParams.delete(key);
         else url.searchParams.set(key, value);

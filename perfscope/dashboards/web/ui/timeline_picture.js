@@ -32,21 +32,40 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.textBaseline = "middle";
       context.fillStyle = look.ground;
       context.fillRect(0, 0, width, this.shown);
-      const at = new Map();
+      this.placed = new Map();
+      this.part(context, look, false);
+      if (this.pins_height) {
+        context.fillStyle = look.ground;
+        context.fillRect(0, 0, width, this.edge());
+        this.part(context, look, true);
+      }
+      this.overlays(context, look);
+      this.names(context, look);
+      draw.ruler(context, look, width, this.view, format_mark);
+      this.root.dataset.paintMs = (performance.now() - began).toFixed(1);
+      if (this.since) this.root.dataset.repaintMs = (performance.now() - this.since).toFixed(1);
+      if (this.sharpening) this.root.dataset.sharpMs = (performance.now() - this.sharpening).toFixed(1);
+      this.since = this.sharpening = null;
+      if ([...this.visible().keys()].every((trace) => this.tiles.has(trace))) this.root.dataset.ready = "1"; // there is something to click on
+    },
+
+    // The rows that are pinned, or all others.
+    part(context, look, pinned) {
+      const width = this.width, at = new Map();
       this.rows.forEach((row, number) => {
-        const y = row.y - this.scroll + draw.RULER;
-        if (y + row.height < draw.RULER || y > this.shown) return;
+        if (Boolean(row.pinned) !== pinned || !this.seen(row)) return;
+        const y = this.top(row);
         if (row.kind === "counter" && this.counters.has(row.counter)) {
           draw.counter(context, look, this.counters.get(row.counter), row.counter, this.view, width, y);
         }
         if (row.kind === "finding") draw.finding(context, look, row.one, this.view, width, y);
-        if (row.kind === "lane") {
-          if (!at.has(row.trace)) at.set(row.trace, new Map());
-          at.get(row.trace).set(row.lane, y);
-          if (number % 2) { context.fillStyle = look.band; context.fillRect(draw.GUTTER, y, width - draw.GUTTER, row.height); }
+        if (row.kind !== "lane") return;
+        for (const rows of [at, this.placed]) {
+          if (!rows.has(row.trace)) rows.set(row.trace, new Map());
+          rows.get(row.trace).set(row.lane, y);
         }
+        if (number % 2) { context.fillStyle = look.band; context.fillRect(draw.GUTTER, y, width - draw.GUTTER, row.height); }
       });
-      this.placed = at;
       for (const [trace, rows] of at) {
         const place = (lane) => (rows.has(lane) ? rows.get(lane) : null);
         const options = { name: (code) => this.wire.name(trace, code), shade: (code) => this.wire.shade(trace, code), matches: this.matches && this.matches.get(trace), dim: Boolean(this.matches) };
@@ -58,14 +77,6 @@ window.perfscope_ui = window.perfscope_ui || {};
           draw.tile(context, look, fine, this.view, width, place, options);
         }
       }
-      this.overlays(context, look);
-      this.names(context, look);
-      draw.ruler(context, look, width, this.view, format_mark);
-      this.root.dataset.paintMs = (performance.now() - began).toFixed(1);
-      if (this.since) this.root.dataset.repaintMs = (performance.now() - this.since).toFixed(1);
-      if (this.sharpening) this.root.dataset.sharpMs = (performance.now() - this.sharpening).toFixed(1);
-      this.since = this.sharpening = null;
-      if ([...this.visible().keys()].every((trace) => this.tiles.has(trace))) this.root.dataset.ready = "1"; // there is something to click on
     },
 
     clear(context, look, tile, rows) {
@@ -85,36 +96,59 @@ window.perfscope_ui = window.perfscope_ui || {};
         context.fillRect(x0 + wide - 1, top, 1, bottom - top);
       }
       if (!this.selected) return;
-      const corner = (one) => {
-        const rows = this.placed.get(this.selected.trace);
-        const y = rows && rows.get(one.lane);
-        const start = this.wire.relative(this.selected.trace, one.start);
+      const corner = (one, trace) => {
+        const rows = this.placed.get(trace), y = rows && rows.get(one.lane), start = this.wire.relative(trace, one.start);
         return y === undefined || y === null ? null : { x0: this.x(start), x1: this.x(start + one.ns), y };
       };
-      const own = corner(this.selected), other = this.selected.partner && corner(this.selected.partner);
+      const own = corner(this.selected, this.selected.trace);
       context.strokeStyle = look.ink;
       context.lineWidth = 2;
       if (own) context.strokeRect(Math.max(own.x0, draw.GUTTER) - 1, own.y, Math.max(own.x1 - Math.max(own.x0, draw.GUTTER), 2) + 2, draw.ROW - 1);
-      if (own && other) {
-        const [from, to] = own.x0 <= other.x0 ? [own, other] : [other, own];
-        context.strokeStyle = look.mark;
-        context.lineWidth = 1.5;
-        context.beginPath();
-        context.moveTo(from.x1, from.y + draw.ROW / 2);
-        context.bezierCurveTo(from.x1 + 40, from.y + draw.ROW / 2, to.x0 - 40, to.y + draw.ROW / 2, to.x0, to.y + draw.ROW / 2);
-        context.lineTo(to.x0 - 6, to.y + draw.ROW / 2 - 4);
-        context.moveTo(to.x0, to.y + draw.ROW / 2);
-        context.lineTo(to.x0 - 6, to.y + draw.ROW / 2 + 4);
-        context.stroke();
+      context.save();
+      context.beginPath();
+      context.rect(draw.GUTTER, draw.RULER, this.width - draw.GUTTER, this.shown);
+      context.clip();
+      for (const flow of own ? this.flows(this.selected) : []) {
+        const other = corner(flow.event, flow.trace);
+        if (other) this.arrow(context, flow.kind === "launch" ? look.mark : look.ink, flow.kind, own, other);
       }
+      context.restore();
       context.lineWidth = 1;
+    },
+
+    // What a selected event is joined with: the launch, the forward (backward) pass, its collective on other ranks.
+    flows(one) {
+      const mine = (kind, event) => (event ? [{ kind, event, trace: one.trace }] : []);
+      const peers = (one.peers || []).map((event) => ({ kind: "peer", event, trace: this.traces.find((trace) => trace.trace === event.trace) }));
+      return [...mine("launch", one.partner), ...mine("forward", one.forward), ...peers.filter((flow) => flow.trace)];
+    },
+
+    // From the earlier to the later; sides of one collective are joined by a dashed line.
+    arrow(context, color, kind, own, other) {
+      const [from, to] = own.x0 <= other.x0 ? [own, other] : [other, own], half = draw.ROW / 2;
+      context.strokeStyle = color;
+      context.lineWidth = 1.5;
+      context.setLineDash(kind === "peer" ? [4, 3] : []);
+      context.beginPath();
+      if (kind === "peer") {
+        context.moveTo(from.x0, from.y + half);
+        context.bezierCurveTo(from.x0 - 14, from.y + half, to.x0 - 14, to.y + half, to.x0, to.y + half);
+      } else {
+        context.moveTo(from.x1, from.y + half);
+        context.bezierCurveTo(from.x1 + 40, from.y + half, to.x0 - 40, to.y + half, to.x0, to.y + half);
+        context.lineTo(to.x0 - 6, to.y + half - 4);
+        context.moveTo(to.x0, to.y + half);
+        context.lineTo(to.x0 - 6, to.y + half + 4);
+      }
+      context.stroke();
+      context.setLineDash([]);
     },
 
     // From where to where the rows of a trace reach; without one, all of the picture.
     reach(trace) {
-      const mine = trace ? this.rows.filter((row) => row.trace === trace) : [];
+      const mine = trace ? this.rows.filter((row) => row.trace === trace && !row.pinned) : [];
       if (!mine.length) return [draw.RULER, this.shown];
-      const last = mine[mine.length - 1], y = (at) => Math.max(draw.RULER, at - this.scroll + draw.RULER);
+      const last = mine[mine.length - 1], y = (at) => Math.max(this.edge(), at - this.scroll + draw.RULER);
       return [y(mine[0].y), y(last.y + last.height)];
     },
 
@@ -126,25 +160,38 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.moveTo(draw.GUTTER - 0.5, 0);
       context.lineTo(draw.GUTTER - 0.5, this.shown);
       context.stroke();
-      const cut = (text) => { let word = text; while (word.length > 4 && context.measureText(word).width > draw.GUTTER - 28) word = `${word.slice(0, -2)}…`; return word; };
-      for (const row of this.rows) {
-        const y = row.y - this.scroll + draw.RULER;
-        if (y + row.height < draw.RULER || y > this.shown) continue;
-        if (row.kind === "counter") {
-          context.fillStyle = look.soft;
-          context.fillText(cut(row.label), 22, y + row.height / 2 - 6);
-          context.fillText(`to ${draw.amount(row.counter.most, row.counter.unit)}`, 22, y + row.height / 2 + 8);
-        } else if (row.kind !== "lane" && row.kind !== "finding") {
-          context.fillStyle = look.head;
-          context.fillRect(0, y, this.width, row.height);
-          context.fillStyle = look.ink;
-          context.font = "600 11px system-ui, sans-serif";
-          context.fillText(row.label, row.kind === "trace" ? 8 : 14, y + row.height / 2);
-          context.font = "11px system-ui, sans-serif";
-        } else if (row.label) {
-          context.fillStyle = row.kind === "finding" ? draw.FOUND[look.name][row.one.finding.severity] : look.soft;
-          context.fillText(cut(row.label), 22, y + row.height / 2);
-        }
+      const order = [...this.rows.filter((row) => !row.pinned), null, ...this.rows.filter((row) => row.pinned)];
+      for (const row of order) {
+        if (!row && this.pins_height) { context.fillStyle = look.ground; context.fillRect(0, 0, draw.GUTTER - 1, this.edge()); }
+        if (row && this.seen(row)) this.name_of(context, look, row, this.top(row));
+      }
+      if (!this.pins_height) return;
+      context.fillStyle = look.mark;
+      context.fillRect(0, this.edge() - 1, this.width, 1);
+    },
+
+    name_of(context, look, row, y) {
+      const more = row.more || "", room = draw.GUTTER - (row.kind === "lane" ? 40 : 28) - context.measureText(more).width, middle = y + row.height / 2;
+      const cut = (text) => { let word = text; while (word.length > 4 && context.measureText(word).width > room) word = `${word.slice(0, -2)}…`; return word; };
+      const sign = (x) => { if (row.sign) context.fillText(row.sign, x, middle); };
+      if (row.kind === "counter") {
+        context.fillStyle = look.soft;
+        context.fillText(cut(row.label), 22, middle - 6);
+        context.fillText(`to ${draw.amount(row.counter.most, row.counter.unit)}`, 22, middle + 8);
+      } else if (row.kind !== "lane" && row.kind !== "finding") {
+        context.fillStyle = look.head;
+        context.fillRect(0, y, this.width, row.height);
+        context.fillStyle = look.ink;
+        context.font = "600 11px system-ui, sans-serif";
+        sign(4);
+        context.fillText(row.label, row.kind === "trace" ? 16 : 18, middle);
+        context.font = "11px system-ui, sans-serif";
+      } else {
+        context.fillStyle = row.kind === "finding" ? draw.FOUND[look.name][row.one.finding.severity] : look.soft;
+        sign(8);
+        if (row.label) context.fillText(cut(row.label) + more, 22, middle);
+        const here = this.pointer && this.pointer.x < draw.GUTTER && this.pointer.y >= y && this.pointer.y < y + row.height;
+        if (row.label && row.kind === "lane" && (row.pinned || here)) { context.fillStyle = row.pinned ? look.mark : look.soft; context.fillText(row.pinned ? "★" : "☆", draw.GUTTER - 16, middle); }
       }
     },
   };

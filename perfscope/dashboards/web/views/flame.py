@@ -6,6 +6,7 @@ What is in a tree is `analyzers.sections.call_trees`' affair; here it becomes ro
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from perfscope.analyzers.sections.call_trees import (
@@ -58,10 +59,7 @@ def view(job: Job) -> dict[str, Any]:
         },
         "categories": list(CATEGORY_WORDS),
         "colors": {ground: list(held) for ground, held in COLORS.items()},
-        "code": {
-            sanitize(line, NAME_CHARS): {"path": held.path, "first": held.first, "lines": list(held.lines)}
-            for line, held in code.items()
-        },
+        "code": {sanitize(line, NAME_CHARS): asdict(held) for line, held in code.items()},
     }
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.time import call_site
-from perfscope.dashboards.web.timeline import arguments
+from perfscope.analyzers.ops import module_label
+from perfscope.analyzers.source_code import excerpts
+from perfscope.analyzers.time import MOST_SITES, call_site, launch_sites
+from perfscope.dashboards.web.timeline import arguments, links
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save
 from perfscope.dashboards.web.timeline.lanes import (
     CATEGORY_WORDS,
@@ -23,7 +26,7 @@ from perfscope.dashboards.web.timeline.lanes import (
     series_of,
 )
 from perfscope.dashboards.web.timeline.lanes import save as save_series
-from perfscope.dashboards.web.timeline.marks import marks
+from perfscope.dashboards.web.timeline.marks import marks, numbers
 from perfscope.dashboards.web.timeline.names import NAME_CHARS, name_id
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import schedules
@@ -32,8 +35,6 @@ from perfscope.model.untrusted_text import sanitize
 
 MOST_NAMES = 20_000
 """Names that a page knows, those with most time first: an event of another has its name when it is asked for."""
-MOST_SITES = 20_000
-"""Ops whose line is looked up: each takes tens of microseconds."""
 MOST_STEPS = 5_000
 """Of a trace, the first ones: another timeline can be laid beside them."""
 
@@ -42,10 +43,14 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """Write the index of one rank, with the partner, the place in the code and a number for each event."""
     index = build(events_of(trace))
     save(index, place.folder)
-    np.save(place.folder / "partner.npy", _partners(trace, index))
-    site, sites = _sites(trace, index)
-    np.save(place.folder / "site.npy", site)
-    (place.folder / "sites.json").write_bytes(msgspec.json.encode(sites))
+    links.save(trace, index, place.folder)
+    places = _sites(trace, index)
+    np.save(place.folder / "site.npy", places.site)
+    (place.folder / "sites.json").write_bytes(
+        msgspec.json.encode([{"label": sanitize(label, NAME_CHARS)} for label in places.labels])
+    )
+    np.save(place.folder / "module.npy", places.module)
+    (place.folder / "modules.json").write_bytes(msgspec.json.encode(places.modules))
     np.save(place.folder / "number.npy", _numbers(trace, index))
     arguments.save(trace, place.folder)
     counters = []
@@ -82,6 +87,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
         "counters": counters,
         "steps": _steps(trace),
         "kinds": [[index, int(kinds[index])] for index in np.flatnonzero(events).tolist()],
+        "lines": places.labels,
     }
 
 
@@ -94,12 +100,14 @@ def view(job: Job) -> dict[str, Any]:
     held = [item for item in job.gathered if item.held["events"]]
     lows, highs = ([int(item.held[key]) for item in held] for key in ("low", "high"))
     together = bool(held) and max(lows) < min(highs)
+    _save_code(job)
+    links.save_peers(job.traces, numbers([trace.source for trace in job.traces], job.gathered), job.folder)
     traces = []
     for item in job.gathered:
         rank = "" if item.source.rank is None else f"rank {item.source.rank}"
         traces.append(
             {
-                **item.held,
+                **{key: value for key, value in item.held.items() if key != "lines"},
                 "trace": item.place.number,
                 "label": rank or sanitize(item.source.path, 60),
                 "rank": item.source.rank,
@@ -115,6 +123,14 @@ def view(job: Job) -> dict[str, Any]:
         "modelled": "" if held else schedules(job.analysis),
         "findings": marks(job),
     }
+
+
+def _save_code(job: Job) -> None:
+    """The code at the lines of the events, where it can be shown."""
+    lines = {line for item in job.gathered for line in item.held["lines"]}
+    found = excerpts(lines, [source.path for source in job.analysis.sources])
+    code = {sanitize(line, NAME_CHARS): excerpt for line, excerpt in found.items()}
+    (job.folder / "code.json").write_bytes(msgspec.json.encode(code))
 
 
 def _steps(trace: Trace) -> list[list[Any]]:
@@ -147,54 +163,40 @@ def _lanes(index: Index) -> list[dict[str, Any]]:
     ]
 
 
-def _places(index: Index, table: str, size: int) -> np.ndarray:
-    """The event of each row of a table; ``MISSING`` where it has none."""
-    result = np.full(size, MISSING, np.int64)
-    mine = np.flatnonzero(index.table == TABLES.index(table))
-    result[index.row[mine]] = mine
-    return result
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """By event: number of its line among ``labels``, and of its module among ``modules``; ``MISSING``: not known."""
+
+    site: np.ndarray
+    labels: list[str]
+    module: np.ndarray
+    modules: list[str]
 
 
-def _partners(trace: Trace, index: Index) -> np.ndarray:
-    """For device work the call that launched it, for a call the first work it launched: an arrow's other end."""
-    result = np.full(len(index), MISSING, np.int32)
-    calls = _places(index, "calls", len(trace.rows["calls"]))
-    ops = _places(index, "slices", len(trace.rows["slices"]))
-    for table in ("copies", "kernels"):
-        rows = trace.rows[table]
-        mine = _places(index, table, len(rows))
-        call, op = rows["call"], rows["op"]
-        by_call = np.where(call == MISSING, MISSING, calls[call]) if len(calls) else np.full(len(rows), MISSING)
-        by_op = np.where(op == MISSING, MISSING, ops[op]) if len(ops) else np.full(len(rows), MISSING)
-        other = np.where(by_call != MISSING, by_call, by_op)
-        linked = np.flatnonzero((mine != MISSING) & (other != MISSING))[::-1]  # the first one is written last
-        result[mine[linked]] = other[linked]
-        result[other[linked]] = mine[linked]
-    return result
-
-
-def _sites(trace: Trace, index: Index) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """The place in the code of device work and of ops, as far as it is known and there are not too many."""
+def _sites(trace: Trace, index: Index) -> _Places:
+    """The places in the code of device work and of ops, as far as they are known and there are not too many."""
     op = np.full(len(index), MISSING, np.int64)
     for table in ("kernels", "copies"):
         mine = np.flatnonzero(index.table == TABLES.index(table))
         op[mine] = trace.rows[table]["op"][index.row[mine]]
-    asked = np.unique(op[op != MISSING])[:MOST_SITES]
     slices = np.flatnonzero(index.table == TABLES.index("slices"))
     own = slices[np.isin(trace.rows["slices"]["kind"][index.row[slices]], (SliceKind.OP, SliceKind.OTHER))]
     op[own] = index.row[own]
-    asked = np.union1d(asked, index.row[own[: max(0, MOST_SITES - len(asked))]]).astype(np.int64)
-    if not len(asked):
-        return np.full(len(index), MISSING, np.int32), []
+    known = dict(trace.fact(launch_sites))
+    for row in index.row[own].tolist():
+        if len(known) >= MOST_SITES:
+            break
+        if row not in known:
+            known[row] = call_site(trace, row)
     labels: dict[str, int] = {}
-    known = np.full(len(asked), MISSING, np.int32)
-    for position, row in enumerate(asked.tolist()):
-        site = call_site(trace, row)
+    modules: dict[str, int] = {}
+    line, module = (np.full(len(trace.rows["slices"]) + 1, MISSING, np.int32) for _ in range(2))  # the last: no op
+    for row, site in known.items():
         if site.file is not None:
-            known[position] = labels.setdefault(sanitize(site.where().label(), NAME_CHARS), len(labels))
-    positions = np.minimum(np.searchsorted(asked, op), len(asked) - 1)
-    results = np.where(asked[positions] == op, known[positions], MISSING).astype(np.int32)
-    return results, [{"label": label} for label in labels]
+            line[row] = labels.setdefault(site.where().label(), len(labels))
+        if site.module:
+            module[row] = modules.setdefault(sanitize(module_label(site), NAME_CHARS), len(modules))
+    return _Places(line[op], list(labels), module[op], list(modules))
 
 
 def _numbers(trace: Trace, index: Index) -> np.ndarray:

@@ -1,0 +1,110 @@
+"""What events of a timeline have to do with each other: launches, the forward pass, collectives of other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from perfscope.analyzers.ranks import peers
+from perfscope.analyzers.time import forward_rows
+from perfscope.dashboards.web.timeline.index import Index, load
+from perfscope.dashboards.web.timeline.lanes import TABLES
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+
+PEERS = ("peer_at", "peer_trace", "peer_event")
+
+
+def save(trace: Trace, index: Index, folder: Path) -> None:
+    """Write, by event: its ``partner``, its ``forward`` op (or its first backward one), the ``parent`` around it."""
+    np.save(folder / "partner.npy", _partners(trace, index))
+    ops = _places(index, "slices", len(trace.rows["slices"]))
+    np.save(folder / "forward.npy", _forward(trace, index, ops))
+    np.save(folder / "parent.npy", _parents(trace, index, ops))
+
+
+def save_peers(traces: Sequence[Trace], numbers: Mapping[int, int], folder: Path) -> None:
+    """Write which events are one collective: ``peer_of`` of each trace is its number, `PEERS` its events (CSR).
+
+    ``numbers``: place in ``traces`` -> number of the trace, whose index is in a folder of that name.
+    """
+    known = {id(traces[place]): number for place, number in numbers.items()}
+    indexes = {number: load(folder / str(number)) for number in known.values()}
+    places: dict[tuple[int, str], Int64] = {}
+    group_of = {number: np.full(len(index), MISSING, np.int32) for number, index in indexes.items()}
+    at, members = [0], list[tuple[int, int]]()
+    for sides in peers(traces):
+        found = []
+        for trace, side in sides:
+            number = known.get(id(trace))
+            table, row = ("kernels", side.kernel) if side.kernel != MISSING else ("slices", side.slice)
+            if number is None or row == MISSING:
+                continue
+            if (number, table) not in places:
+                index = indexes[number]
+                rows = index.row[index.table == TABLES.index(table)]
+                places[number, table] = _places(index, table, int(rows.max(initial=-1)) + 1)
+            event = int(places[number, table][row]) if row < len(places[number, table]) else MISSING
+            if event != MISSING:
+                found.append((number, event))
+        if len(found) > 1:
+            for number, event in found:
+                group_of[number][event] = len(at) - 1
+            members += found
+            at.append(len(members))
+    both = np.array(members, np.int32).reshape(-1, 2)
+    arrays: tuple[np.ndarray, ...] = (np.array(at, np.int64), both[:, 0], both[:, 1])
+    for key, values in zip(PEERS, arrays, strict=True):
+        np.save(folder / f"{key}.npy", values)
+    for number, group in group_of.items():
+        np.save(folder / str(number) / "peer_of.npy", group)
+
+
+def _places(index: Index, table: str, size: int) -> Int64:
+    """The event of each row of a table; ``MISSING`` where it has none."""
+    result = np.full(size, MISSING, np.int64)
+    mine = np.flatnonzero(index.table == TABLES.index(table))
+    result[index.row[mine]] = mine
+    return result
+
+
+def _partners(trace: Trace, index: Index) -> np.ndarray:
+    """For device work the call that launched it, for a call the first work it launched: an arrow's other end."""
+    result = np.full(len(index), MISSING, np.int32)
+    calls = _places(index, "calls", len(trace.rows["calls"]))
+    ops = _places(index, "slices", len(trace.rows["slices"]))
+    for table in ("copies", "kernels"):
+        rows = trace.rows[table]
+        mine = _places(index, table, len(rows))
+        call, op = rows["call"], rows["op"]
+        by_call = np.where(call == MISSING, MISSING, calls[call]) if len(calls) else np.full(len(rows), MISSING)
+        by_op = np.where(op == MISSING, MISSING, ops[op]) if len(ops) else np.full(len(rows), MISSING)
+        other = np.where(by_call != MISSING, by_call, by_op)
+        linked = np.flatnonzero((mine != MISSING) & (other != MISSING))[::-1]  # the first one is written last
+        result[mine[linked]] = other[linked]
+        result[other[linked]] = mine[linked]
+    return result
+
+
+def _forward(trace: Trace, index: Index, ops: Int64) -> np.ndarray:
+    """Of an op of the backward pass the event of its forward op; of that the first backward one."""
+    result = np.full(len(index), MISSING, np.int32)
+    forward = trace.fact(forward_rows)
+    rows = np.flatnonzero(forward != MISSING)[::-1]  # the first one is written last
+    behind, ahead = ops[rows], ops[forward[rows]]
+    both = (behind != MISSING) & (ahead != MISSING)
+    result[ahead[both]] = behind[both]
+    result[behind[both]] = ahead[both]
+    return result
+
+
+def _parents(trace: Trace, index: Index, ops: Int64) -> np.ndarray:
+    """The event of the host span around a span or call."""
+    result = np.full(len(index), MISSING, np.int32)
+    for table in ("slices", "calls"):
+        mine = np.flatnonzero(index.table == TABLES.index(table))
+        parent = trace.rows[table]["parent"][index.row[mine]]
+        result[mine] = np.where(parent == MISSING, MISSING, ops[parent] if len(ops) else MISSING)
+    return result
