@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.registry import load_rule, rule_ids
+
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
+    from perfscope.model.finding import Outcome, Subject
 
 # Sources that are no recording of a run: compiled programs, memory snapshots.
 
@@ -42,36 +45,14 @@ DUMPS_ALONE = "the flight recorder's dumps hold collectives and no time of any o
 DUMP_FORMAT = "flight_recorder"
 """The format of NCCL's flight recorder."""
 
-DUMP_RULES = frozenset({"hung_collective"})
-"""Rules that look at such dumps."""
-
-COMPILE_RULES = frozenset(
-    {"compile_time", "dynamic_shape_churn", "eager_fallback", "graph_break", "rank_divergence", "recompilation",
-     "unfused_ops"}
-)  # fmt: skip
-"""Rules that look at such a log: where one of them cannot, its own reason tells more."""
-
 COMPILED_FORMAT = "compiled"
 """The format of what `perfscope compile` wrote: programs and plans, and no recording."""
 
 NOTHING_RAN = "nothing ran"
 """Why rules that look at times and memory of a run cannot look at it."""
 
-PROGRAM_RULES = COMPILE_RULES | {
-    "blocking_collective", "dense_expert_compute", "donation_missed", "excess_remat", "full_precision_matmul",
-    "missing_remat", "resharding_collective", "sequential_scan", "unfused_attention", "unfused_ops",
-    "unfused_optimizer",
-}  # fmt: skip
-"""Rules that look at such programs or plans: where one of them cannot, its own reason tells more."""
-
 ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
-
-RANK_RULES = frozenset(
-    {"expert_imbalance", "hung_collective", "link_contention", "nvlink_stall", "pipeline_bubble", "rank_divergence",
-     "small_collectives", "straggler"}
-)  # fmt: skip
-"""Rules that look at what several ranks or devices do together."""
 
 TOPICS = {"compile_log": "torch.compile", "hlo": "XLA programs", "memory": "memory"}
 """Key of ``Trace.recorded`` that rules lack -> what they are on."""
@@ -122,10 +103,10 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
     """(reason, rules), those of what is not there last."""
     reasons: dict[tuple[str, str | None], list[str]] = {}
     alone = logs_alone(analysis)
-    own, why = (COMPILE_RULES, LOG_ALONE) if analysis.compile.ranks else (DUMP_RULES, DUMPS_ALONE)
+    own, why = ("compile_log", LOG_ALONE) if analysis.compile.ranks else ("flight_record", DUMPS_ALONE)
     compiled = bool(analysis.sources) and {source.format for source in analysis.sources} == {COMPILED_FORMAT}
     of_ranks = [
-        outcome for outcome in analysis.outcomes if outcome.status == "abstained" and outcome.rule in RANK_RULES
+        outcome for outcome in analysis.outcomes if outcome.status == "abstained" and "ranks" in _judged_by(outcome)
     ]
     single = (
         not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
@@ -134,15 +115,21 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
         if outcome.status == "abstained":
             reason = outcome.reason or "no reason given"
             topic = TOPICS.get(outcome.missing[-1]) if outcome.missing else None
-            if compiled and (outcome.rule not in PROGRAM_RULES or outcome.missing):
+            subjects = _judged_by(outcome)
+            if compiled and ("programs" not in subjects or outcome.missing):
                 reason, topic = NOTHING_RAN, OF_A_RUN
-            elif single and outcome.rule in RANK_RULES:
+            elif single and "ranks" in subjects:
                 reason, topic = ONE_PROCESS, OF_RANKS
-            elif alone and outcome.rule not in own:
+            elif alone and own not in subjects:
                 reason, topic = why, OF_A_RUN
             reasons.setdefault((reason, topic), []).append(outcome.rule)
     ordered = sorted(reasons.items(), key=lambda item: item[0][1] is not None)
     return tuple((reason, _named(rules, topic)) for (reason, topic), rules in ordered)
+
+
+def _judged_by(outcome: Outcome) -> tuple[Subject, ...]:
+    """What a rule has findings on besides the recording of one process; nothing of one that is not installed."""
+    return load_rule(outcome.rule).judges if outcome.rule in rule_ids() else ()
 
 
 def _named(rules: list[str], topic: str | None) -> tuple[str, ...]:

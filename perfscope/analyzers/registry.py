@@ -1,9 +1,9 @@
 """The rules, a written list: id -> module. One rule a file, the file name is the id.
 
 A rule's module has ``NEEDS`` (keys of ``perfscope.model.trace.RECORDED``) and
-``check(trace) -> Iterable[Finding]``; it may have ``compare(traces)`` for what shows only where several
-traces lie side by side, and ``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring is its
-page in ``docs/rules``.
+``check(trace) -> Iterable[Finding]``; it may have ``JUDGES`` (`Subject`: what it has findings on besides the recording
+of one process), ``compare(traces)`` for what shows only where several traces lie side by side, and
+``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring is its page in ``docs/rules``.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def load_rule(rule_id: str) -> Rule:
         doc=module.__doc__ or "",
         needs=tuple(module.NEEDS),
         check=module.check,
+        judges=tuple(getattr(module, "JUDGES", ())),
         compare=getattr(module, "compare", None),
         plan=getattr(module, "check_plan", None),
         replaces=getattr(module, "REPLACES", False),

@@ -29,6 +29,9 @@ Basis = Literal["measured", "modelled", "structural"]
 BytesAre = Literal["moved", "freed", "held"]
 """What bytes of a finding are: traffic through memory, memory that a fix gives back, or memory in use or asked for."""
 
+Subject = Literal["compile_log", "programs", "ranks", "flight_record"]
+"""Logs of torch.compile, compiled or planned programs, jobs of several processes, NCCL's flight recorder."""
+
 Severity = Literal["low", "medium", "high"]
 Status = Literal["flagged", "clean", "abstained"]
 Cell = str | int | float | None
@@ -163,6 +166,8 @@ class Rule:
     doc: str
     needs: tuple[str, ...]
     check: Callable[[Trace], Iterable[Finding]]
+    judges: tuple[Subject, ...] = ()
+    """What it has findings on besides the recording of one process."""
     compare: Callable[[Sequence[Trace]], Iterable[Finding]] | None = None
     """What shows only where several programs or runs lie side by side; it is asked once, with all traces."""
     plan: Callable[[Trace], Iterable[Finding]] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from perfscope.analyzers.coverage import COMPILE_RULES, DUMPS_ALONE, LOG_ALONE
+from perfscope.analyzers.coverage import DUMPS_ALONE, LOG_ALONE
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import load_rule, rule_ids
@@ -219,9 +219,11 @@ def test_dumps_of_the_flight_recorder_alone_hold_nothing_of_the_other_rules() ->
     )  # fmt: skip
 
 
-def test_rules_on_torch_compile_are_those_that_need_its_log() -> None:
-    needing = {rule for rule in rule_ids() if "compile_log" in load_rule(rule).needs}
-    assert needing <= COMPILE_RULES <= set(rule_ids())
+def test_rules_judge_what_they_need() -> None:
+    rules = [load_rule(rule) for rule in rule_ids()]
+    assert all("compile_log" in rule.judges for rule in rules if "compile_log" in rule.needs)
+    assert all("programs" in rule.judges for rule in rules if "hlo" in rule.needs or rule.plan is not None)
+    assert all("flight_record" in rule.judges for rule in rules if "flight_record" in rule.needs)
 
 
 @pytest.mark.parametrize("reason", ["nothing was compiled", f"all sources: not recorded: {RECORDED['compile_log']}"])

@@ -285,7 +285,11 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
         causes=_judged_first(causes(median, built, findings), kernels),
         findings=findings,
         not_looked=built.not_looked,
-        notes=tuple(dict.fromkeys((*differences(chosen[0].summary, chosen[1].summary), *notes, *built.notes))),
+        notes=tuple(
+            dict.fromkeys(
+                (*_left_out(base, head), *differences(chosen[0].summary, chosen[1].summary), *notes, *built.notes)
+            )
+        ),
     )
     return SetsComparison(
         comparison=comparison,
@@ -295,7 +299,7 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
         environment=environment,
         commits=(_commit(sides[0]), _commit(sides[1])),
         command=sides[1][0].command,
-        remarks=tuple(_remarks(base, head, turns, chosen)),
+        remarks=tuple(_remarks(sides, turns, chosen)),
     )
 
 
@@ -431,13 +435,18 @@ def _commit(side: Sequence[Launch]) -> str | None:
     return commits.pop() if len(commits) == 1 else None
 
 
-def _remarks(base: RunSet, head: RunSet, turns: Turns, chosen: tuple[Launch, Launch]) -> Iterator[str]:
+def _left_out(base: RunSet, head: RunSet) -> Iterator[str]:
     for which, side in zip(SIDES, (base, head), strict=True):
         yield from (f"{which}: {remark}" for remark in side.remarks)
+
+
+def _remarks(
+    sides: tuple[Sequence[Launch], Sequence[Launch]], turns: Turns, chosen: tuple[Launch, Launch]
+) -> Iterator[str]:
     how = f"in turns, {len(turns.pairs)} pairs" if turns.interleaved else "not in turns"
-    yield f"{len(base.launches)} launches of base and {len(head.launches)} of head, {how}"
+    yield f"{len(sides[0])} launches of base and {len(sides[1])} of head, {how}"
     yield f"parts of the step: {chosen[0].run.name} and {chosen[1].run.name}, each in the middle of its side"
-    if min(len(base.launches), len(head.launches)) < LEAST_PAIRS:
+    if min(map(len, sides)) < LEAST_PAIRS:
         yield f"kernels have no probability with fewer than {LEAST_PAIRS} launches a side"
 
 

@@ -52,6 +52,7 @@ from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 from perfscope.model.units import format_bytes, format_share
 
 NEEDS = ()
+JUDGES = ("programs",)
 
 
 ADVICE = "perfscope advise memory RUN --budget BYTES lists what to checkpoint, offload or shard, and what it costs"

@@ -64,6 +64,7 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ("host_ops",)
+JUDGES = ("programs",)
 
 MIN_SHARE = 0.01
 """Of the steps' time: what a step's usual spread would hide."""

@@ -59,6 +59,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ("hlo",)
+JUDGES = ("programs",)
 
 MIN_BYTES = 1 << 20
 """In one run of the program, for one line of it. 1 MiB passes one direction of an H100's NVLink (450 GB/s) in

@@ -68,6 +68,7 @@ from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 
 NEEDS = ("hlo",)
+JUDGES = ("programs",)
 
 MIN_FLOPS_SHARE = 0.05
 """Of the program's arithmetic, wasted at one line, where no time is known; less than a twentieth is not worth a

@@ -35,6 +35,7 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scop
 from perfscope.model.trace import MISSING, Trace
 
 NEEDS = ()
+JUDGES = ("ranks",)
 
 LOADED = 1.25
 """Times the mean: the capacity factor most routers are run with; what lies below it is what they accept."""

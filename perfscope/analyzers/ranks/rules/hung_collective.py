@@ -43,6 +43,7 @@ from perfscope.model.flight_recorder import FlightRecord, RecordedCall
 from perfscope.model.trace import Trace
 
 NEEDS = ("flight_record",)
+JUDGES = ("ranks", "flight_record")
 
 MOST_NAMED = 8
 

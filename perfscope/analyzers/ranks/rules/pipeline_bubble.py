@@ -52,6 +52,7 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
+JUDGES = ("ranks",)
 
 WAIT_SHARE = 0.05
 """Of the steps' time, as mean wait of a stage. 32 microbatches on 4 stages leave 9%: below half of that, nothing."""

@@ -200,6 +200,7 @@ def _row(late: Late, ranks: RankSet) -> dict[str, Cell]:
 
 
 NEEDS = ()
+JUDGES = ("ranks",)
 
 WAIT_SHARE = 0.05
 """Of the steps' time, as mean wait of a device. Below a twentieth the spread of a thread's scheduling explains it."""

@@ -136,6 +136,7 @@ def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> F
 
 
 NEEDS = ()
+JUDGES = ("programs",)
 
 IDLE_SHARE = MEDIUM_SHARE
 """Of the step, all lines together. Below it the gain drowns in the spread between launches."""

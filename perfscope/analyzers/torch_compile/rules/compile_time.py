@@ -65,6 +65,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
+JUDGES = ("compile_log", "programs")
 
 MIN_COLD_NS = 60 * 10**9
 """A minute: what cold compiling may take beyond a warm start. Shorter waits are of the order of starting the processes,

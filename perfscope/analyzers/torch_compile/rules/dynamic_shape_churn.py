@@ -34,6 +34,7 @@ from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
 
 NEEDS = ("compile_log",)
+JUDGES = ("compile_log", "programs")
 
 
 examined = compile_records

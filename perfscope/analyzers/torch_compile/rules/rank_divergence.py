@@ -56,6 +56,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
 NEEDS = ()
+JUDGES = ("compile_log", "programs", "ranks")
 
 MIN_WAIT_NS = 10**9
 """A second. The same compilation takes a few percent more or less on equal ranks: of ten seconds, tenths of one."""

@@ -69,6 +69,7 @@ from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_ns
 
 NEEDS = ()
+JUDGES = ("compile_log", "programs")
 
 MIN_STEPS = 2
 """Steps with a recompilation of the same jitted function. A last, smaller batch compiles once more and never again."""

@@ -14,6 +14,7 @@ from perfscope.dashboards.report.charts import COMPARE_STYLE
 from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
 from perfscope.dashboards.report.compare.words import (
     BY_TIME,
+    SINGLE,
     TONES,
     environment,
     headline,
@@ -33,7 +34,7 @@ from perfscope.dashboards.report.renderers.markdown import (
     sections_markdown,
 )
 from perfscope.dashboards.report.renderers.page import page
-from perfscope.dashboards.report.renderers.text import STYLES, WIDTH, hanging, printed, section_text, sections_text
+from perfscope.dashboards.report.renderers.text import STYLES, WIDTH, hanging, printed, sections_text
 from perfscope.model.errors import UsageError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, sanitize_value
 from perfscope.model.version import package_version
@@ -71,16 +72,12 @@ def _text(document: Document, width: int, *, verbose: bool) -> Iterator[Renderab
     style = STYLES[TONES.get(document.headline, "plain")] or "bold"
     lead = sanitize(f"perfscope: {headline(document)}", TEXT_LIMIT)
     yield RichText(lead, style, overflow="fold")
-    pairs = f" · {pair_words(document.method)}" if document.method.pairs else ""
-    yield hanging(f"{title(document)}{pairs}", style="")
+    method = document.method
+    how = pair_words(method) if method.pairs else "" if method.kind == SINGLE else sanitize(method.kind)
+    yield hanging(" · ".join(filter(None, (title(document), how))), style="")
     yield ""
     yield from sections_text(compare_sections(document), width, verbose=verbose)
-    *details, method = detail_sections(document)
-    for section in details:
-        yield from section_text(section, width, verbose=verbose)
-        yield ""
-    if verbose or document.notes or document.method.launches:
-        yield from section_text(method, width, verbose=verbose)
+    yield from sections_text(detail_sections(document), width, verbose=verbose)
 
 
 def marker(key: str) -> str:

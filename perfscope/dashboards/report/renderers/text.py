@@ -99,9 +99,11 @@ def sections_text(sections: Sequence[Section], width: int, *, verbose: bool) -> 
 
 
 def section_text(section: Section, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    """The title with the summary, and the blocks below it."""
+    """The title with the summary, and the blocks below it; ``(-v)`` where all of them are details."""
     title = sanitize(section.title)
-    line = RichText(f"{title}: {sanitize(section.summary, TEXT_LIMIT)}" if section.summary else title, overflow="fold")
+    hidden = not verbose and section.blocks and all(is_hidden(block) for block in section.blocks)
+    summary = f": {sanitize(section.summary, TEXT_LIMIT)}" if section.summary else ""
+    line = RichText(f"{title}{summary}{' (-v)' if hidden else ''}", overflow="fold")
     line.stylize("bold", 0, len(title))
     yield Padding(line, (0, 0, 0, INDENT))
     after_table = False
@@ -111,6 +113,11 @@ def section_text(section: Section, width: int, *, verbose: bool) -> Iterator[Ren
             yield ""
         yield from block_text(block, width, verbose=verbose)
         after_table = open_table
+
+
+def is_hidden(block: Block) -> bool:
+    """Whether a block is shown with ``-v`` alone, or, a picture, not at all."""
+    return isinstance(block, Picture | Command | Advice) or getattr(block, "detail", False)
 
 
 def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[RenderableType]:

@@ -80,6 +80,7 @@ from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
 
 NEEDS = ()
+JUDGES = ("programs",)
 
 AUTOGRAD = ("host_ops", "autograd")
 """What a PyTorch recording must hold; a compiled XLA program does as well."""

@@ -36,6 +36,7 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
 NEEDS = ()
+JUDGES = ("programs",)
 
 MAX_ROWS = 20
 

@@ -69,6 +69,7 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
 NEEDS = ()
+JUDGES = ("programs",)
 
 MIN_SHARE = 0.01
 """Of the steps' time: what a step's usual spread would hide."""

@@ -81,6 +81,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
 NEEDS = ()
+JUDGES = ("programs",)
 
 MIN_SHARE = 0.01
 """Of the step's time, or of its bytes where no time is known. Below it short sequences make attention

@@ -85,6 +85,7 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scop
 from perfscope.model.trace import Trace
 
 NEEDS = ()
+JUDGES = ("compile_log", "programs")
 
 MIN_SHARE = 0.02
 """Of the step's time, or of its bytes where no time is known. The saving is a model: should only half of it

@@ -65,6 +65,7 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
 NEEDS = ()
+JUDGES = ("programs",)
 
 EXPOSED_SHARE = 0.05
 """Of the step. Some exposure stays at the first and last collective of a step even when all else is hidden."""
