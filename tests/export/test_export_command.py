@@ -30,7 +30,7 @@ def test_the_command_knows_every_format() -> None:
         module = module_of(form)
         assert module.SUFFIX
         assert isinstance(module.FOLDER, bool)
-    with pytest.raises(UsageError, match="svg: no such export format; there are chrome, parquet"):
+    with pytest.raises(UsageError, match="svg: no such export format; there are chakra, chrome, parquet"):
         module_of("svg")
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
 EXPORTS: dict[str, str] = {
+    "chakra": "perfscope.dashboards.export.chakra",
     "chrome": "perfscope.dashboards.export.chrome",
     "parquet": "perfscope.dashboards.export.parquet",
     "perfetto": "perfscope.dashboards.export.perfetto",
