@@ -48,6 +48,7 @@ from perfscope.dashboards.report.compare.words import (
 )
 from perfscope.dashboards.report.renderers.values import percent, signed_ns
 from perfscope.model.units import format_ns
+from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Number, Table
@@ -335,7 +336,8 @@ def _calls(row: TreeRow) -> str:
 
 def _below(path: Sequence[str]) -> str:
     """The last names of a path; the JSON report has all."""
-    return " > ".join((*(("...",) if len(path) > MOST_NAMES else ()), *path[-MOST_NAMES:]))
+    names = (sanitize(name, NAME_LIMIT) for name in path[-MOST_NAMES:])
+    return " > ".join((*(("...",) if len(path) > MOST_NAMES else ()), *names))
 
 
 TREE_COLUMNS: tuple[Column[TreeRow], ...] = (
@@ -367,7 +369,7 @@ PATH_COLUMNS: tuple[Column[PathRow], ...] = (
     _delta("change", lambda row: row.head_ns - row.base_ns),
     Column("base", lambda row: row.base_ns, "ns"),
     Column("head", lambda row: row.head_ns, "ns"),
-    Column("what", lambda row: row.where),
+    Column("what", lambda row: row.where, limit=NAME_LIMIT),
     Column("name", lambda row: row.name, "code", limit=NAME_LIMIT),
 )
 
