@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers.readers.load import load
@@ -172,3 +173,23 @@ def test_what_is_nested_counts_once_by_category_and_module(tmp_path: Path) -> No
     assert modules["Linear_*"] == 20_000 + 28_000 + 20_000 + 30_000
     whole = _ask(tmp_path, "selection", by="category", **piece)["rows"]
     assert sum(row["own_ns"] for row in whole) == 100_000 + 30_000  # all of the host's thread, and the kernel
+
+
+@pytest.mark.corpus
+def test_sides_of_collectives_are_found_among_all_kernels(corpus: Path, tmp_path: Path) -> None:
+    """Of a job the judged traces hold the rows of collectives alone, with numbers of their own."""
+    from perfscope.analyzers.judge import judge_paths
+    from perfscope.dashboards.web.timeline import index, links
+
+    paths = [str(corpus / "kineto" / f"astra-sim__megatron_kineto_{rank}.json.gz") for rank in (0, 1)]
+    for number, path in enumerate(paths):
+        (trace,) = load(path)
+        view_of("timeline", [trace], tmp_path / "one")
+        (tmp_path / "one" / "0").rename(tmp_path / str(number))
+    judged = judge_paths(paths).loaded.traces
+    links.save_peers(judged, {0: 0, 1: 1}, tmp_path)
+    indexes = [index.load(tmp_path / str(number)) for number in (0, 1)]
+    of = [np.load(tmp_path / str(number) / "peer_of.npy") for number in (0, 1)]
+    assert [int((each >= 0).sum()) for each in of] == [84, 84]
+    for each, events in zip(of, indexes, strict=True):
+        assert set(events.category[each >= 0].tolist()) == {Category.COLLECTIVE}

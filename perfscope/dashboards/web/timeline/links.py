@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfscope.analyzers.ranks import peers
+from perfscope.analyzers.ranks import Local, peers
 from perfscope.analyzers.time import forward_rows
 from perfscope.dashboards.web.timeline.index import Index, load
 from perfscope.dashboards.web.timeline.lanes import TABLES
@@ -32,22 +32,15 @@ def save_peers(traces: Sequence[Trace], numbers: Mapping[int, int], folder: Path
     """
     known = {id(traces[place]): number for place, number in numbers.items()}
     indexes = {number: load(folder / str(number)) for number in known.values()}
-    places: dict[tuple[int, str], Int64] = {}
+    events = {number: _Events(index) for number, index in indexes.items()}
     group_of = {number: np.full(len(index), MISSING, np.int32) for number, index in indexes.items()}
     at, members = [0], list[tuple[int, int]]()
     for sides in peers(traces):
         found = []
         for trace, side in sides:
             number = known.get(id(trace))
-            table, row = ("kernels", side.kernel) if side.kernel != MISSING else ("slices", side.slice)
-            if number is None or row == MISSING:
-                continue
-            if (number, table) not in places:
-                index = indexes[number]
-                rows = index.row[index.table == TABLES.index(table)]
-                places[number, table] = _places(index, table, int(rows.max(initial=-1)) + 1)
-            event = int(places[number, table][row]) if row < len(places[number, table]) else MISSING
-            if event != MISSING:
+            event = MISSING if number is None else events[number].of(side)
+            if number is not None and event != MISSING:
                 found.append((number, event))
         if len(found) > 1:
             for number, event in found:
@@ -60,6 +53,29 @@ def save_peers(traces: Sequence[Trace], numbers: Mapping[int, int], folder: Path
         np.save(folder / f"{key}.npy", values)
     for number, group in group_of.items():
         np.save(folder / str(number) / "peer_of.npy", group)
+
+
+class _Events:
+    """Finds the event of a collective. Of several ranks only its own rows are left, with numbers of their own."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._by_time: dict[str, dict[tuple[int, int], int]] = {}
+        self._by_row: dict[str, Int64] = {}
+
+    def of(self, side: Local) -> int:
+        """``MISSING`` where there is none."""
+        table, row = ("kernels", side.kernel) if side.kernel != MISSING else ("slices", side.slice)
+        if table not in self._by_row:
+            mine = np.flatnonzero(self._index.table == TABLES.index(table))
+            self._by_row[table] = _places(self._index, table, int(self._index.row[mine].max(initial=-1)) + 1)
+            times = zip(self._index.start[mine].tolist(), self._index.end[mine].tolist(), strict=True)
+            self._by_time[table] = dict(zip(times, mine.tolist(), strict=True))
+        rows = self._by_row[table]
+        event = int(rows[row]) if 0 <= row < len(rows) else MISSING
+        if event != MISSING and self._index.start[event] == side.start_ns and self._index.end[event] == side.end_ns:
+            return event
+        return self._by_time[table].get((side.start_ns, side.end_ns), MISSING)
 
 
 def _places(index: Index, table: str, size: int) -> Int64:

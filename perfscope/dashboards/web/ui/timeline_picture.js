@@ -41,6 +41,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
       this.overlays(context, look);
       this.names(context, look);
+      this.joins(context, look);
       draw.ruler(context, look, width, this.view, format_mark);
       this.root.dataset.paintMs = (performance.now() - began).toFixed(1);
       if (this.since) this.root.dataset.repaintMs = (performance.now() - this.since).toFixed(1);
@@ -96,20 +97,29 @@ window.perfscope_ui = window.perfscope_ui || {};
         context.fillRect(x0 + wide - 1, top, 1, bottom - top);
       }
       if (!this.selected) return;
-      const corner = (one, trace) => {
-        const rows = this.placed.get(trace), y = rows && rows.get(one.lane), start = this.wire.relative(trace, one.start);
-        return y === undefined || y === null ? null : { x0: this.x(start), x1: this.x(start + one.ns), y };
-      };
-      const own = corner(this.selected, this.selected.trace);
+      const own = this.corner(this.selected, this.selected.trace);
       context.strokeStyle = look.ink;
       context.lineWidth = 2;
       if (own) context.strokeRect(Math.max(own.x0, draw.GUTTER) - 1, own.y, Math.max(own.x1 - Math.max(own.x0, draw.GUTTER), 2) + 2, draw.ROW - 1);
+      context.lineWidth = 1;
+    },
+
+    // Where an event is drawn, or null.
+    corner(one, trace) {
+      const rows = this.placed.get(trace), y = rows && rows.get(one.lane), start = this.wire.relative(trace, one.start);
+      return y === undefined || y === null ? null : { x0: this.x(start), x1: this.x(start + one.ns), y };
+    },
+
+    // Arrows from what is selected, above all else.
+    joins(context, look) {
+      const own = this.selected && this.corner(this.selected, this.selected.trace);
+      if (!own) return;
       context.save();
       context.beginPath();
       context.rect(draw.GUTTER, draw.RULER, this.width - draw.GUTTER, this.shown);
       context.clip();
-      for (const flow of own ? this.flows(this.selected) : []) {
-        const other = corner(flow.event, flow.trace);
+      for (const flow of this.flows(this.selected)) {
+        const other = this.corner(flow.event, flow.trace);
         if (other) this.arrow(context, flow.kind === "launch" ? look.mark : look.ink, flow.kind, own, other);
       }
       context.restore();
