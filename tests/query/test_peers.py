@@ -109,3 +109,22 @@ def test_messages_of_one_rank_are_the_arguments_of_its_kernels(
     assert (row.operation, row.calls) == ("all_reduce", 3)
     assert row.ms == pytest.approx(ms)
     assert row.best_bus_gb_per_s == pytest.approx(fastest_bus_gb_per_s)
+
+
+@pytest.mark.parametrize(
+    ("file", "runs", "ms"),
+    [
+        ("xplane/TraceLens__mi300_jax08_gemm.xplane.pb.gz", 42, 3.4152),  # xprof, op_profile and hlo_stats
+        ("xplane/xprof__tpu_inference_2.xplane.pb.gz", 6_013, 315_123.0),  # xprof extrapolates 315.118 s
+    ],
+)
+def test_the_op_profile_is_a_tree_whose_levels_sum(corpus: Path, file: str, runs: int, ms: float) -> None:
+    tree = answer(corpus, file, "op_profile")
+    root = tree[tree.program.isna()].iloc[0]
+    assert root.runs == runs
+    assert root.ms == pytest.approx(ms, rel=1e-4)
+    programs = tree[tree.program.notna() & tree.kind.isna()]
+    kinds = tree[tree.kind.notna() & tree.instruction.isna()]
+    for level in (programs, kinds, tree[tree.instruction.notna()]):
+        assert level.runs.sum() == runs
+        assert level.ms.sum() == pytest.approx(root.ms)

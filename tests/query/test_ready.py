@@ -167,3 +167,12 @@ def test_the_share_of_tensor_cores_is_by_name() -> None:
         ["tensor cores", 30],
         ["plain float32", 10],
     ]
+
+
+def test_a_step_by_what_it_was_spent_on() -> None:
+    builder = nested()
+    builder.step(1, 0, 1000)
+    (parts,) = rows(builder, "step_breakdown", "input_ms", "launch_ms", "host_ms", "compute_ms", "copy_ms", "step_ms")
+    answer = Database([builder.build()]).query(QUERIES["step_breakdown"].sql)
+    assert (parts[3], parts[-1]) == (pytest.approx(0.45), 1.0)
+    assert answer.filter(regex="_ms$").drop(columns="step_ms").sum(axis=1).tolist() == [pytest.approx(1.0)]

@@ -214,6 +214,19 @@ QUERIES: dict[str, Query] = {
         from calls group by op, kernels order by ms desc
         """,
     ),
+    "op_profile": Query(
+        "Instructions of XLA programs as a tree of program, kind and instruction; what is null is summed over",
+        """
+        with runs as (
+          select module, regexp_replace(name, '([._][0-9]+)+$', '') as kind, name, end_ns - start_ns as ns
+          from hlo_ops where not asynchronous and not encloses)
+        select module as program, kind, name as instruction, count(*) as runs, sum(ns) / 1e6 as ms,
+               100.0 * sum(ns) / (select sum(ns) from runs) as percent
+        from runs group by rollup (module, kind, name)
+        order by grouping(module) desc, max(sum(ns)) over (partition by module) desc, module, grouping(kind) desc,
+                 max(sum(ns)) over (partition by module, kind) desc, kind, grouping(name) desc, ms desc, instruction
+        """,
+    ),
     "op_times": Query(
         "Ops by name: own and whole time on the host, and device time launched by them and inside them",
         """
@@ -289,6 +302,23 @@ QUERIES: dict[str, Query] = {
           from kernels)
         select length, count(*) as kernels, sum(ns) / 1e6 as ms, 100.0 * sum(ns) / sum(sum(ns)) over () as percent
         from lengths group by length order by length
+        """,
+    ),
+    "step_breakdown": Query(
+        "Each step of each device by what it was spent on; the parts sum to the step",
+        """
+        select rank, device, step,
+               coalesce(sum(time_ns) filter (cause = 'input'), 0) / 1e6 as input_ms,
+               coalesce(sum(time_ns) filter (cause = 'compilation'), 0) / 1e6 as compile_ms,
+               coalesce(sum(time_ns) filter (cause = 'launch'), 0) / 1e6 as launch_ms,
+               coalesce(sum(time_ns) filter (cause in ('sync', 'memory', 'collective_setup', 'garbage_collection',
+                 'saving', 'sleeping', 'other_host')), 0) / 1e6 as host_ms,
+               coalesce(sum(time_ns) filter (cause = 'compute'), 0) / 1e6 as compute_ms,
+               coalesce(sum(time_ns) filter (cause = 'exposed_communication'), 0) / 1e6 as communication_ms,
+               coalesce(sum(time_ns) filter (cause = 'exposed_copy'), 0) / 1e6 as copy_ms,
+               coalesce(sum(time_ns) filter (cause in ('dependency', 'unexplained')), 0) / 1e6 as other_idle_ms,
+               sum(time_ns) / 1e6 as step_ms
+        from accounts group by source, rank, device, step order by rank, device, step
         """,
     ),
     "stream_overlap": Query(
