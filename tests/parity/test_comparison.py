@@ -82,6 +82,29 @@ def test_bfloat16_may_be_off_by_what_float32_may_not() -> None:
     assert len(wrong(compared(side(1), pretended))) == 6
 
 
+def test_a_model_under_autocast_may_be_off_by_what_its_layers_round() -> None:
+    b = side(2, dtype="bfloat16")
+    layers = (msgspec.structs.replace(b.recording.layers[0], dtype="bfloat16"), *side(2).recording.layers[1:])
+    mixed = _replace(b, recording=msgspec.structs.replace(b.recording, dtype="float32", layers=layers))
+    assert wrong(compared(side(1), mixed)) == []
+
+
+def test_layers_that_one_side_has_alone_are_named_and_ops_that_lead_to_a_match_are_not() -> None:
+    a, b = side(1), side(2, framework="jax")
+    product = msgspec.structs.replace(b.recording.layers[0], name="product")
+    layers = (
+        *b.recording.layers,
+        product,
+        Layer(name="lone", op="add", weights=("lone",)),
+        Layer(name="scope", op="add"),
+    )
+    b = _replace(b, recording=msgspec.structs.replace(b.recording, layers=layers))
+    translation = translate(a.recording.weights, side(2).recording.weights, a_is_torch=True, b_is_torch=True)
+    assert compared(a, b, translation=translation).unmatched() == ((), ("lone",))
+    only_torch = _replace(b, recording=msgspec.structs.replace(b.recording, framework="torch"))
+    assert compared(a, only_torch, translation=translation).unmatched() == ((), ("lone", "scope"))
+
+
 def test_the_reference_may_be_of_b() -> None:
     a = side(1)
     a = changed(a, "layer:0", 2 * a.arrays["layer:0"])

@@ -83,11 +83,8 @@ class Comparison:
 
     def unmatched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Layers of A and of B that the other side has not."""
-        apart = self.a.recording.framework != self.b.recording.framework
-        return (
-            unmatched(self.a.recording.layers, {n for match in self.matches for n in match.a}, with_weights=apart),
-            unmatched(self.b.recording.layers, {n for match in self.matches for n in match.b}, with_weights=apart),
-        )
+        left_a, left_b = unmatched(self.a.recording, self.b.recording, self.matches, self.translation)
+        return left_a, left_b
 
     def first(self, rows: Sequence[Row]) -> Divergence | None:
         """Where both part: the first activation that differs, else the first gradient, else the first weight."""
@@ -161,7 +158,8 @@ class Comparison:
         own, base = (a, b) if self.of_b else (b, a)
         number = (match.a if self.of_b else match.b)[-1]
         layers = self.judged.recording.layers
-        dtype = coarsest([self.judged.recording.dtype, *(layer.dtype for layer in layers[: number + 1])])
+        ran = layers[: number + 1] if kind == "activation" else layers
+        dtype = coarsest([self.judged.recording.dtype, *(layer.dtype for layer in ran)])
         error_base = relative_error(base, reference)
         expected = self._expected(dtype, error_base, done, self._whole(number, kind), worse)
         align = self._aligned.get(match) or alignment(own, reference, expected)
@@ -222,7 +220,8 @@ class Comparison:
         if not a or not b or not reference:
             return
         b = translation.to_a({**zeros, **b}, add=kind != "weight")
-        dtype, last = self.judged.recording.dtype, self.judged.recording.layers[-1]
+        layers = self.judged.recording.layers
+        dtype, last = coarsest([self.judged.recording.dtype, *(layer.dtype for layer in layers)]), layers[-1]
         work = Work(3 * last.roundings, 3 * last.terms)
         for name in sorted(a.keys() & b.keys() & reference.keys() - translation.tied_in_a(), key=list(a).index):
             if kind == "weight":
@@ -254,7 +253,10 @@ def _remark(
     if own.size != reference.size:
         return f"{list(a.shape)} in A, {list(b.shape)} in B"
     if error is None:
-        return "not finite" if not np.isfinite(own).all() else "zero in the reference"
+        finite = [bool(np.isfinite(side).all()) for side in (a, b)]
+        if all(finite):
+            return "zero in the reference"
+        return "not finite" if any(finite) else "not finite on both sides"
     if error <= expected or own.ndim < 2:
         return ""
     rows, wanted = own.reshape(-1, own.shape[-1]), reference.reshape(-1, own.shape[-1])

@@ -54,7 +54,7 @@ def relative_error(array: np.ndarray, reference: np.ndarray) -> float | None:
     if whole <= TINY:
         return 0.0 if difference <= TINY else None
     error = float(difference / whole)
-    return error if math.isfinite(error) else None
+    return error if error < 1 / TINY else None
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:

@@ -69,9 +69,9 @@ def _matrices(kind: Kind, plain: Shape, other: Shape, *, fused: bool) -> list[La
     rows, columns = plain
     turned = _divides(other, columns)
     kept = _divides(other, rows)
-    found = [Layout("in, out", plain, (1, 0), plain, other)] if turned else []
+    found = [Layout("in, out" if kind == "linear" else "transposed", plain, (1, 0), plain, other)] if turned else []
     if kept:
-        found.append(Layout("out, in", plain, (0, 1), plain, other))
+        found.append(Layout("out, in" if kind == "linear" else "same", plain, (0, 1), plain, other))
     if fused and turned and len(other) >= 4 and other[-2] == FUSED and other[1] != FUSED:
         heads, width = rows // (FUSED * other[-1]), other[-1]  # (in, heads, 3, width)
         found.insert(0, Layout("in, heads, 3, width", (FUSED, heads, width, columns), (3, 1, 0, 2), plain, other))

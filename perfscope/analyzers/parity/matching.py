@@ -63,23 +63,34 @@ def match_layers(a: Recording, b: Recording, translation: Translation | None) ->
     return matches, possible
 
 
-def unmatched(layers: Sequence[Layer], matched: set[int], *, with_weights: bool) -> tuple[str, ...]:
-    """Names of layers that are in no match; of ops that only lead to one (a product before its bias) none.
+def unmatched(
+    a: Recording, b: Recording, matches: Sequence[Match], translation: Translation | None
+) -> list[tuple[str, ...]]:
+    """Names of layers of each side that are in no match, but not of ops that lead to one: a product before its bias.
 
-    ``with_weights``: only of those that use weights, where another framework divides a model in another way.
+    Of two frameworks only those that use weights are named: each divides a model into modules in its own way.
     """
-    names = {name for number in matched for name in layers[number].weights}
-    return tuple(
-        layer.name
-        for number, layer in enumerate(layers)
-        if number not in matched
-        and not (layer.weights and _stems(layer.weights) <= _stems(names))
-        and not (with_weights and not layer.weights)
-    )
-
-
-def _stems(weights: Sequence[str] | set[str]) -> set[tuple[object, ...]]:
-    return {(name.words, name.indices) for name in map(parse_name, weights)}
+    sides = ((a.layers, translation.canonical(of_a=True) if translation is not None else {}),
+             (b.layers, translation.canonical(of_a=False) if translation is not None else {}))  # fmt: skip
+    numbers = ({n for match in matches for n in match.a}, {n for match in matches for n in match.b})
+    covered = {
+        weight
+        for (layers, known), matched in zip(sides, numbers, strict=True)
+        for number in matched
+        for weight in plain_weights(layers[number], known)
+    }
+    left = []
+    for (layers, known), matched in zip(sides, numbers, strict=True):
+        lone = [layer for number, layer in enumerate(layers) if number not in matched]
+        used = [(layer, plain_weights(layer, known)) for layer in lone]
+        left.append(
+            tuple(
+                layer.name
+                for layer, weights in used
+                if not (weights and weights <= covered) and (layer.weights or a.framework == b.framework)
+            )
+        )
+    return left
 
 
 def _by_name(layers: Sequence[Layer], free: set[int], *, exact: bool) -> dict[Hashable, list[tuple[int, ...]]]:

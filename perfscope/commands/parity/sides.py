@@ -102,7 +102,8 @@ def _shared(a: _A, weights_b: Sequence[Weight], settings: dict[str, Any]) -> Arr
     from perfscope.analyzers.parity.compare import coarsest
     from perfscope.analyzers.parity.errors import DIGITS, rounded
 
-    finest_b = settings["dtype_b"] or max((weight.dtype for weight in weights_b), key=lambda name: DIGITS.get(name, 24))
+    dtypes_b = [weight.dtype for weight in weights_b]
+    finest_b = settings["dtype_b"] or max(dtypes_b, key=lambda name: DIGITS.get(name, 24), default="float32")
     own = {weight.name: settings["dtype_a"] or weight.dtype for weight in a.weights}
     return {name: rounded(value, coarsest([own[name], finest_b])) for name, value in a.values.items()}
 

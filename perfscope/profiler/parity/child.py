@@ -44,10 +44,10 @@ def load_function(source: str) -> Callable[[], Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise SideError(f"{where}: has no function {name}")
-    return _seeded(function, source)
+    return _seeded(function)
 
 
-def _seeded(function: Callable[[], Any], source: str) -> Callable[[], Any]:
+def _seeded(function: Callable[[], Any]) -> Callable[[], Any]:
     def make() -> Any:
         random.seed(SEED)
         np.random.seed(SEED)  # noqa: NPY002 - the user's code may use it
@@ -55,7 +55,7 @@ def _seeded(function: Callable[[], Any], source: str) -> Callable[[], Any]:
             sys.modules["torch"].manual_seed(SEED)
         made = function()
         if not isinstance(made, tuple) or len(made) not in (2, 3):
-            raise SideError(f"{source}: returns no (module, inputs) and no (function, parameters, inputs)")
+            raise SideError("it returns no (module, inputs) and no (function, parameters, inputs)")
         return made
 
     return make

@@ -51,7 +51,7 @@ def _what(row: Row) -> str:
     what = "its output" if row.kind == "activation" else f"its {row.kind}"
     error = max((error for error in (row.error_a, row.error_b) if error is not None), default=None)
     if row.remark and error is None:
-        return f"{what} {row.remark}" if row.remark == "not finite" else f"{what}: {row.remark}"
+        return f"{what}: {row.remark}"
     return f"{what} differs by {error or 0.0:.1e}, rounding explains {row.expected:.1e}"
 
 
@@ -66,8 +66,9 @@ def _side(side: SideSummary) -> str:
 
 
 def _sections(document: Parity) -> Iterator[Section]:
-    if document.first is not None:
-        yield Section(title="First divergence", blocks=(Listing(items=tuple(_first(document.first)), few=12),))
+    lines = () if document.first is None else tuple(_first(document.first))
+    if lines:
+        yield Section(title="First divergence", blocks=(Listing(items=lines, few=12),))
     noise = document.first is not None and document.first.row.kind == "activation"
     for title, kind in SECTIONS:
         rows = [row for row in document.rows if row.kind == kind]
