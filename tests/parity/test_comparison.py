@@ -204,5 +204,9 @@ def test_the_document_and_what_a_terminal_shows() -> None:
     assert "block" in first
     assert not any("PARTS" in line for line in others)
     assert b'"schema": "perfscope.parity/1"' in dump(document)
-    same = document_of(compared(side(1), side(2)), ("a", "b"), created_utc="", kept_weights=False)
-    assert "A and B compute the same: 6 values" in render_text(same)
+    noted = Comparison(side(1, notes=("x",)), side(2), side(dtype="float64", notes=("no gradients",)))
+    same = document_of(noted, ("a", "b"), created_utc="", kept_weights=False)
+    assert same.notes == ("A: x", "reference: no gradients")
+    text = render_text(same)
+    assert "A and B compute the same: 6 values" in text
+    assert "reference: no gradients" in text

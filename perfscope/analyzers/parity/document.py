@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from perfscope.analyzers.parity.compare import Comparison
 from perfscope.model.documents.parity import SCHEMA, Parity, Recording, SideSummary
 
 
-def document_of(
-    comparison: Comparison, sources: tuple[str, str], *, created_utc: str, kept_weights: bool, notes: Sequence[str] = ()
-) -> Parity:
+def document_of(comparison: Comparison, sources: tuple[str, str], *, created_utc: str, kept_weights: bool) -> Parity:
     """All that a comparison gives. ``sources``: what the user called A and B; ``kept_weights``: B ran with its own."""
     rows = comparison.rows()
     weights = comparison.weights() if kept_weights else []
@@ -32,7 +28,9 @@ def document_of(
         mappings=comparison.translation.mappings() if comparison.translation is not None else (),
         unmatched_a=missing[0],
         unmatched_b=missing[1],
-        notes=tuple(dict.fromkeys([*notes, *(f"A: {note}" for note in a.notes), *(f"B: {note}" for note in b.notes)])),
+        notes=tuple(
+            f"{name}: {note}" for name, run in (("A", a), ("B", b), ("reference", reference)) for note in run.notes
+        ),
     )
 
 

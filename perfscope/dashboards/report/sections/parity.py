@@ -42,7 +42,8 @@ def _headline(document: Parity) -> str:
     if document.verdict == "not compared":
         return "no layer of A has a counterpart in B: nothing was compared"
     if document.first is None:
-        return f"A and B compute the same: {len(document.rows)} values within what rounding explains"
+        count = f"{len(document.rows)} value{'' if len(document.rows) == 1 else 's'}"
+        return f"A and B compute the same: {count} within what rounding explains"
     row = document.first.row
     return f"A and B part at {row.name}: {_what(row)}"
 
