@@ -140,7 +140,7 @@ class TestKinds:
 
     def test_another_device_is_said(self) -> None:
         found = compare([gpu_run(device="Old")], [gpu_run(device="New")])
-        assert any("Old against New" in note for note in found.notes)
+        assert any("Old against New" in line for line in found.cautions)
 
     def test_kinds(self) -> None:
         assert kind_of(gpu_run()) == "PyTorch recording"

@@ -91,8 +91,13 @@ class Loaded:
 
     results: tuple[ReadTrace, ...]
     skipped: tuple[Skipped, ...] = ()
-    run: Mapping[str, Any] | None = None
-    """The manifest, where all of it is one run."""
+    manifest: Run | None = None
+    """Where all of it is one run."""
+
+    @property
+    def run(self) -> Mapping[str, Any] | None:
+        """What a report shows of the manifest."""
+        return None if self.manifest is None else _manifest(self.manifest)
 
     @property
     def traces(self) -> tuple[Trace, ...]:
@@ -377,7 +382,7 @@ def assemble(inputs: Sequence[Input], results: Iterable[TaskResult]) -> Loaded:
     return Loaded(
         results=_join_program_files(traces, ", ".join(trace.trace.source.path for trace in traces)),
         skipped=tuple(skipped for part in parts for skipped in part.skipped),
-        run=parts[0].run if len(parts) == 1 else None,
+        manifest=parts[0].manifest if len(parts) == 1 else None,
     )
 
 
@@ -409,7 +414,7 @@ def _assemble_input(given: Input, results: Sequence[TaskResult]) -> Loaded:
         traces.sort(key=lambda trace: trace_order(trace.trace))
     lost = [f"{Path(file.path).name} was not read: {file.reason}" for file in skipped if file.broken]
     traces[0] = _noted(traces[0], *lost)
-    return Loaded(results=tuple(traces), skipped=skipped, run=_manifest(runs[0].run) if runs else None)
+    return Loaded(results=tuple(traces), skipped=skipped, manifest=runs[0].run if runs else None)
 
 
 def _run_results(divided: DividedRun, results: Sequence[TaskResult]) -> Sequence[TaskResult]:

@@ -49,7 +49,7 @@ def runs(
 
     Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
-    from perfscope.analyzers.compare.runs.comparison import compare as compared
+    from perfscope.analyzers.compare.runs.cautions import compare_loaded
     from perfscope.analyzers.compare.runs.run_sets import runs_in
     from perfscope.analyzers.selection import EVERYTHING, load_selected, parse_selection
     from perfscope.dashboards.report.compare import json
@@ -70,7 +70,7 @@ def runs(
     part = [f"only a part of each side was compared: {', '.join(chosen)}"] if chosen else []
     loaded = load_selected(named.base, selection), load_selected(named.head, selection)
     spare(_files(*loaded), outputs.files().values())
-    comparison = compared(loaded[0].traces, loaded[1].traces)
+    comparison = compare_loaded(*loaded)
     comparison = replace(comparison, notes=(*named.notes, *part, *comparison.notes))
     gates = own_gates(comparison, outputs.fail_on)
     document = json.document(comparison, failed=comparison.gates(gates), gates=gates)

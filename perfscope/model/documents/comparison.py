@@ -510,6 +510,8 @@ class Document(Value, frozen=True, kw_only=True):
     base: Side
     head: Side
     metrics: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)]
+    cautions: Texts = ()
+    """What must be known before the verdict: other programs, other machines, machines that were busy."""
     failed: Texts = ()
     gates: Texts = ()
     """What ``--fail-on`` asked for."""

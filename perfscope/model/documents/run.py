@@ -128,6 +128,9 @@ class Run:
     devices: tuple[Mapping[str, str | int], ...] = ()
     driver: str | None = None
     clocks: tuple[Mapping[str, str], ...] = ()
+    machine_load: Mapping[str, float] = field(default_factory=dict)
+    """Of all processors' time while the program ran: ``others_share`` went to other programs, ``steal_share`` was kept
+    by the host of a virtual machine. Empty of a job of several tasks, which are no others."""
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What the reader of a report must know, one sentence each."""

@@ -19,6 +19,7 @@ from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run, RunState, failure_of, load_run
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, scrub_command
+from perfscope.profiler.ab.machine import MachineCounters, Sources, counter_rates, read_counters
 from perfscope.profiler.bootstrap.sitecustomize import ERROR_FILE
 from perfscope.profiler.launch.program import Ended, Target, launch
 from perfscope.profiler.nsys.command import NsysRun
@@ -122,6 +123,10 @@ def _is_over(directory: Path, late_s: float) -> bool:
     return not any(_runs(directory, run_folders.task_of_file(file)) for file in manifests)
 
 
+LOAD = ("others_share", "steal_share")
+"""Rates of the machine's counters that a manifest has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """A run that ended. ``code`` is what the program returned, as a shell gives it."""
@@ -168,7 +173,9 @@ def record(
     leads = True
     try:
         with run_folders.alive(directory, run.task):
+            before = read_counters(Sources())
             ended = launch(target if nsys is None else nsys.around(target), message)
+            run = replace(run, machine_load=_load_since(before) if joined is None else {})
             if nsys is not None:
                 ended = nsys.told(ended)
                 run = replace(run, notes=nsys.collect())
@@ -194,6 +201,11 @@ def record(
         leads=leads,
         earlier=joined is not None and joined.earlier,
     )
+
+
+def _load_since(before: MachineCounters) -> dict[str, float]:
+    rates = counter_rates(before, read_counters(Sources()))
+    return {name: round(rates[name], 4) for name in LOAD if name in rates}
 
 
 def _message(options: CaptureOptions, directory: Path, *, follow: bool, recording: str | None) -> Message:

@@ -199,6 +199,8 @@ class Comparison:
     notes: tuple[str, ...]
     programs: tuple[ProgramChange, ...] = ()
     """Compiled programs that both sides have, explained by instruction."""
+    cautions: tuple[str, ...] = ()
+    """What must be known before the verdict, one sentence each."""
     targets: TargetOfSide = NO_TARGETS
     tree: TreeChange | None = None
     """Call trees of the rank in the middle."""
@@ -296,9 +298,8 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         causes=causes(median, built, findings),
         findings=findings,
         not_looked=built.not_looked,
-        notes=tuple(
-            dict.fromkeys((*differences(*sides), *(time.notes if time is not None else ()), *built.notes, *remarks))
-        ),
+        notes=tuple(dict.fromkeys((*(time.notes if time is not None else ()), *built.notes, *remarks))),
+        cautions=tuple(differences(*sides)),
         programs=programs,
         targets=machines,
         tree=None if time is None else tree_change(*_ranks_of(base, head, time)),

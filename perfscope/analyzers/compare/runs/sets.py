@@ -285,11 +285,8 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
         causes=_judged_first(causes(median, built, findings), kernels),
         findings=findings,
         not_looked=built.not_looked,
-        notes=tuple(
-            dict.fromkeys(
-                (*_left_out(base, head), *differences(chosen[0].summary, chosen[1].summary), *notes, *built.notes)
-            )
-        ),
+        notes=tuple(dict.fromkeys((*_left_out(base, head), *notes, *built.notes))),
+        cautions=tuple(differences(chosen[0].summary, chosen[1].summary)),
     )
     return SetsComparison(
         comparison=comparison,

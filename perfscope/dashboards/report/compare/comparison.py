@@ -49,11 +49,13 @@ class DrawnComparison(Comparison):
 
     def _repr_html_(self) -> str:
         """The verdict, the metrics that say something, the places where something changed."""
-        from perfscope.dashboards.report.compare.sections import compare_sections, verdict_section
+        from perfscope.dashboards.report.compare.sections import caution_sections, compare_sections, verdict_section
         from perfscope.dashboards.report.renderers.html import notebook_html, sections_html
 
         document = self._read()
-        return notebook_html(sections_html((verdict_section(document), *compare_sections(document))))
+        return notebook_html(
+            sections_html((*caution_sections(document), verdict_section(document), *compare_sections(document)))
+        )
 
 
 def compare(base: Side, head: Side) -> DrawnComparison:

@@ -72,6 +72,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
         "schema": SCHEMA,
         "headline": comparison.headline,
         "summary": f"{comparison.headline}: {said_of(comparison.metrics)}",
+        "cautions": comparison.cautions,
         "failed": failed,
         "gates": gates,
         "base": comparison.base,

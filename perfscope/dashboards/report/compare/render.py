@@ -11,7 +11,12 @@ import msgspec
 from rich.text import Text as RichText
 
 from perfscope.dashboards.report.charts import COMPARE_STYLE
-from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
+from perfscope.dashboards.report.compare.sections import (
+    caution_sections,
+    compare_sections,
+    detail_sections,
+    verdict_section,
+)
 from perfscope.dashboards.report.compare.words import (
     BY_TIME,
     SINGLE,
@@ -24,7 +29,7 @@ from perfscope.dashboards.report.compare.words import (
     short_titles,
     title,
 )
-from perfscope.dashboards.report.renderers.html import section_html, sections_html
+from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.markdown import (
     MARKS,
     MOST_ROWS,
@@ -70,6 +75,8 @@ def render_text(document: Document, *, width: int = WIDTH, color: bool = False, 
 
 def _text(document: Document, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     style = STYLES[TONES.get(document.headline, "plain")] or "bold"
+    for line in document.cautions:
+        yield RichText(sanitize(f"caution: {line}", TEXT_LIMIT), STYLES["open"], overflow="fold")
     lead = sanitize(f"perfscope: {headline(document)}", TEXT_LIMIT)
     yield RichText(lead, style, overflow="fold")
     method = document.method
@@ -136,6 +143,8 @@ def _markdown(document: Document, rows: int) -> Iterator[str]:
     for name, text in environment(document)[:FEW_FACTS]:
         facts.append(inline(sanitize(text if name == "device" else f"{name} {text}")))
     yield " · ".join(facts)
+    for line in document.cautions[:rows]:
+        yield f"**Caution:** {inline(sanitize(line))}"
     for line in document.failed[:rows]:
         yield f"**Gate not met:** {inline(sanitize(line))}"
     for section in compare_sections(document):
@@ -159,7 +168,7 @@ def _page(document: Document) -> Iterator[str]:
     facts += [sanitize(text) for name, text in environment(document) if name == "device"]
     yield f"<header><h1><b>perfscope</b> <span>{escape(' → '.join(short_titles(document)))}</span></h1>"
     yield f'<p class="sub">{escape(" · ".join(facts))}</p></header>'
-    yield section_html(verdict_section(document))
+    yield from sections_html((*caution_sections(document), verdict_section(document)))
     yield from sections_html((*compare_sections(document), *detail_sections(document)))
     origin = f"perfscope {package_version()}. This file loads nothing."
     yield f"<footer>{escape(origin)}</footer>"

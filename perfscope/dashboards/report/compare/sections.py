@@ -117,6 +117,12 @@ def detail_sections(document: Document) -> tuple[Section, ...]:
     )
 
 
+def caution_sections(document: Document) -> tuple[Section, ...]:
+    """What must be known before the verdict; none where nothing must."""
+    lines = tuple(Text(line, warning=True) for line in document.cautions[:MOST_LINES])
+    return (Section(title="Before the verdict", tone="open", blocks=lines),) if lines else ()
+
+
 def verdict_section(document: Document) -> Section:
     """The verdict, what it rests on, and the gates that were not met."""
     gates = tuple(f"gate not met: {line}" for line in document.failed[:MOST_LINES])

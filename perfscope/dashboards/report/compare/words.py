@@ -120,8 +120,7 @@ def said_of(metrics: Sequence[Judged]) -> str:
         texts.append(IDENTICAL)
     if not texts:
         texts.append("no exact metric on both sides")
-    if any(metric.known == SINGLE and not metric.gates for metric in metrics):
-        texts.append("time not judged (one launch each)")
+    texts += [_single_words(metric) for metric in metrics if metric.known == SINGLE and not metric.gates][:1]
     return "; ".join(texts)
 
 
@@ -131,6 +130,15 @@ def _interval_words(metric: Judged) -> str:
     level = 0.95 if metric.level is None else metric.level
     ends = f"{percent(metric.low)} … {percent(metric.high)}"
     return f"{sanitize(metric.name)} {percent(metric.effect)} ({100 * level:.3g}% CI {ends})"
+
+
+def _single_words(metric: Judged) -> str:
+    """The time of one launch a side: both values, and that nothing is concluded from them."""
+    if metric.base is None or metric.head is None:
+        return "time not judged (one launch each)"
+    base, head = side_text(metric, "base"), side_text(metric, "head")
+    change = "" if metric.effect is None else f", {percent(metric.effect)}"
+    return f"{sanitize(metric.name)} {base} → {head}{change}, not judged (one launch each)"
 
 
 def _sides(metric: Judged) -> str:

@@ -162,7 +162,7 @@ def _device(name: str) -> Device:
 
 def _pair(child: Child, arguments: Sequence[str]) -> None:
     """``BASE HEAD``: compare them as ``perfscope compare`` does; ``DOCUMENT``: show a comparison made before."""
-    from perfscope.analyzers.compare.runs.comparison import compare
+    from perfscope.analyzers.compare.runs.cautions import compare_loaded
     from perfscope.analyzers.readers.load import load_path
     from perfscope.dashboards.report.compare import json as as_json
     from perfscope.dashboards.web.views.compare import view_of
@@ -174,10 +174,10 @@ def _pair(child: Child, arguments: Sequence[str]) -> None:
         loaded = []
         for name, path in zip(("base", "head"), arguments, strict=True):
             child.tell("working", f"reading {name}")
-            loaded.append(load_path(path).traces)
-            child.traces += len(loaded[-1])
+            loaded.append(load_path(path))
+            child.traces += len(loaded[-1].traces)
         child.tell("working", "comparing")
-        document = comparison.of(as_json.document(compare(*loaded)))
+        document = comparison.of(as_json.document(compare_loaded(*loaded)))
     child.tell("working", "writing")
     child.write("compare", {"view": view_of(document)})
 

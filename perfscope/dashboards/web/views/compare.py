@@ -10,7 +10,12 @@ from typing import Any
 
 from perfscope.dashboards.report.blocks import Column, Listing, Text
 from perfscope.dashboards.report.compare.json import SETS_KIND as SETS
-from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
+from perfscope.dashboards.report.compare.sections import (
+    caution_sections,
+    compare_sections,
+    detail_sections,
+    verdict_section,
+)
 from perfscope.dashboards.report.compare.words import (
     KIND_WORDS,
     cause_lines,
@@ -74,7 +79,7 @@ def view_of(document: Document) -> dict[str, Any]:
         "places": _places(step),
         "titles": list(short_titles(document)),
         "per": per,
-        "before": "".join(sections_html((verdict_section(document), *before))),
+        "before": "".join(sections_html((*caution_sections(document), verdict_section(document), *before))),
         "causes": [_cause(cause, step, per) for cause in exact[:MOST_CAUSES]],
         "causes_left": max(0, len(exact) - MOST_CAUSES),
         "findings": "".join(sections_html((findings,))),
