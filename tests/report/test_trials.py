@@ -39,13 +39,13 @@ def test_a_ladder_is_drawn_with_what_remains_of_the_step() -> None:
     climbed = (attempt("workers", 0.5), attempt("foreach", 0.8), attempt("gc-off", 1.0), replaced)
     made = document(*climbed, together=attempt("together", 0.4), ladder=True)
     shown = render_text(made)
-    bars = [" ".join(line.split()[:-1]) for line in shown.splitlines() if "█" in line]
+    bars = [" ".join(line.split()[1:]) for line in shown.splitlines() if "█" in line]
     assert bars == [
-        "the program as it is 100%",
-        "+ workers 50%",
-        "+ foreach 40%",
-        "+ fused for foreach 36%",
-        "together, measured 40%",
+        "100% the program as it is",
+        "50% + workers",
+        "40% + foreach",
+        "36% + fused for foreach",
+        "40% together, measured",
     ]
     assert "fused: in place of foreach" in shown
     assert "fused: on top of workers" in shown

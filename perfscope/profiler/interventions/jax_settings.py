@@ -58,7 +58,7 @@ def _no_cache_yet(facts: Facts) -> str | None:
 
 
 _BUFFERS = "--xla_gpu_graph_min_graph_size=2"
-"""XLA's own default is 5 kernels."""
+"""XLA launches shorter sequences of kernels one by one."""
 _COMBINED = " ".join(
     f"--xla_gpu_{kind}_combine_threshold_bytes={COMBINED_BYTES}"
     for kind in ("all_reduce", "all_gather", "reduce_scatter")

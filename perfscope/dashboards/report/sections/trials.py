@@ -129,13 +129,9 @@ def _rung(trial: Trial) -> str:
 def _ladder(document: Try) -> Iterator[Block]:
     """The rungs that were kept as bars."""
     steps = rungs(document)
-    wide = max((len(name) for name, _ in steps), default=0)
     if steps:
-        bars = [
-            f"{name:<{wide}}  {remaining:>5.0%}  {BAR * max(1, round(LADDER_WIDTH * min(1.0, remaining)))}"
-            for name, remaining in steps
-        ]
-        yield Code(tuple(bars))
+        bars = [(BAR * max(1, round(LADDER_WIDTH * min(1.0, remaining))), remaining, name) for name, remaining in steps]
+        yield Code(tuple(f"{bar} {remaining:.0%} {name}" for bar, remaining, name in bars))
 
 
 def _table(rows: Sequence[Trial]) -> Table:
@@ -189,7 +185,10 @@ def _payback(trial: Trial) -> Value:
 
 
 def _remarks(rows: Sequence[Trial]) -> Iterator[Block]:
+    by_mean = [str(_name(trial)) for trial in rows if trial.estimator == "mean"]
     items = []
+    if by_mean:
+        items.append(f"{', '.join(by_mean)}: times are means of the steps of a launch, as time moves between steps")
     for trial in rows:
         if trial.reason and trial.state in ("failed", "rejected"):
             items.append(f"{trial.name} {trial.state}: {trial.reason}{_tolerance(trial)}")
@@ -197,8 +196,6 @@ def _remarks(rows: Sequence[Trial]) -> Iterator[Block]:
             items.append(f"{trial.name}: its results were not compared: {trial.results.reason}")
         if trial.results is not None and trial.results.state == "same" and trial.results.reason:
             items.append(f"{trial.name}: {trial.results.reason}")
-        if trial.estimator == "mean":
-            items.append(f"{_name(trial)}: times are means of the steps of a launch, as it moves time between steps")
         if trial.state == "cannot tell" and trial.pairs:
             items.append(f"{_name(trial)}: {_unclear(trial)}")
         if trial.in_place_of:
