@@ -147,7 +147,7 @@ def test_a_memory_far_smaller_than_the_largest_is_folded() -> None:
     b.make(1, 1 << 20, 1)
     b.make(2, 8, 2, device=-1)
     judged = analyze([b.build()], [])
-    assert "small beside these, with -v: Memory of the host" in " ".join(text.render(judged).split())
+    assert "more with -v: Memory of the host" in " ".join(text.render(judged).split())
     assert "Memory of the host: peak" not in " ".join(text.render(judged).split())
     assert "Memory of the host" in text.render(judged, verbose=True)
     assert "<summary>Memory of the host" in html_report.render(judged)

@@ -94,7 +94,7 @@ def sections_text(sections: Sequence[Section], width: int, *, verbose: bool) -> 
         yield ""
     if len(kept) < len(sections):
         titles = "; ".join(sanitize(section.title) for section in sections if section not in kept)
-        yield hanging(f"small beside these, with -v: {titles}")
+        yield hanging(f"more with -v: {titles}")
         yield ""
 
 
