@@ -15,7 +15,7 @@ INTRODUCTION = """\
 
 Programs with a known defect, their twins without it, and recordings of others whose story is agreed. A defect is one
 line of a [workload](workloads.md) that ends in `# defect: RULE`; all rules are asked of each program, and of each twin.
-`make accuracy` runs them (about 25 minutes on two quiet cores; `--filter` runs some) and writes this page;
+`make accuracy` runs them (about 25 minutes on two quiet cores; `FILTER=PATTERN` for some) and writes this page;
 the slow tests hold every case to it. The table of cases is `tests/accuracy/cases.py`.
 
 - **found**: defects that the labelled rule flags; **recall** is their share.

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.memory.blocks import event_timelines
 from perfscope.analyzers.memory.categories import memory_timelines
+from perfscope.analyzers.memory.holders import memory_records
 from perfscope.analyzers.memory.picture import MOST_BANDS, Band, memory_picture
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
+from perfscope.model.finding import Scope
 from perfscope.model.trace import MISSING
 from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
 from tests.memory.build import MemoryBuilder, conserved
@@ -89,6 +91,8 @@ def test_without_addresses_the_sum_over_time_is_known_and_who_holds_it_is_not():
     assert timeline.blocks["op"].tolist() == [MISSING] * 4
     assert set(timeline.blocks["category"].tolist()) == {MemoryCategory.UNKNOWN}
     assert any(note.startswith("8 events have no address") for note in timeline.notes)
+    trace = nameless(100, -100).build()
+    assert memory_records(trace) == Scope(1, "allocations in the recording")
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=40))

@@ -235,6 +235,24 @@ def test_a_device_without_tf32_is_advised_its_own_way():
     assert "no TF32" in cdna.advice
 
 
+@pytest.mark.parametrize(
+    ("op", "kernels", "status"),
+    [
+        ("aten::mm", ["fc-dtype_Float"], "abstained"),
+        ("aten::mm", ["fc-dtype_Float", "nvjet_tst_192x8_64x8_4x1_v_bz_TNT"], "clean"),
+        ("aten::add", ["add-dtype_Float"], "clean"),
+    ],
+)
+def test_abstains_where_no_name_of_a_products_kernels_tells(op: str, kernels: list[str], status: str):
+    """Kernels of MTIA; a reduction after a product that a name tells of is none by itself."""
+    t = TraceBuilder()
+    t.op(op, 0, 50)
+    for number, kernel in enumerate(kernels):
+        t.launched(kernel, 5 + 5 * number, 100 + 200 * number, 200 + 200 * number, correlation=number + 1)
+    judged = outcome(t.build())
+    assert (judged.status, "fc-dtype_Float" in (judged.reason or "")) == (status, status == "abstained")
+
+
 def test_abstains_where_xla_compiled_the_kernels():
     t = TraceBuilder()
     t.kernel("gemm_fusion_dot_1", 0, 100)

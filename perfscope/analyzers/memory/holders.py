@@ -247,5 +247,6 @@ def where_of(line: SourceLine | None, *, op: str | None = None, module: str | No
 
 def memory_records(trace: Trace) -> Scope:
     """Allocations that a block or a counter of the allocator tells of."""
-    blocks = sum(len(timeline.blocks) for timeline in trace.fact(memory_timelines))
-    return Scope(blocks, "allocations with an address in the recording")
+    timelines = trace.fact(memory_timelines)
+    known = "" if timelines and all(timeline.sums_only for timeline in timelines) else " with an address"
+    return Scope(sum(len(timeline.blocks) for timeline in timelines), f"allocations{known} in the recording")

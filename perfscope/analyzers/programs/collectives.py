@@ -84,9 +84,8 @@ def remedy(collective: Collective, cause: Cause) -> str:
     if cause == "off unless flags say otherwise":
         beside = "matrix products run" if kind in BESIDE_PRODUCTS else "other work run"
         return (
-            f"Let {beside} beside it: {_options(kind)}. The TPU compiler leaves {_an(kind)} one op by default, "
-            "whatever "
-            "its size."
+            f"Let {beside} beside it with options of the compiler. They are {_options(kind)}; the TPU compiler leaves "
+            f"{_an(kind)} one op by default, whatever its size."
         )
     if cause == "no flag divides it":
         chip = " on this chip" if kind in TPU_FLAGS else ""

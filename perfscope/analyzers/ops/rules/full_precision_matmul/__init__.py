@@ -13,8 +13,8 @@ How it is found:
     faster precision, TF32 where there is one. No product is taken below the shortest a kernel takes (1 us on NVIDIA),
     nor, where shapes were recorded, below the time its operands need through memory. An upper bound: it assumes
     the same share of the peak.
-    Without an accelerator, on a device whose peaks are not known, or where XLA compiled the kernels
-    (their names do not tell) and its programs are not there, the rule abstains.
+    Without an accelerator, on a device whose peaks are not known, where no name of the products' kernels tells
+    (MTIA), or where XLA compiled the kernels and its programs are not there, the rule abstains.
 
     In compiled XLA programs by what each product asks for: float64 operands, or float32 ones with precision
     `highest` or the algorithm `dot_f32_f32_f32`. The saving is the roof of its kernel (arithmetic at the
@@ -59,7 +59,8 @@ import numpy as np
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns, peak_ratio
 from perfscope.analyzers.ops.achieved import kernel_costs
-from perfscope.analyzers.ops.kernels import matmul_precision
+from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
+from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 from perfscope.analyzers.predict.assumptions import vendor_factors
@@ -106,6 +107,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     if cost < MIN_SHARE * whole or not cost:
         if _untold(trace):
             raise AbstainError("XLA compiled the kernels: their names do not tell in which precision they multiply")
+        if kernel := _untold_product(trace):
+            raise AbstainError(f"names of kernels such as {kernel} do not tell in which precision they multiply")
         return
     groups.sort(key=lambda group: -group.saved_ns)
     kernels = sum(len(group.rows) for group in groups)
@@ -155,6 +158,23 @@ def _untold(trace: Trace) -> bool:
     rows = trace.rows["hlo_ops"]["kernel"]
     names = np.unique(trace.rows["kernels"]["name"][rows[rows != MISSING]])
     return any(matmul_precision(trace.text(int(code))) is None for code in names)
+
+
+def _untold_product(trace: Trace) -> str:
+    """The longest kernel of a product's op on a device that is not in the tables; ``""`` where any name tells."""
+    kernels, slices = trace.rows["kernels"], trace.rows["slices"]
+    every = [trace.text(code) for code in np.unique(kernels["name"]).tolist()]
+    if any(matmul_precision(name) is not None or uses_tensor_cores(name) for name in every):
+        return ""
+    devices = trace.rows["devices"]["name"].tolist()
+    unknown = [row for row, code in enumerate(devices) if find_device(trace.text(code)) is None]
+    rows = np.flatnonzero((kernels["op"] != MISSING) & np.isin(kernels["device"], unknown))
+    names = slices["name"][kernels["op"][rows]]
+    products = [code for code in np.unique(names).tolist() if op_class(trace.text(code)) == "matrix product"]
+    rows = rows[np.isin(names, products)]
+    if not len(rows):
+        return ""
+    return trace.text(int(kernels["name"][rows[np.argmax(kernels["end_ns"][rows] - kernels["start_ns"][rows])]]))[:60]
 
 
 def _groups(trace: Trace) -> list[_Group]:
