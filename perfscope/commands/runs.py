@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,6 @@ PIPE_WIDTH = 160
 
 COMMAND_LEAST = 30
 """Columns below which a command beside the others would be a ribbon: it goes below them."""
-
-SHORT_COMMIT = 8
-"""Characters of a commit's hash."""
 
 BELOW = "    "
 """What a command that stands below its run begins with."""
@@ -144,33 +140,24 @@ def _table(rows: Sequence[dict[str, Any]], width: int, now: datetime) -> list[tu
 
 def _cells(row: dict[str, Any], now: datetime) -> dict[str, str]:
     """A run's cells by column."""
+    from perfscope.model.documents.run_list import commit_words, device_words, state_words
     from perfscope.model.units import format_ns
 
-    worst, devices = row.get("worst_finding"), Counter(row.get("devices", ()))
+    worst = row.get("worst_finding")
     worst_text = ""
     if worst is not None:
         worst_text = worst["rule"] if worst["cost_ns"] is None else f"{worst['rule']} {format_ns(worst['cost_ns'])}"
     return {
         "run": row["id"],
         "when": _ago(row.get("created_utc"), now),
-        "state": _state(row),
+        "state": state_words(row),
         "step": "" if row.get("step_ns") is None else format_ns(row["step_ns"]),
         "worst finding": worst_text,
         "tags": ", ".join(row.get("tags", ())),
-        "device": ", ".join(f"{count}x {name}" if count > 1 else name for name, count in devices.items()),
-        "commit": (row.get("commit") or "")[:SHORT_COMMIT] + ("+" if row.get("dirty") else ""),
+        "device": device_words(row),
+        "commit": commit_words(row),
         "program": row.get("problem") or " ".join(row["command"]),
     }
-
-
-def _state(row: dict[str, Any]) -> str:
-    """``finished``, ``failed (1)``, ``killed (137)``, ``compiled for h100``."""
-    if "target" in row:
-        return f"{row['state']} for {row['target']}{'' if row['complete'] else ', not all'}"
-    state = str(row["state"])
-    if not row.get("exit_code"):
-        return state
-    return f"{'failed' if state == 'finished' else state} ({row['exit_code']})"
 
 
 def _ago(created_utc: str | None, now: datetime) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,4 +61,26 @@ def test_a_history_follows_its_store_and_what_is_checked_out(tab: Tab, server: S
     git(home, "commit", "-q", "--allow-empty", "-m", "more")
     head = git(home, "rev-parse", "HEAD")
     tab.until(f"{words}.includes('up to what is checked out ({head[:10]})')")
+    assert tab.wrong == []
+
+
+def test_what_is_ticked_is_deleted_after_a_question(tab: Tab, server: Server, home: Path) -> None:
+    made = put_run(home / "perfscope-runs", 1, exit_code=1)
+    tab.open(f"{server.base}runs?token={server.token}", ".ag-row a")
+    tab.until("document.querySelector('#page').innerText.includes('failed (1)')")
+    asked: list[str] = []
+
+    def answer(dialog: Any, *, agree: bool) -> None:
+        asked.append(dialog.message)
+        dialog.accept() if agree else dialog.dismiss()
+
+    for agree in (False, True):
+        tab.page.once("dialog", lambda dialog, agree=agree: answer(dialog, agree=agree))
+        if not agree:
+            tab.page.click(f".ag-row:has-text('{made.name}') input[type=checkbox]")
+        tab.page.click("button:has-text('delete 1 from disk')")
+        tab.page.wait_for_timeout(500)
+        assert made.name in asked[-1]
+        assert made.exists() is not agree
+    tab.until("document.querySelectorAll('.ag-center-cols-container .ag-row').length === 1")
     assert tab.wrong == []

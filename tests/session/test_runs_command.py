@@ -155,7 +155,7 @@ def test_the_worst_finding_is_that_of_the_report(here: Path) -> None:
     (put(here, "20260102-000000-train-bbbb") / "report.json").write_text("{")
     bad, good = json.loads(ask("--json"))
     assert bad["worst_finding"] is None
-    assert good["worst_finding"] == {"rule": "input_stall", "severity": "high", "cost_ns": 3_000_000}
+    assert good["worst_finding"] == {"rule": "input_stall", "severity": "high", "cost_ns": 3_000_000, "count": 3}
     assert "input_stall 3.00 ms" in ask()
 
 

@@ -18,6 +18,7 @@ from dash.exceptions import CallbackException, DependencyException
 from perfscope.dashboards.web.pages import PAGE_KEYS, PAGES, Asked, address, page_module
 from perfscope.dashboards.web.pages._grid import register_grid
 from perfscope.dashboards.web.pages._parts import empty_pages, mark_of, progress, register_chart, said
+from perfscope.dashboards.web.pages.runs import removable
 from perfscope.dashboards.web.server.api import install_api
 from perfscope.dashboards.web.server.exports import FORMS
 from perfscope.dashboards.web.server.guard import Guard
@@ -26,7 +27,8 @@ from perfscope.dashboards.web.server.works import find_work
 from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.server.workshop import Workshop
 from perfscope.dashboards.web.ui import Exports
-from perfscope.model.errors import log_failure
+from perfscope.model.documents import run_folders
+from perfscope.model.errors import PerfscopeError, log_failure
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
@@ -265,6 +267,24 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         "if(here){menu.scrollLeft=here.offsetLeft-menu.offsetLeft-(menu.clientWidth-here.offsetWidth)/2}},0)}",
         Input("menu", "children"),
     )
+
+    @app.callback(
+        Output("runs-deleted", "children"),
+        Input("runs-delete", "submit_n_clicks"),
+        State("runs-grid", "selectedRows"),
+        prevent_initial_call=True,
+    )
+    def delete(clicks: int | None, rows: list[dict[str, Any]] | None) -> Any:
+        """Remove the runs that are ticked, as ``perfscope runs --delete`` does."""
+        items = [shelf.find(str(row.get("key"))) for row in rows or ()] if clicks else []
+        lines = []
+        for item in items:
+            if item is not None and removable(shelf, item):
+                try:
+                    lines.append(f"removed {run_folders.delete(item.path.parent, item.path.name).name}")
+                except PerfscopeError as error:
+                    lines.append(str(error))
+        return [html.P(sanitize(line), className="ps-note") for line in lines]
 
     @app.callback(
         Output("drawn", "data", allow_duplicate=True),

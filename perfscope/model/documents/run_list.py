@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ REPORT_FILE = "report.json"
 """What `perfscope run` and `compile` write beside the manifest."""
 
 MOST_REPORT_BYTES = 64 << 20
+SHORT_COMMIT = 8
+"""Characters of a commit in a list."""
 
 
 def row_of(listed: ListedRun) -> dict[str, Any]:
@@ -45,6 +48,28 @@ def row_of(listed: ListedRun) -> dict[str, Any]:
         "worst_finding": worst_finding(listed.directory),
         "notes": list(run.notes),
     }
+
+
+def state_words(row: dict[str, Any]) -> str:
+    """``finished``, ``failed (1)``, ``killed (137)``, ``finished, empty``, ``compiled for h100``."""
+    if "target" in row:
+        return f"{row['state']} for {row['target']}{'' if row['complete'] else ', not all'}"
+    state = str(row["state"])
+    if row.get("exit_code"):
+        state = f"{'failed' if state == 'finished' else state} ({row['exit_code']})"
+    empty = "captures" in row and not row["captures"] and not row["steps"] and row["state"] != "running"
+    return f"{state}, empty" if empty else state
+
+
+def device_words(row: dict[str, Any]) -> str:
+    """``8x NVIDIA H100``."""
+    devices = Counter(row.get("devices", ()))
+    return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in devices.items())
+
+
+def commit_words(row: dict[str, Any]) -> str:
+    """The first digits of the commit, with ``+`` where files were changed."""
+    return (row.get("commit") or "")[:SHORT_COMMIT] + ("+" if row.get("dirty") else "")
 
 
 def _compiled_row(directory: Path, compiled: Compiled) -> dict[str, Any]:
@@ -89,7 +114,7 @@ class _Report(msgspec.Struct):
 
 
 def worst_finding(directory: Path) -> dict[str, Any] | None:
-    """Rule, severity and cost (ns, ``None`` where no time is known) of the first finding of a run's report.
+    """Rule, severity and cost (ns, ``None`` where no time is known) of a report's first finding, and how many it has.
 
     ``None``: no finding, or no report that can be read.
     """
@@ -109,4 +134,4 @@ def worst_finding(directory: Path) -> dict[str, Any] | None:
     if not findings:
         return None
     cost, rule, severity = max(findings, key=lambda finding: -1 if finding[0] is None else finding[0])
-    return {"rule": rule, "severity": severity, "cost_ns": cost}
+    return {"rule": rule, "severity": severity, "cost_ns": cost, "count": len(findings)}

@@ -12,11 +12,11 @@ from dash import Input, Output, dcc, html
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.pages import Asked, address
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.server.shelf import Item
+from perfscope.dashboards.web.server.shelf import Item, Shelf
 from perfscope.dashboards.web.server.works import stored
 from perfscope.dashboards.web.views._tables import table
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run_list import row_of
+from perfscope.model.documents.run_list import commit_words, device_words, row_of, state_words
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Runs"
@@ -27,16 +27,23 @@ MOST_ROWS = 500
 """Runs that are listed, the newest ones: each is a manifest to be read. What is left out is said."""
 MOST_KEPT = 20
 COLUMNS: tuple[Column[dict[str, Any]], ...] = (
-    Column("name", itemgetter("title"), key="title", width=270),
-    Column("state", itemgetter("state"), key="state", width=120),
-    Column("step", itemgetter("step_ns"), "ns", key="step_ns", width=96),
-    Column("steps", itemgetter("steps"), "count", key="steps", width=88),
-    Column("ranks", itemgetter("ranks"), "count", key="ranks", width=88),
-    Column("created (UTC)", itemgetter("created"), key="created", width=190),
+    Column("name", itemgetter("title"), key="title", width=240),
+    Column("state", itemgetter("state"), key="state", width=150),
+    Column("step", itemgetter("step_ns"), "ns", key="step_ns", width=90),
+    Column("findings", itemgetter("findings"), "count", key="findings", width=84),
+    Column("worst finding", itemgetter("worst"), key="worst", width=150),
+    Column("saves up to", itemgetter("worst_ns"), "ns", key="worst_ns", width=90),
+    Column("tags", itemgetter("tags"), key="tags", width=90),
+    Column("device", itemgetter("device"), key="device", width=130),
+    Column("commit", itemgetter("commit"), "code", key="commit", width=100),
     Column("command", itemgetter("command"), "code", key="command"),
+    Column("created (UTC)", itemgetter("created"), key="created", width=170),
+    Column("steps", itemgetter("steps"), "count", key="steps", width=80),
+    Column("ranks", itemgetter("ranks"), "count", key="ranks", width=80),
     Column("here", itemgetter("read"), key="read", width=140),
     Column("path", itemgetter("path"), "code", key="path", width=300),
     Column("", itemgetter("key"), key="key"),
+    Column("", itemgetter("removable"), key="removable"),
     Column("", itemgetter("href"), key="href"),
 )
 
@@ -61,6 +68,7 @@ def layout(asked: Asked, view: None) -> Any:
     held["left"] = max(0, len(items) - MOST_ROWS)
     return [
         title,
+        html.Div(id="runs-deleted", role="status", **{"aria-live": "polite"}),
         html.Div(_invited(0), id="runs-chosen", role="status", className="ps-note", **{"aria-live": "polite"}),
         grid("runs", held, asked, table="runs", picks=True),
         *_kept(asked),
@@ -80,29 +88,44 @@ def register(app: Any) -> None:
     @app.callback(Output("runs-chosen", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
     def chosen(rows: list[dict[str, Any]] | None) -> Any:
         """The older one is the base."""
-        if rows is None or len(rows) != 2:
-            return _invited(len(rows or ()))
+        if not rows:
+            return _invited(0)
+        runs = [str(row["title"]) for row in rows if row["removable"]]
+        delete = dcc.ConfirmDialogProvider(
+            html.Button(f"delete {len(runs)} from disk", className="ps-button"),
+            id="runs-delete",
+            message=f"Remove from disk, for good: {', '.join(runs)}?",
+        )
+        after = [" ", delete] if runs else []
+        if len(rows) != 2:
+            return [_invited(len(rows)), *after]
         base, head = sorted(rows, key=lambda row: str(row["created"]))
         href = address(base_path, "compare", None, base=str(base["key"]), head=str(head["key"]))
-        return dcc.Link(f"compare {head['title']} with {base['title']}", href=href)
+        return [dcc.Link(f"compare {head['title']} with {base['title']}", href=href), *after]
 
 
 def _invited(count: int) -> str:
     if count == 1:
         return "Tick one more to compare the two."
-    return "Tick two to compare them." if count == 0 else f"{count} are ticked; two can be compared."
+    return f"{count} are ticked; two can be compared." if count else "Tick two to compare them, any to delete them."
 
 
 def _row(asked: Asked, item: Item) -> dict[str, Any]:
     running = item.running()
     held = _manifest(item, running, _growth(item)) if item.kind == "run" else {}
-    state = held.get("state", item.kind)
-    if running and state != "running":
+    state = state_words(held) if held else item.kind
+    if running and not state.startswith("running"):
         state = f"running, {state}"
-    code = held.get("exit_code")
+    worst = held.get("worst_finding") or {}
     return {
         "title": item.title,
-        "state": state if code in (None, 0) else f"{state} ({code})",
+        "state": state,
+        "findings": worst.get("count"),
+        "worst": worst.get("rule", ""),
+        "worst_ns": worst.get("cost_ns"),
+        "tags": ", ".join(held.get("tags", ())),
+        "device": device_words(held),
+        "commit": commit_words(held),
         "step_ns": held.get("step_ns"),
         "steps": held.get("steps"),
         "ranks": held.get("ranks"),
@@ -111,6 +134,7 @@ def _row(asked: Asked, item: Item) -> dict[str, Any]:
         "read": _WORDS[asked.workshop.state(item, start=False).stage],
         "path": str(item.path),
         "key": item.key,
+        "removable": removable(asked.shelf, item) and not running,
         "href": address(asked.base_path, "overview", item.key),
     }
 
@@ -119,6 +143,11 @@ def _row(asked: Asked, item: Item) -> dict[str, Any]:
 def _manifest(item: Item, running: bool, growth: str) -> dict[str, Any]:
     """What `perfscope runs --json` says of it; the arguments behind the first: when it is to be read again."""
     return row_of(run_folders.listed(item.path))
+
+
+def removable(shelf: Shelf, item: Item) -> bool:
+    """Whether it is a run in a folder of runs that is open, and not something that was opened by its own path."""
+    return item.kind == "run" and item.path.parent in {place.resolve() for place in shelf.places}
 
 
 def _growth(item: Item) -> str:
