@@ -38,7 +38,7 @@ _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 
 OLDEST_JAX = (0, 10)
-"""Tried: 0.10.0 to 0.10.2 and 0.12.0.1. Before, XLA read other descriptions of GPUs, and jax's own meshes were others."""
+"""Tried: 0.10.0 to 0.10.2, 0.12.0.1. Before, XLA read other descriptions of GPUs, and jax's own meshes were others."""
 
 TRITON = {"2.13": "==3.7.0"}
 """By version of torch, where it is known: wheels for the CPU do not ask for any."""
