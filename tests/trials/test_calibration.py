@@ -13,7 +13,7 @@ from perfscope.analyzers.compare.ab.calibration import calibrate, of_machine
 from perfscope.dashboards.report.sections.calibration import render_text
 from perfscope.model.documents.trials import MOST_KEPT, Try, keep, kept, kept_folder
 from perfscope.profiler.ab.machine import Gpus, machine_facts
-from tests.trials.launches import attempt, document, left, rejected
+from tests.trials.launches import attempt, document, left, pairs_of, rejected
 
 RULES = {"unfused_optimizer": True, "host_sync": True, "peak_owner": False}
 
@@ -44,6 +44,18 @@ def test_promises_beside_gains_by_rule_and_intervention() -> None:
     assert fused.kept == pytest.approx(0.25, rel=0.02)
     assert (fused.kept_low, fused.kept_high) == (pytest.approx(0, abs=0.01), pytest.approx(0.5, rel=0.02))
     assert (made.untried, made.unanswered) == (("host_sync",), ("peak_owner",))
+
+
+def test_what_stays_open_measures_nothing() -> None:
+    scattered = replace(attempt("fused-optimizer", 0.5, "unfused_optimizer"), pairs=pairs_of([10] * 6, [2, 20] * 3))
+    (row,) = calibrate([document(scattered)], RULES).rows
+    assert (row.measured, row.gains, row.unclear) == (1, 0, 1)
+    assert (row.predicted_ns, row.saved_ns, row.kept) == (4_000_000, None, None)
+    (row,) = calibrate(
+        [document(scattered), document(attempt("fused-optimizer", 0.8, "unfused_optimizer"))], RULES
+    ).rows
+    assert (row.measured, row.gains, row.unclear) == (2, 1, 1)
+    assert row.kept == pytest.approx(0.5, rel=0.02)
 
 
 def test_the_table_names_rules_without_a_row() -> None:

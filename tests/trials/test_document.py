@@ -122,6 +122,8 @@ def test_the_largest_promise_comes_first_and_rules_without_an_answer_are_named()
     promised = {"a": Promise(findings=1, ns=5), "b": Promise(findings=1, ns=9), "c": Promise(findings=1, ns=1)}
     candidates = [candidate("one", "a"), candidate("two", "a", "b"), candidate("three")]
     assert [one.name for one in best_first(candidates, promised)] == ["two", "one", "three"]
+    setting = promised | {"three": Promise(findings=1, ns=None)}
+    assert [one.name for one in best_first(candidates, setting)] == ["three", "two", "one"], "a setting that costs"
     assert answered(candidates[1], promised) == (("a", "b"), 9)
     assert unanswered(candidates, promised) == ("c",)
 

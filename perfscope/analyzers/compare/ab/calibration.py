@@ -27,13 +27,13 @@ class CalibrationRow:
     measured: int
     gains: int
     unclear: int
-    """Where the launches scatter too much for an answer."""
+    """Where the launches scatter too much for an answer; they are in no time below, unless there are no others."""
     rejected: int
     """Tries that changed the results."""
     predicted_ns: float | None
     """Measured or modelled by the rule, an upper bound."""
     saved_ns: float | None
-    """Measured; negative where the step became longer."""
+    """Measured, of tries with an answer; negative where the step became longer."""
     step_ns: float | None
     """Of the programs as they are."""
     kept: float | None
@@ -81,7 +81,8 @@ def calibrate(documents: Sequence[Try], rules: Mapping[str, bool], *, others: in
 
 def _row(rule: str, intervention: str, trials: Sequence[tuple[Trial, int | None]]) -> CalibrationRow:
     measured = [(trial, promised) for trial, promised in trials if trial.state in MEASURED]
-    saved = [(_saved(trial), promised) for trial, promised in measured]
+    clear = [(trial, promised) for trial, promised in measured if trial.state != "cannot tell"]
+    saved = [(_saved(trial), promised) for trial, promised in clear]
     shares = [ns / promised for ns, promised in saved if ns is not None and promised]
     return CalibrationRow(
         rule=rule,
@@ -90,9 +91,9 @@ def _row(rule: str, intervention: str, trials: Sequence[tuple[Trial, int | None]
         gains=sum(trial.state == "gain" for trial, _ in measured),
         unclear=sum(trial.state == "cannot tell" for trial, _ in measured),
         rejected=len(trials) - len(measured),
-        predicted_ns=_median([promised for _, promised in measured]),
+        predicted_ns=_median([promised for _, promised in clear or measured]),
         saved_ns=_median([ns for ns, _ in saved]),
-        step_ns=_median([trial.base_ns for trial, _ in measured]),
+        step_ns=_median([trial.base_ns for trial, _ in clear or measured]),
         kept=_median(shares),
         kept_low=min(shares, default=None),
         kept_high=max(shares, default=None),

@@ -114,8 +114,8 @@ def answered(candidate: Candidate, promised: Mapping[str, Promise]) -> tuple[tup
 
 
 def best_first(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> list[Candidate]:
-    """By what is promised for them, those without a promise last, as they were."""
-    return sorted(candidates, key=lambda candidate: -(answered(candidate, promised)[1] or 0))
+    """Those that found a setting that is known to cost, then by what is promised, those without a promise last."""
+    return sorted(candidates, key=lambda one: (one.name not in promised, -(answered(one, promised)[1] or 0)))
 
 
 def unanswered(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> tuple[str, ...]:
