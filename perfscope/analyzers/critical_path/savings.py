@@ -82,17 +82,17 @@ def _path(graph: Graph, change: Change, ends: Int64) -> tuple[Int64, Int64]:
 
     It ends with a node whose dependencies are not recorded.
     """
+    arrives = np.where(change.before == MISSING, -1, ends[change.before] + change.lag)
+    latest, every = np.argmax(arrives, axis=0), np.arange(len(graph))
+    before, lag = change.before[latest, every], change.lag[latest, every]
+    begins = (before == MISSING) | ((graph.binds == MISSING) & (arrives[latest, every] <= graph.starts))
+    earlier = np.where(begins, MISSING, before).tolist()
     node = int(graph.finish[np.argmax(graph.windows.ends)])
-    nodes, lags = [node], list[int]()
-    while True:
-        before = change.before[:, node]
-        arrives = np.where(before == MISSING, -1, ends[before] + change.lag[:, node])
-        last = int(np.argmax(arrives))
-        if before[last] == MISSING or (graph.binds[node] == MISSING and arrives[last] <= graph.starts[node]):
-            return np.array(nodes, np.int64), np.array([*lags, 0], np.int64)
-        lags.append(int(change.lag[last, node]))
-        node = int(before[last])
+    nodes = [node]
+    while (node := earlier[node]) != MISSING:
         nodes.append(node)
+    path = np.array(nodes, np.int64)
+    return path, np.append(lag[path[:-1]], 0)
 
 
 def _recorded_path(trace: Trace) -> Int64:
