@@ -90,6 +90,9 @@ def reorder(columns: Columns, order: Array) -> None:
         columns[name] = columns[name][order]
 
 
+LARGEST = 2**62
+
+
 def distinct(values: Array) -> tuple[Array, Array]:
     """``np.unique(values, return_inverse=True)`` of whole numbers; those close together are counted, not sorted."""
     low = int(values.min()) if len(values) else 0
@@ -103,6 +106,23 @@ def distinct(values: Array) -> tuple[Array, Array]:
     number = np.empty(span, np.int64)
     number[found] = np.arange(len(found))
     return found + low, number[offset]
+
+
+def distinct_rows(*columns: Array) -> tuple[list[Array], Array]:
+    """The columns of ``np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)``, and the inverse, (n,).
+
+    Each column is numbered first, so that one number a row is sorted and not the row.
+    """
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, number = distinct(column)
+        if len(values) and len(code) and int(code.max()) >= LARGEST // len(values):
+            code = distinct(code)[1]
+        code = code * len(values) + number
+    numbers, inverse = distinct(code)
+    first = np.empty(len(numbers), np.int64)
+    first[inverse] = np.arange(len(code))
+    return [column[first] for column in columns], inverse
 
 
 class Lookup:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.readers.columns import Columns
+from perfscope.analyzers.readers.columns import Columns, distinct_rows
 from perfscope.analyzers.readers.nsys.database import NULL, Session
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import TABLES, Rows
@@ -118,8 +118,8 @@ def _names(session: Session, chain: Columns) -> tuple[Array, Array]:
 
     ``MISSING``: no frame. Of a file's path only its last part is kept.
     """
-    keys = np.stack([chain["symbol"], chain["module"], chain["unresolved"] == 1], axis=1)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    columns, inverse = distinct_rows(chain["symbol"], chain["module"], (chain["unresolved"] == 1).astype(np.int64))
+    distinct = np.stack(columns, axis=1)
     texts = session.database.texts({code for code in distinct[:, :2].ravel().tolist() if code != NULL})
     codes, system = np.full(len(distinct), MISSING, np.int64), np.zeros(len(distinct), bool)
     for row, (symbol, module, unresolved) in enumerate(distinct.tolist()):
@@ -130,7 +130,6 @@ def _names(session: Session, chain: Columns) -> tuple[Array, Array]:
         text = f"{function} ({file})" if known and file else function if known else file
         codes[row] = session.pool.code(text or "unresolved")
         system[row] = _SYSTEM.fullmatch(file) is not None
-    inverse = inverse.reshape(-1)
     return codes[inverse], system[inverse]
 
 
@@ -156,11 +155,10 @@ def _tree(sample: Int64, name: Array) -> tuple[Int64, Int64, Int64]:
     innermost = np.full(len(starts), MISSING, np.int64)
     count, level = 0, 0
     while len(deeper := np.flatnonzero(depths > level)):
-        pairs = np.stack([innermost[deeper], name[starts[deeper] + level]], axis=1)
-        distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
-        innermost[deeper] = count + inverse.reshape(-1)
-        parents.append(distinct[:, 0])
-        names.append(distinct[:, 1])
-        count, level = count + len(distinct), level + 1
+        (callers, called), inverse = distinct_rows(innermost[deeper], name[starts[deeper] + level])
+        innermost[deeper] = count + inverse
+        parents.append(callers)
+        names.append(called)
+        count, level = count + len(callers), level + 1
     nothing = np.empty(0, np.int64)
     return np.concatenate([nothing, *parents]), np.concatenate([nothing, *names]), innermost

@@ -1,0 +1,178 @@
+"""Runs readers of one file in turn, each in a fresh process, and makes tables and JSON of what they took.
+
+Processor time counts (user and system, of the process and the children that it waited for, imports included), for the
+machine may have other work; only the readers of one table, which ran in turn, are compared. A ratio is of medians, with
+a 95 % interval of the bootstrap over turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+LEAST_FOR_RATE = 10_000_000
+"""Bytes; of less the imports decide."""
+PACKAGES = ("perfscope", "numpy", "msgspec", "isal", "protobuf", "jax", "xprof", "tlparse", "viztracer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A command that reads a file. ``FILE`` and ``OUT`` (a folder) in it are replaced."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    turns: int | None = None
+    """At most so many: those that take a minute need no interval."""
+    warm: bool = False
+    """Run once before, unmeasured: it keeps something for the next time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Readers of one file, ours first."""
+
+    key: str
+    title: str
+    make: Callable[[Path, bool], tuple[Path, str]]
+    """Writes the file into a folder, small or in full; gives it (or its folder) and says what it is."""
+    readers: Mapping[str, Reader]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one process took."""
+
+    cpu_s: float
+    wall_s: float
+    peak_bytes: int
+    """The largest resident set of a process."""
+
+
+def python(code: str, interpreter: str = sys.executable, **more: Any) -> Reader:
+    """A reader that is a few lines of Python; ``sys.argv[1]`` is the file."""
+    return Reader(command=(interpreter, "-c", f"import sys\n{code}", "FILE"), **more)
+
+
+def measure(case: Case, folder: Path, *, small: bool, turns: int) -> dict[str, Any]:
+    """All readers of a case, in turn."""
+    with Pool(1) as pool:  # a child's peak of memory begins with that of its parent, which stays small
+        file, what = pool.apply(case.make, (folder, small))
+    size = sum(path.stat().st_size for path in (file.rglob("*") if file.is_dir() else [file]) if path.is_file())
+    runs: dict[str, list[Run]] = {name: [] for name in case.readers}
+    loads = [os.getloadavg()[0]]
+    for reader in case.readers.values():
+        if reader.warm:
+            _run(reader, file, folder)
+    for turn in range(turns):
+        for name, reader in case.readers.items():
+            if turn < (reader.turns or turns):
+                runs[name].append(_run(reader, file, folder))
+        loads.append(os.getloadavg()[0])
+    return {
+        "key": case.key, "title": case.title, "what": what, "bytes": size, "load": [min(loads), max(loads)],
+        "runs": {name: [asdict(run) for run in mine] for name, mine in runs.items()},
+    }  # fmt: skip
+
+
+def _run(reader: Reader, file: Path, folder: Path) -> Run:
+    command = [word.replace("FILE", str(file)).replace("OUT", str(folder / "out")) for word in reader.command]
+    environment = {
+        **os.environ, "PYTHONPATH": str(REPOSITORY), "PERFSCOPE_CACHE": "off", "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }  # fmt: skip
+    environment |= {name: text.replace("OUT", str(folder)) for name, text in reader.environment.items()}
+    log = folder / "stderr"
+    started = time.perf_counter()
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)[:300]}: exit {process.returncode}\n{log.read_text()[-2000:]}")
+    return Run(
+        cpu_s=usage.ru_utime + usage.ru_stime, wall_s=time.perf_counter() - started, peak_bytes=usage.ru_maxrss * 1024
+    )
+
+
+def interval(ours: list[float], theirs: list[float]) -> tuple[float, float] | None:
+    """95 % of the ratio of medians, theirs to ours, turns drawn again in pairs; ``None`` of fewer than three."""
+    turns = min(len(ours), len(theirs))
+    if turns < 3:
+        return None
+    import numpy as np
+
+    drawn = np.random.default_rng(0).integers(0, turns, (2000, turns))
+    ratios = np.median(np.array(theirs)[drawn], axis=1) / np.median(np.array(ours)[drawn], axis=1)
+    low, high = np.percentile(ratios, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Markdown of one case."""
+    runs, size = result["runs"], result["bytes"]
+    ours = [run["cpu_s"] for run in next(iter(runs.values()))]
+    low_load, high_load = result["load"]
+    lines = [
+        f"{result['what']}, {size / 1e6:,.1f} MB; load average {low_load:.0f} to {high_load:.0f}",
+        "",
+        "| reader | CPU s | s/GB | x perfscope | 95 % | wall s | peak MB | turns |",
+        "|-|-:|-:|-:|-:|-:|-:|-:|",
+    ]
+    for name, mine in runs.items():
+        seconds = [run["cpu_s"] for run in mine]
+        median = statistics.median(seconds)
+        between = interval(ours, seconds)
+        rate = f"{median / size * 1e9:.1f}" if size >= LEAST_FOR_RATE else ""
+        lines.append(
+            f"| {name} | {median:.2f} | {rate} | {median / statistics.median(ours):.2f} "
+            f"| {'' if between is None else f'{between[0]:.2f} to {between[1]:.2f}'} "
+            f"| {statistics.median(run['wall_s'] for run in mine):.1f} "
+            f"| {max(run['peak_bytes'] for run in mine) / 1e6:,.0f} | {len(mine)} |"
+        )
+    return "\n".join(lines)
+
+
+def into_markdown(file: Path, key: str, text: str) -> None:
+    """Replace what stands between the markers of ``key``."""
+    before, opening, rest = file.read_text().partition(f"<!-- {key} -->\n")
+    _, closing, after = rest.partition(f"<!-- /{key} -->")
+    if not opening or not closing:
+        raise SystemExit(f"{file}: no markers of {key}")
+    file.write_text(f"{before}{opening}{text}\n{closing}{after}")
+
+
+def machine() -> str:
+    """Processor and cores, as the name of a folder."""
+    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+             if line.startswith("model name")]  # fmt: skip
+    words = "".join(letter if letter.isalnum() else "-" for letter in (names or [platform.machine()])[0])
+    return f"{words.strip('-')}-{os.cpu_count()}"
+
+
+def about() -> dict[str, Any]:
+    """The machine and the versions."""
+    packages = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"machine": machine(), "cores": os.cpu_count(), "python": platform.python_version(), "packages": packages}
+
+
+def write(file: Path, document: Mapping[str, Any]) -> None:
+    """The results as JSON."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=1) + "\n")
