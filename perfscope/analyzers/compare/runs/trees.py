@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -201,24 +201,34 @@ def _alone(base: CallNode | None, head: CallNode | None, path: tuple[str, ...]) 
 
 
 def _moved(rows: list[TreeRow], base: CallNode, head: CallNode) -> list[TreeRow]:
-    """Subtrees of one shape that went and came, as one row."""
-    gone: dict[object, list[TreeRow]] = defaultdict(list)
+    """Subtrees of one shape that went and came, as one row; of several the largest went where the largest came."""
+    alike: dict[object, tuple[list[TreeRow], list[TreeRow]]] = defaultdict(lambda: ([], []))
     for row in rows:
         if row.change == "removed":
-            gone[_at(base, row.path).shape()].append(row)
-    result, taken = [], set()
+            alike[_at(base, row.path).shape()][0].append(row)
+        elif row.change == "added":
+            alike[_at(head, row.path).shape()][1].append(row)
+    moved: dict[tuple[str, ...], TreeRow] = {}
+    for gone, came in alike.values():
+        gone.sort(key=lambda row: (-row.base_ns, row.path))
+        came.sort(key=lambda row: (-row.head_ns, row.path))
+        moved |= {row.path: was for was, row in zip(gone, came, strict=False)}
+    taken = {was.path for was in moved.values()}
+    result = []
     for row in rows:
-        before = gone.get(_at(head, row.path).shape(), []) if row.change == "added" else []
-        if before:
-            was = before.pop()
-            taken.add(was.path)
-            row = TreeRow(
-                change="moved", path=row.path, was=was.path, nodes=row.nodes, base_calls=was.base_calls,
-                head_calls=row.head_calls, base_ns=was.base_ns, head_ns=row.head_ns,
+        if row.change == "added" and row.path in moved:
+            was = moved[row.path]
+            row = replace(
+                row,
+                change="moved",
+                was=was.path,
+                base_calls=was.base_calls,
+                base_ns=was.base_ns,
                 delta_ns=row.head_ns - was.base_ns,
-            )  # fmt: skip
-        result.append(row)
-    return [row for row in result if row.change != "removed" or row.path not in taken]
+            )
+        if row.change != "removed" or row.path not in taken:
+            result.append(row)
+    return result
 
 
 def _at(tree: CallNode, path: Sequence[str]) -> CallNode:
