@@ -126,11 +126,12 @@ def test_one_that_was_kept_shows_its_launches(tab: Tab, server: Server) -> None:
 
 
 def test_a_history_and_one_metric_of_it(tab: Tab, server: Server) -> None:
-    tab.open(f"{server.base}history?token={server.token}", ".ps-history")
+    tab.open(f"{server.base}history?token={server.token}", ".js-plotly-plot .main-svg")
     assert "step time 10.0 ms → 12.0 ms" in tab.page.inner_text("#page")
-    tab.page.click("a:has-text('host syncs a step')")
+    tab.page.click("#history-metric")
+    tab.page.click("[role=option]:visible:has-text('host syncs a step')")
     tab.until("location.search.includes('metric=host')")
-    tab.until("document.querySelector('#page .ps-report h3')?.innerText.startsWith('host syncs')")
+    tab.until("document.querySelector('#page h3')?.innerText.startsWith('host syncs')")
     assert tab.wrong == []
     assert tab.went_away() == []
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.compare.statistics.series import history
+from perfscope.dashboards.series_figure import metric_history
 from perfscope.dashboards.web.server import works
 from perfscope.dashboards.web.server.child import main
 from perfscope.dashboards.web.server.works import Kept
@@ -49,7 +50,7 @@ def test_times_are_shown_unasked_and_others_when_they_change() -> None:
         "step time": True,
         "host syncs a step": False,
     }
-    assert all("<svg" in one["html"] and "<table" in one["html"] for one in program["series"])
+    assert all(len(one["points"]) == len(runs()) and "<table" in one["html"] for one in program["series"])
 
 
 def test_many_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +133,16 @@ def test_another_commit_or_run_makes_it_anew(tmp_path: Path, monkeypatch: pytest
     assert second != first
     RunStore(kept.path).put(stored_run(9, step_ns=1e7))
     assert kept.fingerprint() != second
+
+
+def test_the_figure_has_each_run_and_marks_the_change_with_its_commit() -> None:
+    held = runs()
+    (program,) = _view(held)["programs"]
+    series = next(one for one in program["series"] if one["metric"] == "step time")
+    links = [str(number) for number in range(len(held))]
+    figure = metric_history(series, links)
+    assert [round(1e6 * value) for value in figure.data[0].y] == [round(point["value"]) for point in series["points"]]
+    assert list(figure.data[0].customdata) == links
+    (change,) = series["changes"]
+    assert figure.layout.shapes[0].x0 == change["index"] - 0.5
+    assert series["points"][change["index"]]["commit"][:12] in figure.layout.annotations[0].text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import count, pairwise
 from typing import Any
 
-from dash import html
+from dash import Input, Output, State, dcc, html, no_update
 
+from perfscope.dashboards.series_figure import metric_history
 from perfscope.dashboards.web.pages import Asked, address
-from perfscope.dashboards.web.pages._parts import mark_of, progress, said, tab
+from perfscope.dashboards.web.pages._parts import chart, mark_of, picker, progress, register_chart, said, tab
 from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.server.works import Kept, stores
 from perfscope.dashboards.web.ui import Fragment
@@ -17,6 +20,10 @@ TITLE = "History"
 VIEW = None
 
 LEAST_RUNS = 2
+ALL = "times and what changed"
+CHART, MOST_CHARTS = "history-chart", 24
+FIGURE_PX = 260
+NOT_OPEN = "The runs themselves are not open here: their numbers are."
 NO_STORE = (
     "No run store lies beside what is open here. perfscope history, called where perfscope-runs is, takes its runs "
     "into perfscope-runs/store.sqlite; then they are shown here."
@@ -74,27 +81,32 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     metric = asked.parameters.get("metric", "")
     metric = metric if metric in view["metrics"] else ""
     named = {} if "store" not in asked.parameters else {"store": kept.key}
-    tabs = [
-        tab("times and what changed", address(asked.base_path, "history", asked.whose, **named), here=not metric),
-        *(
-            tab(item, address(asked.base_path, "history", asked.whose, **named, metric=item), here=item == metric)
-            for item in view["metrics"]
-        ),
-    ]
+    choices = [{"value": "", "label": ALL}, *({"value": item, "label": item} for item in view["metrics"])]
+    links = {
+        item["value"]: address(
+            asked.base_path, "history", asked.whose, **named, **({"metric": item["value"]} if item["value"] else {})
+        )
+        for item in choices
+    }
+    choice = picker("history-metric", (), metric, data=choices, label="metric", placeholder=ALL)
+    runs = {item.path.name: item.key for item in asked.shelf.items()}
+    numbers = count()
     about = (
         f"{view['runs']} runs that finished; {view['changed']} series with a change of level. A history reports; it "
         "proves nothing of one commit: perfscope compare commits does."
     )
     left = [f"{view['programs_left']:,} more programs are left out"] if view["programs_left"] else []
     return [
+        html.Div([dcc.Store(id="history-links", data={"now": metric, "links": links}), choice], className="ps-card"),
+        *(card for item in view["programs"] for card in _program(asked, item, metric, runs, numbers)),
         html.P([about, " ", view.get("ordered", "")], className="ps-soft ps-note"),
-        html.Div(tabs, className="ps-tabs"),
-        *(card for item in view["programs"] for card in _program(item, metric)),
         *(html.P(line, className="ps-soft ps-note") for line in (*left, *view["notes"])),
     ]
 
 
-def _program(item: dict[str, Any], metric: str) -> list[Any]:
+def _program(
+    asked: Asked, item: dict[str, Any], metric: str, runs: Mapping[str, str], numbers: Iterator[int]
+) -> list[Any]:
     rows = [series for series in item["series"] if (series["metric"] == metric if metric else series["plain"])]
     if not rows and (metric or not item["moved"]):
         return []
@@ -103,10 +115,44 @@ def _program(item: dict[str, Any], metric: str) -> list[Any]:
         html.Section(
             [
                 html.H2(item["title"]),
+                *(part for series in rows for part in _drawn(asked, series, runs, numbers)),
                 *([] if metric else [Fragment(html=item["moved"])]),
-                *(Fragment(html=series["html"]) for series in rows),
                 *([html.P(left, className="ps-soft")] if item["left"] else []),
             ],
             className="ps-card",
         )
     ]
+
+
+def _drawn(asked: Asked, series: dict[str, Any], runs: Mapping[str, str], numbers: Iterator[int]) -> list[Any]:
+    """The figure of a metric, its runs below; a click on a point compares its run with the one before it."""
+    points, table = series["points"], Fragment(html=series["html"])
+    title = html.H3(f"{series['metric']}: {points[-1]['said']}", style={"fontSize": "14.5px", "margin": "14px 0 2px"})
+    if len(points) < LEAST_RUNS or (number := next(numbers)) >= MOST_CHARTS:
+        return [title, table]
+    keys = [runs.get(point["run"], "") for point in points]
+    links = [
+        address(asked.base_path, "compare", None, base=base, head=head) if base and head else ""
+        for base, head in pairwise(["", *keys])
+    ]
+    note = "A click on a point compares its run with the one before it." if any(links) else NOT_OPEN
+    figure = metric_history(series, links)
+    figure.update_layout(margin={"l": 10, "r": 10, "t": 24, "b": 30}, height=FIGURE_PX)
+    picture = chart(f"{CHART}-{number}", figure, f"{series['metric']} over runs; the table below has them")
+    return [title, html.P(note, className="ps-soft ps-note"), picture, table]
+
+
+def register(app: Any) -> None:
+    """The metric that is picked stands in the address; points lead to comparisons."""
+    for number in range(MOST_CHARTS):
+        register_chart(app, f"{CHART}-{number}")
+
+    @app.callback(
+        Output("at", "href", allow_duplicate=True),
+        Input("history-metric", "value"),
+        State("history-links", "data"),
+        prevent_initial_call=True,
+    )
+    def picked(metric: str | None, held: dict[str, Any]) -> Any:
+        metric = metric or ""
+        return no_update if metric == held["now"] else held["links"].get(metric, no_update)

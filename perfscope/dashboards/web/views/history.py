@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report.history import changes_blocks, programs, series_blocks
+from perfscope.dashboards.report.blocks import Picture
+from perfscope.dashboards.report.history import MOST_PICTURED, changes_blocks, commit_words, programs, series_blocks
 from perfscope.dashboards.report.renderers.html import blocks_html
+from perfscope.dashboards.report.renderers.values import amount_text, percent
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ MOST_SERIES = 400
 def view_of(history: History, *, count_between: CountBetween | None = None) -> dict[str, Any]:
     """``programs``, what ran last first: its changes and its series as HTML (texts escaped); and all ``metrics``.
 
-    ``plain``: of a series, whether it is shown unasked: a time, or one that changed.
+    ``plain``: of a series, whether it is shown unasked: a time, or one that changed. ``points`` and ``changes``: what
+    `series_figure.metric_history` draws.
     """
     left, drawn = MOST_SERIES, []
     held = programs(history)
@@ -53,8 +56,29 @@ def view_of(history: History, *, count_between: CountBetween | None = None) -> d
 
 
 def _series(series: Series) -> dict[str, Any]:
+    skipped = max(0, len(series.points) - MOST_PICTURED)
+    blocks = tuple(block for block in series_blocks(series) if not isinstance(block, Picture))
     return {
         "metric": sanitize(series.metric),
+        "unit": sanitize(series.unit),
         "plain": bool(series.changes) or series.known != "exact",
-        "html": "".join(blocks_html(tuple(series_blocks(series)))),
+        "points": [
+            {
+                "run": sanitize(point.run),
+                "commit": commit_words(point) if point.commit else "",
+                "created": sanitize(point.created_utc),
+                "value": point.value,
+                "said": amount_text(series.unit, point.value),
+            }
+            for point in series.points[skipped:]
+        ],
+        "changes": [
+            {
+                "index": change.index - skipped,
+                "said": commit_words(change.after) + ("" if change.change is None else f" {percent(change.change)}"),
+            }
+            for change in series.changes
+            if change.index > skipped
+        ],
+        "html": "".join(blocks_html(blocks)),
     }
