@@ -17,7 +17,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     const label = element("code", {}, place), url = code && editor_url(code.path, number);
     const made = [element("p", { class: "ps-source" }, url ? element("a", { href: url, title: "open in the editor" }, label) : label)];
     if (code) {
-      const rows = code.lines.map((text, at) => element("span", code.first + at === number ? { class: "ps-here" } : {}, `${String(code.first + at).padStart(5)}  ${text}\n`));
+      const rows = code.lines.map((text, at) => element("span", code.first + at === number ? { class: "ps-here" } : {}, `${String(code.first + at).padStart(5)}  ${text}`));
       made.push(element("pre", { class: "ps-source", tabindex: "0" }, ...rows));
     }
     return made;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -237,9 +238,14 @@ def _op_groups(trace: Trace) -> dict[str, list[_Sum]]:
         "module": _each(times.row, lambda row: _module(sites.get(row, UNKNOWN_SITE))),
         "line": _each(times.row, lambda row: _line(sites.get(row, UNKNOWN_SITE))),
     }
-    return {
-        group: [_group(label, times.self_ns[mine]) for label, mine in _by_label(each)] for group, each in labels.items()
-    }
+    costs = _host_costs(trace)
+    result: dict[str, list[_Sum]] = defaultdict(list)
+    for group, each in labels.items():
+        for label, mine in _by_label(each):
+            row = _group(label, times.self_ns[mine])
+            row.achieved = _achieved(costs, mine, times.self_ns[mine])
+            result[group].append(row)
+    return dict(result)
 
 
 def _each(keys: np.ndarray, text: Callable[[int], str]) -> np.ndarray:
@@ -304,23 +310,28 @@ def _ops(trace: Trace) -> Iterator[_Sum]:
     """Ops by name, by the time spent in them and in nothing inside them; what they achieved, where they compute."""
     times = trace.fact(op_times)
     slices = trace.rows["slices"]
-    on_host = not len(trace.rows["kernels"])
-    costs = host_costs(trace, times.row.tolist()) if on_host else {}
+    costs = _host_costs(trace)
     for code, mine in _by_name(slices["name"][times.row]):
         own = times.self_ns[mine]
         longest = int(times.row[mine[np.argmax(own)]])
         text = trace.text(code)
         what = op_category(text)
         made = _summed(trace, text, own, Category.OP if what is None else what, longest, own=True)
-        pairs = zip(times.row[mine].tolist(), own.tolist(), strict=True)
-        known = [(costs[row], length) for row, length in pairs if row in costs]
-        if known:
-            made.achieved = Achieved(
-                flops=sum(cost.flops for cost, _ in known),
-                bytes=sum(cost.bytes for cost, _ in known),
-                time_ns=sum(length for _, length in known),
-            )
+        made.achieved = _achieved(costs, mine, own)
         yield made
+
+
+def _host_costs(trace: Trace) -> Costs:
+    """By row of `op_times`: of ops that ran on the host; of those that launched device work nothing is known."""
+    rows = trace.fact(op_times).row
+    known = {} if len(trace.rows["kernels"]) else host_costs(trace, rows.tolist())
+    found = [known.get(row) for row in rows.tolist()]
+    return Costs(
+        flops=np.array([np.nan if cost is None else cost.flops for cost in found]),
+        bytes=np.array([np.nan if cost is None else cost.bytes for cost in found]),
+        roof_ns=np.full(len(rows), np.nan),
+        repeats=np.zeros(len(rows), bool),
+    )
 
 
 def _instructions(trace: Trace) -> Iterator[_Instruction]:
