@@ -83,6 +83,12 @@ class Compile:
     """Graphs that dynamo handed to the backend in all attempts: 0 where a frame held nothing to compile."""
     complete: bool = True
     """False: the log ends before this compilation did (the process died, or still runs)."""
+    schedule: tuple[str, ...] = ()
+    """Collectives of its graphs in the order in which inductor calls them; empty where that is not logged."""
+    estimated_ns: float | None = None
+    """What inductor's own model says that one call of its graphs takes; modelled."""
+    tensors: str | None = None
+    """Hash of the shapes, strides and dtypes of what each of its calls returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.sections import guarded
 from perfscope.analyzers.torch_compile import CompileSummary, compile_summary
-from perfscope.model.compile_log import CacheResult
+from perfscope.model.compile_log import CacheResult, Compile
 from perfscope.model.trace import Trace
 
 MOST_ROWS = 20
@@ -37,6 +37,12 @@ class RankCompile:
     total_ns: int
     in_steps_ns: int | None
     caches: Mapping[str, Mapping[CacheResult, int]] = field(default_factory=dict)
+    schedules: tuple[tuple[str, ...], ...] = ()
+    """Of each compilation the collectives in the order of their calls, where inductor logged them."""
+    estimated_ns: float | None = None
+    """What inductor's own model says that all its graphs take, each called once."""
+    tensors: tuple[str, ...] = ()
+    """Of each compilation a hash of what its calls return: shapes, strides and dtypes."""
 
     def counts(self) -> tuple[int, ...]:
         """What must be equal in ranks of one job that compile the same."""
@@ -68,18 +74,20 @@ def compile_section(traces: Sequence[Trace]) -> CompileSection:
     """The section of all traces; a trace whose log breaks it is named in ``problems``."""
     result: list[tuple[str, CompileSummary]] = []
     problems: list[str] = []
+    logs: dict[str, tuple[Compile, ...]] = {}
     for index, trace in enumerate(traces):
         with guarded("what torch.compile did could not be summed up", trace.source.path, problems):
             summary = trace.fact(compile_summary)
             if summary is not None:
                 label = f"source {index}" if summary.rank is None else f"rank {summary.rank}"
                 result.append((label, summary))
+                logs[label] = () if trace.compile_log is None else trace.compile_log.compiles
     if not result:
         return replace(NO_COMPILE, problems=tuple(problems))
     label, longest = max(result, key=lambda pair: pair[1].total_ns)
     detail, left, records = _bounded(longest)
     return CompileSection(
-        ranks=tuple(_rank(*pair) for pair in result),
+        ranks=tuple(_rank(label, summary, logs[label]) for label, summary in result),
         detail=detail,
         detail_label=label,
         left=left,
@@ -88,7 +96,8 @@ def compile_section(traces: Sequence[Trace]) -> CompileSection:
     )
 
 
-def _rank(label: str, summary: CompileSummary) -> RankCompile:
+def _rank(label: str, summary: CompileSummary, compiles: Sequence[Compile]) -> RankCompile:
+    estimates = [compilation.estimated_ns for compilation in compiles if compilation.estimated_ns is not None]
     return RankCompile(
         label=label,
         rank=summary.rank,
@@ -102,6 +111,9 @@ def _rank(label: str, summary: CompileSummary) -> RankCompile:
         total_ns=summary.total_ns,
         in_steps_ns=summary.in_steps_ns,
         caches=summary.caches,
+        schedules=tuple(compilation.schedule for compilation in compiles if compilation.schedule)[:MOST_ROWS],
+        estimated_ns=sum(estimates) if estimates else None,
+        tensors=tuple(compilation.tensors for compilation in compiles if compilation.tensors)[:MOST_ROWS],
     )
 
 

@@ -16,6 +16,7 @@ from perfscope.analyzers.readers.load import load, load_path
 from perfscope.analyzers.readers.torch_log import records
 from perfscope.analyzers.readers.torch_log.reader import read_log, sniff
 from perfscope.analyzers.readers.torch_log.reader import read_records as read_bytes
+from perfscope.dashboards.report.text import render
 from perfscope.model.errors import DataError
 from tests.readers.torch_log.logs import LogText, log_of
 
@@ -179,6 +180,47 @@ def full() -> LogText:
     log.add("bwd_compilation_metrics", {"duration_us": 70})
     log.at(0, 1).artifact("recompile_reasons", ["0/0: tensor 'x' size mismatch at index 0. expected 8, actual 12"])
     return log.event("dynamo", "E", 9000)
+
+
+def estimated(ns: float, size: int = 8, *, swapped: bool = False) -> LogText:
+    """A compilation with inductor's schedule of collectives and its estimates."""
+    names = [f"torch.ops._c10d_functional.{name}.default" for name in ("all_reduce_", "all_gather_into_tensor")]
+    names = names[::-1] if swapped else names
+    log = LogText(rank=0).at(0).start(("/u/a.py", 4, "f"))
+    log.artifact("inductor_collective_schedule", [names[0], "torch.ops._c10d_functional.wait_tensor.default", names[1]])
+    output = {"shape": [size, 8], "stride": [8, 1], "dtype": "float16"}
+    ops = [{"name": "extern_kernels.mm", "type": "compute", "estimated_runtime_ns": ns, "outputs": [output]}]
+    log.artifact("inductor_runtime_and_tensor_meta", {"ops": [*ops, {"name": "wait", "estimated_runtime_ns": 0}]})
+    return log.metrics()
+
+
+def test_what_inductor_schedules_and_estimates_is_kept() -> None:
+    (compilation,) = log_of(estimated(500.5)).compiles
+    assert compilation.schedule == (
+        "torch.ops._c10d_functional.all_reduce_.default",
+        "torch.ops._c10d_functional.all_gather_into_tensor.default",
+    )
+    assert compilation.estimated_ns == 500.5
+    (slower,), (wider,) = (log_of(text).compiles for text in (estimated(900), estimated(500.5, 16)))
+    assert slower.tensors == compilation.tensors
+    assert wider.tensors != compilation.tensors
+
+
+def test_ranks_are_laid_side_by_side(tmp_path: Path) -> None:
+    def notes(second: LogText) -> str:
+        paths = [estimated(7_000_000).write(tmp_path, "dedicated_log_torch_trace_rank_0_x.log")]
+        second.envelope["rank"] = 1
+        second.lines = [line.replace('"rank": 0', '"rank": 1') for line in second.lines]
+        paths.append(second.write(tmp_path, "dedicated_log_torch_trace_rank_1_x.log"))
+        return " ".join(render(analyze([load(path)[0] for path in paths]), verbose=True).split())
+
+    alike = notes(estimated(7_350_000))
+    assert "collectives: 2 calls in the same order on all 2 ranks" in alike
+    assert "shapes, strides and dtypes of what the graphs compute are equal on all ranks" in alike
+    assert "inductor's own estimate of all graphs: 7.00 ms (rank 0) to 7.35 ms (rank 1); modelled" in alike
+    other = notes(estimated(7_000_000, 16, swapped=True))
+    assert "collectives: their order differs between ranks" in other
+    assert "what the graphs compute differ between ranks" in other
 
 
 TEXT = full().text().encode()

@@ -5,6 +5,7 @@ Of the metrics only times, counts and reasons are read; the configurations, vers
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -367,3 +368,33 @@ def record_cache_answer(unit: Unit, record: Record) -> None:
     unit.caches[cache] = result
     if result == "bypass" and reported.cache_bypass_reason:
         unit.cache_reasons[cache] = clean(" ".join(reported.cache_bypass_reason.split()), 500)
+
+
+class _Output(msgspec.Struct):
+    shape: list[int | str] = []
+    stride: list[int | str] = []
+    dtype: str | None = None
+
+
+class _Estimate(msgspec.Struct):
+    estimated_runtime_ns: float | None = None
+    outputs: list[_Output] = []
+
+
+class _Estimates(msgspec.Struct):
+    ops: list[_Estimate] = []
+
+
+def schedule(unit: Unit, record: Record) -> None:
+    """Note the collectives of a graph in the order of their calls; waits for them are none."""
+    names = [name for name in decode(record.payload(), list[str]) if "wait_tensor" not in name]
+    unit.schedule = (*unit.schedule, *(clean(name, 200) for name in names))[:MAX_COMPILES]
+
+
+def estimate(unit: Unit, record: Record) -> None:
+    """Note inductor's estimate of a graph's time and what its calls return."""
+    ops = decode(record.payload(), _Estimates).ops
+    known = [op.estimated_runtime_ns for op in ops if op.estimated_runtime_ns is not None]
+    unit.estimated_ns = (unit.estimated_ns or 0.0) + sum(ns for ns in known if math.isfinite(ns) and ns >= 0)
+    text = repr([[(output.shape, output.stride, output.dtype) for output in op.outputs] for op in ops])
+    unit.tensors = hashlib.sha256(f"{unit.tensors} {text}".encode()).hexdigest()[:16]

@@ -119,6 +119,8 @@ class Collector:
             "inductor_triton_kernel_to_post_grad_nodes": self._mappings,
             "inductor_provenance_tracking_kernel_stack_traces": kernels.stack_traces,
             "triton_kernel_info": kernels.triton_info,
+            "inductor_collective_schedule": compiles.schedule,
+            "inductor_runtime_and_tensor_meta": compiles.estimate,
             **dict.fromkeys(_AOT, self._aot),
             **dict.fromkeys(_POST_GRAD, self._post_grad),
             **dict.fromkeys(compiles.CACHE_ANSWERS, compiles.record_cache_answer),

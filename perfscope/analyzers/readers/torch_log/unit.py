@@ -177,6 +177,9 @@ class Unit:
     started: bool = False
     complete: bool = False
     """Whether its metrics were written; one that died has none."""
+    schedule: tuple[str, ...] = ()
+    estimated_ns: float | None = None
+    tensors: str | None = None
     start_ns: int | None = None
     duration_ns: int | None = None
     backward_ns: int | None = None

@@ -66,6 +66,28 @@ def rank_notes(section: CompileSection) -> Iterator[str]:
         yield f"and {len(largest) - MOST_GROUPS:,} more kinds of ranks"
 
 
+def rank_schedules(section: CompileSection) -> Iterator[str]:
+    """Collectives, tensors and inductor's estimates of the ranks side by side, where several logged them."""
+    ranks = [rank for rank in section.ranks if rank.schedules]
+    if len(ranks) > 1:
+        calls = sum(map(len, ranks[0].schedules))
+        alike = len({rank.schedules for rank in ranks}) == 1
+        same = f"{counted(calls, 'call')} in the same order on all {len(ranks):,} {_kind(ranks)}"
+        yield f"collectives: {same if alike else 'their order differs between ranks'}"
+    ranks = [rank for rank in section.ranks if rank.tensors]
+    if len(ranks) > 1:
+        equal = "are equal on all" if len({rank.tensors for rank in ranks}) == 1 else "differ between"
+        yield f"shapes, strides and dtypes of what the graphs compute {equal} {_kind(ranks)}"
+    ranks = [rank for rank in section.ranks if rank.estimated_ns is not None]
+    if len(ranks) > 1:
+        low = min(ranks, key=lambda rank: rank.estimated_ns or 0)
+        high = max(ranks, key=lambda rank: rank.estimated_ns or 0)
+        yield (
+            f"inductor's own estimate of all graphs: {format_ns(low.estimated_ns or 0)} ({low.label}) to "
+            f"{format_ns(high.estimated_ns or 0)} ({high.label}); modelled"
+        )
+
+
 def counted(count: int, what: str) -> str:
     """``'1 graph'``, ``'7 graphs'``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
@@ -329,6 +351,7 @@ def place_text(code_line: CodeLine | None) -> str:
 
 def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
     yield from rank_notes(section)
+    yield from rank_schedules(section)
     if len(section.ranks) > 1:
         yield f"frames, breaks, recompiles and kernels are those of {section.detail_label}, which compiled longest"
     if detail.unowned_ns > SMALL_PART * detail.total_ns:
