@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,23 @@ def test_a_click_leads_to_the_line_and_the_editor(tab: Tab, server: Server) -> N
     tab.page.wait_for_selector(".ps-tl-panel p.ps-source a")  # the first of them is selected, with its line
     assert tab.page.get_attribute("p.ps-source a", "href") == link
     assert tab.wrong == []
+
+
+@pytest.mark.slow
+def test_the_line_of_a_finding_opens_in_the_editor(tab: Tab, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("\n" * 9 + "loss.item()\n")
+    os.utime(tmp_path / "train.py", (1_000_000, 1_000_000))
+    made = Kineto()
+    for step in range(6):
+        at = 10_000 * step
+        made.add("user_annotation", f"ProfilerStep#{step}", 1, at, 9_900)
+        made.add("python_function", "train.py(10): step", 1, at + 1, 9_800)
+        made.launched("aten::mm", "sgemm_128", at + 10, 4_000, step + 1, delay=100)
+        made.add("cpu_op", "aten::item", 1, at + 100, 5_000)
+        made.add("cuda_runtime", "cudaStreamSynchronize", 1, at + 110, 4_800)
+    with serving(tmp_path, made.write(tmp_path / "wait.json"), cwd=tmp_path, options=("--editor", "vscode")) as server:
+        tab.open(f"{server.base}findings?token={server.token}", ".ps-finding")
+        links = "[...document.querySelectorAll('.where a')].map((one) => one.getAttribute('href'))"
+        tab.until(f"({links}).length > 0")
+        assert all(link.endswith("/train.py:10") for link in tab.page.evaluate(links))
+        assert tab.wrong == []

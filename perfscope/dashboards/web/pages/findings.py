@@ -71,4 +71,4 @@ def _finding(asked: Asked, index: int, row: dict[str, Any], picture: str | None,
         shown.append(html.Div(["see also: ", *between], className="ps-look"))
     card = row["html"].replace("<details>", "<details open>", 1) if opened else row["html"]
     named = html.H2(f"Finding {index + 1}: {row['rule']}", className="ps-hidden")
-    return html.Div([named, Fragment(html=card), *shown], className="ps-finding")
+    return html.Div([named, Fragment(html=card, source=row["source"]), *shown], className="ps-finding")

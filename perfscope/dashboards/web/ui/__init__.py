@@ -54,10 +54,12 @@ Fragment = _component(
     """HTML that one of our reports made: its texts are escaped there. Never untrusted text.
 
     ``links``: of rows of a waterfall, by their text: ``{"href", "find": {side: pattern}}``, to the timelines of a
-    comparison on the page where there are any, else to the address.
+    comparison on the page where there are any, else to the address. ``source``: ``{"place", "path"}`` of a line in it
+    that opens in the editor.
     """,
     "html",
     "links",
+    "source",
 )
 Exports = _component(
     "Exports",

@@ -27,6 +27,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     // What scrolls must be reachable by keys, and nothing else.
     React.useEffect(function () {
       if (props.links) linked(place.current, props.links);
+      if (props.source) ui.link_source(place.current, props.source);
       const parts = [place.current, ...place.current.querySelectorAll(".scroll")];
       const watch = new ResizeObserver(function () {
         for (const part of parts) {
@@ -36,7 +37,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       });
       for (const part of parts) watch.observe(part);
       return function () { watch.disconnect(); };
-    }, [props.html, props.links]);
+    }, [props.html, props.links, props.source]);
     return React.createElement("div", {
       id: props.id,
       ref: place,

@@ -10,6 +10,17 @@ window.perfscope_ui = window.perfscope_ui || {};
     return template.replace("{file}", path.split("/").map(encodeURIComponent).join("/")).replace("{line}", String(line));
   }
 
+  // Makes the place of a finding a link into the editor: `place` as it stands in `root`.
+  ui.link_source = function (root, { place, path }) {
+    const url = editor_url(path, Number(/:(\d+)$/.exec(place)[1]));
+    for (const code of url ? root.querySelectorAll(".where code") : []) {
+      if (code.textContent !== place || code.closest("a")) continue;
+      const link = ui.wire.element("a", { href: url, title: "open in the editor" });
+      code.replaceWith(link);
+      link.append(code);
+    }
+  };
+
   // Elements for `train.py:88`; `code`: its path, number of the first line and lines, or undefined.
   ui.source = function (place, code) {
     const element = ui.wire.element, number = Number((/:(\d+)$/.exec(place || "") || [])[1]);

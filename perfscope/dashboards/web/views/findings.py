@@ -36,7 +36,8 @@ def view(job: Job) -> dict[str, Any]:
     """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules.
 
     A piece has ``mark`` for the address of the timeline, and what it is in words (``said``); ``how``: as of
-    `timeline.marks`. ``none``: why there is none. ``nothing``: of no findings, how much that says.
+    `timeline.marks`. ``source``: its line, for the editor. ``none``: why there is none. ``nothing``: of no findings,
+    how much that says.
     """
     summary = summarize(job.analysis)
     beside = job.folder.parent / "timeline"  # made before any view is written
@@ -55,6 +56,7 @@ def view(job: Job) -> dict[str, Any]:
             if item.spans and not empty
             else why_unplaced(job.analysis, item.block.finding, anything=not empty),
             "memory": item.block.finding.bytes_are != "moved",
+            "source": _source(item.block.finding),
             "find": [name for name in _names(item.block.finding) if name in known],
         }
         for index, item in enumerate(marked(job, indexed))
@@ -65,6 +67,13 @@ def view(job: Job) -> dict[str, Any]:
         "left": len(summary.findings) - len(rows),
         "after": "".join(sections_html(coverage_sections(summary))),
     }
+
+
+def _source(finding: Finding) -> dict[str, str] | None:
+    """The line of the finding and the file that it is in here; ``None`` where it cannot be shown."""
+    if finding.excerpt is None or finding.where.line is None:
+        return None
+    return {"place": sanitize(finding.where.label()), "path": finding.excerpt.path}
 
 
 def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, str]]:
