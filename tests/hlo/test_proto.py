@@ -184,6 +184,16 @@ def test_attributes_as_text_spells_them(fields: dict[str, Any], attributes: dict
     assert read(made({"name": "r", "operand_ids": [1], **fields})).entry_computation().root.attributes == attributes
 
 
+@pytest.mark.parametrize("sizes", [(1 << 62,), (1 << 60, 1 << 60, 1)])
+def test_allocations_of_more_than_any_memory_are_refused(sizes: tuple[int, ...]) -> None:
+    proto = made({"name": "r", "opcode": "copy", "operand_ids": [1]})
+    proto.buffer_assignment.logical_buffers.add(id=3, size=32, defined_at={"instruction_name": "p"})
+    for index, size in enumerate(sizes):
+        proto.buffer_assignment.buffer_allocations.add(index=index, size=size)
+    with pytest.raises(DataError, match="allocation"):
+        read(proto)
+
+
 def test_buffers_and_heap_events() -> None:
     proto = made({"name": "r", "opcode": "copy", "operand_ids": [1]})
     assignment = proto.buffer_assignment

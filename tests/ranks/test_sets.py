@@ -232,6 +232,12 @@ def test_axes_are_guessed_from_use_and_stride(
     assert (group.axis, group.ranks) == (axis, tuple(ranks))
 
 
+@pytest.mark.parametrize("shape", ["[[9223372036854775808, 2]]", "[[4611686018427387904, 4]]", "[[-4]]"])
+def test_a_shape_that_no_tensor_has_is_no_size(shape: str) -> None:
+    (local,) = locals_of(grouped(0, "all_reduce", [0, 1], shape))
+    assert local.elements is None
+
+
 @pytest.mark.parametrize(
     ("description", "axis"),
     [

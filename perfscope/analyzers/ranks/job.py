@@ -8,6 +8,7 @@ time. Of two files of one rank the one that lies beside the other ranks is kept.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from perfscope.analyzers.time import lineage, whole_ns
 from perfscope.model.collectives import algorithm_of, element_size, message_elements, operation_of
 from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.trace import MISSING, RECORDED, Trace
+
+MOST_ELEMENTS = 1 << 50
+"""Of one message: more than any memory holds."""
 
 # The collectives of one rank, in the order they began, as far as its trace tells of them.
 
@@ -94,7 +98,7 @@ def _read(trace: Trace) -> Iterator[Local]:
         elements = _known(rows["elements_in"][row])
         recorded_dtype = trace.text(int(rows["dtype"][row])) or dtype
         if elements is None and shape is not None:
-            elements = int(np.prod(shape, dtype=np.int64))
+            elements = _count(shape)
         algorithm, protocol = algorithm_of("" if kernel == MISSING else trace.text(int(kernels["name"][kernel])))
         yield Local(
             start_ns=int(rows["start_ns"][row]),
@@ -148,7 +152,13 @@ def _shape(dims: Any) -> tuple[int, ...] | None:
     shapes = [dim for dim in dims if isinstance(dim, list) and dim and all(isinstance(n, int) for n in dim)]
     if not shapes:
         return None
-    return tuple(shapes[0]) if len(shapes) == 1 else (sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes),)
+    return tuple(shapes[0]) if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
+
+
+def _count(shape: tuple[int, ...]) -> int | None:
+    """Elements of a tensor; ``None`` for a number that no tensor has."""
+    elements = math.prod(shape)
+    return elements if 0 <= elements <= MOST_ELEMENTS else None
 
 
 @lru_cache(maxsize=4096)

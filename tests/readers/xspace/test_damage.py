@@ -74,6 +74,12 @@ def test_impossible_times_are_refused(tmp_path: Path, offset: int, duration: int
     assert said_of(tmp_path, field(1, plane) + b"\x22\x01h") == "corrupt: line 'python' has impossible times"
 
 
+@pytest.mark.parametrize("start", [(1 << 64) - 5, 1 << 63, 1 << 61, "soon"])
+def test_an_impossible_start_of_the_profile_moves_nothing(tmp_path: Path, start: int | str) -> None:
+    trace = read(tmp_path, space(environment=False).plane("Task Environment", {}, profile_start_time=start).bytes())
+    assert int(trace.rows["kernels"]["end_ns"].max()) < 1 << 40
+
+
 def test_limits_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "MAX_LINE_BYTES", 10)
     assert said_of(tmp_path, space().bytes()).endswith("bytes: refused")

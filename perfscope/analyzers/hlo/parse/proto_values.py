@@ -19,6 +19,9 @@ from perfscope.analyzers.hlo.module import (
     checked_dims,
 )
 
+MOST_ALLOCATED = 1 << 61
+"""Bytes of all allocations of a program: sums of a few of them still fit 64 bits."""
+
 # Shapes of ``ShapeProto``, and their text where an attribute spells one.
 
 
@@ -357,13 +360,15 @@ _KINDS: tuple[Literal["alloc", "free", "share_with"], ...] = ("alloc", "free", "
 def buffer_assignment_of(proto: Any, names: Mapping[int, str]) -> BufferAssignment:
     """The assignment; ``names``: instructions of the module by id, for files that refer to them by id.
 
-    ``ValueError`` for a size that is negative or a buffer that is named twice. The allocation index that a
-    heap trace carries is left out: it was written before allocations were renumbered, and is stale.
+    ``ValueError`` for sizes that are negative or more than any memory, or a buffer that is named twice. The allocation
+    index that a heap trace carries is left out: it was written before allocations were renumbered, and is stale.
     """
     placed: dict[int, tuple[int, int, int]] = {}
     allocations = []
+    total = 0
     for allocation in proto.buffer_allocations:
-        if allocation.size < 0:
+        total += allocation.size
+        if allocation.size < 0 or total > MOST_ALLOCATED:
             raise ValueError(f"allocation {allocation.index} of {allocation.size:,} bytes")
         for assigned in allocation.assigned:
             placed[assigned.logical_buffer_id] = (allocation.index, assigned.offset, assigned.size)

@@ -52,6 +52,8 @@ FORMAT = "xplane"
 
 _HOST_PLANE = "/host:CPU"
 _TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns")
+_LATEST_NS = 1 << 61
+"""No recording begins later: beyond it, times of its events do not fit 64 bits."""
 _NOT_TOLD = ("op_links", "shapes", "autograd", "collectives", "sync_records")
 """Keys that rows of this format do not vouch for."""
 
@@ -74,7 +76,8 @@ def build_from_planes(pool: TraceBuilder, read: Iterable[tuple[Plane, Iterable[L
     for plane, lines in read:
         planes.append(plane.name)
         if plane.name == names.ENVIRONMENT_PLANE:
-            epoch_ns = int(plane.stats.get("profile_start_time", 0) or 0)
+            start = plane.stats.get("profile_start_time")
+            epoch_ns = start if isinstance(start, int) and 0 < start < _LATEST_NS else 0
         if plane.name == names.METADATA_PLANE:
             programs.add(plane, shown)
         latest_ns = max(latest_ns, _add_lines(plane, lines, pool, host, devices, placement))
