@@ -158,8 +158,8 @@ def test_runs_that_failed_and_other_machines(known: list[str], capsys: pytest.Ca
     assert "train: train.py on Faster CPU, by commit" in out
     assert re.search(r"step time +2 +1\.00 ms +1\.00 ms", out)
     assert re.search(r"step time +12 +10\.0 ms", out), "the faster machine is no improvement of this series"
-    assert "note: left out: 1 run that did not finish, or whose program failed" in out
-    assert "note: runs of several machines are several series" in out
+    assert "left out: 1 run that did not finish, or whose program failed" in out
+    assert "runs of several machines are several series" in out
 
 
 def test_strangers_names_are_made_fit_to_show(known: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,18 @@ def test_a_server_that_fails(
         assert run(["baseline", "set", "main", first]) == 0
         before = baselines(capsys)
         statements, last = [0], 0
-        original = database._Postgres._run
+        original = database.Session.__init__
 
-        def killing(self: Any, sql: str, values: Any) -> Any:
-            statements[0] += 1
-            if statements[0] == last:
-                server.kill()
-            return original(self, sql, values)
+        def killing(self: Any, execute: Callable[[str, Any], Any]) -> None:
+            def counted(sql: str, values: Any) -> Any:
+                statements[0] += 1
+                if statements[0] == last:
+                    server.kill()
+                return execute(sql, values)
 
-        monkeypatch.setattr(database._Postgres, "_run", killing)
+            original(self, counted)
+
+        monkeypatch.setattr(database.Session, "__init__", killing)
         assert run(["baseline", "set", "other", third, "--keep", "2"]) == 0
         number = statements[0]
         assert number > 6
