@@ -160,7 +160,8 @@ def test_maxtext_devices(corpus: Path, tmp_path: Path) -> None:
         share = taken_apart(trace, account.ordinal, account.device, waits[account.ordinal])
         assert share.exposed_ns == account.total_ns["exposed_communication"]
         assert (share.collectives, share.unmatched_ns) == (160, 0)
-        assert 16_000_000 < share.core_ns < 17_000_000  # the parts that no computing hides differ by device
+        # in four of five executions, the steps: 128 of the collectives; what no computing hides differs by device
+        assert 12_500_000 < share.core_ns < 13_500_000
 
 
 RUN_US, END_US = 100_000, 60_000
