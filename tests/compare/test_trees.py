@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.compare.runs.comparison import compare
-from perfscope.analyzers.compare.runs.trees import TreeChange, path_change, tree_change
+from perfscope.analyzers.compare.runs.trees import MOST_DEPTH, TreeChange, path_change, tree_change
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.report.compare import json
 from perfscope.dashboards.report.compare.render import render_markdown
@@ -148,3 +148,17 @@ def test_public_traces_of_one_model_eager_and_compiled(corpus: Path) -> None:
     ]
     assert [row.delta_ns for row in came] == [36_858_999, 23_709_834]
     assert sum(row.head_ns for row in path.rows) == path.head_ns
+
+
+def test_calls_deeper_than_the_tree_count_with_their_caller() -> None:
+    def nested(extra: int) -> Trace:
+        builder = TraceBuilder()
+        for level in range(3000):
+            builder.op("op", level, 10_000 - level)
+        builder.launched("leaf", 4000, 4010, 4020 + extra, correlation=1)
+        return builder.build()
+
+    change = tree_change(nested(0), nested(5))
+    assert change is not None
+    assert (change.base_ns, change.head_ns) == (10 * US, 15 * US)
+    assert [(row.change, len(row.path), row.delta_ns) for row in change.rows] == [("slower", MOST_DEPTH, 5 * US)]

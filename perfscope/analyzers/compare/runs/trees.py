@@ -24,6 +24,9 @@ Change = Literal["added", "removed", "moved", "slower", "faster"]
 LEAST_SHARE = 0.001
 """Of the tree: a node that is slower or faster by less, with as many calls, is equal."""
 
+MOST_DEPTH = 100
+"""Of the tree: calls deeper than that count as part of the caller there."""
+
 _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+")
 
 
@@ -93,19 +96,15 @@ def call_tree(trace: Trace) -> CallNode | None:
     names = {code: _NUMBER.sub("*", trace.text(code)) for code in np.unique(slices["name"][kept]).tolist()}
     root = CallNode(name="")
     of_row: list[CallNode] = []
-    above: dict[int, CallNode] = {}
-    for name, parent, is_kept in zip(slices["name"].tolist(), slices["parent"].tolist(), kept.tolist(), strict=True):
-        caller = root if parent == MISSING else of_row[parent]
-        if is_kept:
-            text = names[name]
-            node = caller.below.get(text)
-            if node is None:
-                node = caller.below[text] = CallNode(name=text)
-                above[id(node)] = caller
-            node.calls += 1
-            of_row.append(node)
-        else:
-            of_row.append(caller)
+    depth: list[int] = []
+    for row, (name, parent) in enumerate(zip(slices["name"].tolist(), slices["parent"].tolist(), strict=True)):
+        caller, level = (root, 0) if parent == MISSING else (of_row[parent], depth[parent])
+        kept[row] &= level < MOST_DEPTH
+        if kept[row]:
+            caller, level = caller.below.setdefault(names[name], CallNode(name=names[name])), level + 1
+            caller.calls += 1
+        of_row.append(caller)
+        depth.append(level)
     on_device = _add_times(trace, root, of_row, kept)
     steps = max(len(windows.numbers), 1)
     _per_step(root, steps, inclusive=not on_device)
