@@ -153,7 +153,7 @@ def cases() -> list[Case]:
             "of it: importing what that imports": python(
                 "import gc; gc.set_threshold(50_000, 20, 50)\n"
                 "import perfscope.__main__, perfscope.commands.analyze, perfscope.analyzers.judge\n"
-                "import perfscope.analyzers.judged_before, perfscope.dashboards.report.text\n"
+                "import perfscope.analyzers.analysis_cache, perfscope.dashboards.report.text\n"
                 "import perfscope.analyzers.readers.kineto.reader\n"
                 "from perfscope.analyzers.registry import RULES, load_rule\nlist(map(load_rule, RULES))"),
             "perfscope --help": Reader(command=(sys.executable, "-m", "perfscope", "--help")),

@@ -28,9 +28,9 @@ from perfscope.model.finding import SEVERITIES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from perfscope.analyzers.analysis_cache import Kept
     from perfscope.analyzers.critical_path import Hypothesis, WhatIf
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.judged_before import Kept
     from perfscope.analyzers.readers.load import Loaded, Skipped
 
 FORMATS = ("text", "json", "markdown", "html", "github", "llm")
@@ -174,7 +174,7 @@ def _judged(
     paths: Sequence[str], rules: Sequence[str] | None, *, again: bool, quiet: bool, jobs: int | None, **how: Any
 ) -> Kept:
     """The analysis, as it was kept when the same files were judged before, unless they are to be judged ``again``."""
-    from perfscope.analyzers.judged_before import entry_for, keep, recall
+    from perfscope.analyzers.analysis_cache import entry_for, keep, recall
 
     entry = entry_for(paths, rules, **how)
     kept = None if again else recall(entry, how["configuration"])
@@ -189,8 +189,8 @@ def _judged(
 
 
 def _judge(paths: Sequence[str], rules: Sequence[str] | None, changes: Sequence[Hypothesis], **how: Any) -> Kept:
+    from perfscope.analyzers.analysis_cache import Kept
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.analyzers.judged_before import Kept
 
     judged = judge_paths(paths, rules, **how)
     traces = judged.loaded.traces

@@ -66,6 +66,9 @@ def parity(a: str, b: str, **settings: Any) -> int:
     for source in (a, b):
         if ":" not in source and not Path(source).is_dir():
             raise UsageError(f"{source}: give file.py:function or module:function")
+        file = Path(source.rpartition(":")[0])
+        if file.suffix == ".py" and not file.is_file():
+            raise UsageError(f"{source}: {file}: no such file")
     if Path(a).is_dir() and (settings["dtype_a"] or settings["device_a"] or settings["weights"]):
         raise UsageError(f"{a}: is a recording; --dtype-a, --device-a and --weights change nothing there")
     folder = new_folder(settings["output"], "parity")

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 def render_text(made: Calibration, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
     """The table for a terminal."""
     tries = f"{made.tries} {'try' if made.tries == 1 else 'tries'} on this machine"
-    headline = f"rules calibrated by {tries}" if made.rows else f"nothing to calibrate rules by: {tries}"
+    headline = (
+        f"rules calibrated by {tries}"
+        if made.rows
+        else f"nothing to calibrate rules by: {tries}; `perfscope try PROGRAM` makes them"
+    )
     sections = (
         Section(title="Predicted and measured", blocks=tuple(_blocks(made))),
         Section(title="Rules without a row", blocks=tuple(_missing(made))),

@@ -3,7 +3,7 @@
 An entry is named after what the analysis follows from: of every file its device, inode, size, times (that of the last
 change of its status, too, which no program can set back) and its first and last bytes; the options; perfscope's own
 code and the packages that add rules or readers. The whole content of a large file is not hashed: that takes as long as
-reading it. What lies in the user's source files (lines of code, comments that silence) is looked up anew each time.
+reading it. What lies in the user's source files (lines of code, comments that silence) is read again each time.
 
 Entries are as private as the recordings (folder 0700, files 0600), bounded (``ROOM``), and ignored when corrupt, when
 somebody else could have written them, or where ``PERFSCOPE_CACHE=off``. They are pickles of our own data classes, and

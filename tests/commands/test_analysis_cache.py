@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers import judge, judged_before
-from perfscope.analyzers.judged_before import MAGIC, entry_for, recall
+from perfscope.analyzers import analysis_cache, judge
+from perfscope.analyzers.analysis_cache import MAGIC, entry_for, recall
 from perfscope.analyzers.selection import Selection
 from tests.conftest import REPOSITORY
 
@@ -30,7 +30,7 @@ Report = Callable[..., str]
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PERFSCOPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(judged_before, "SMALLEST", 1)
+    monkeypatch.setattr(analysis_cache, "SMALLEST", 1)
     return tmp_path / "cache"
 
 
@@ -111,7 +111,7 @@ def test_other_code_judges_again(
     name: str, trace: Path, cache: Path, times: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(["analyze", str(trace), "-q"])
-    monkeypatch.setattr(judged_before, name, lambda: "other")
+    monkeypatch.setattr(analysis_cache, name, lambda: "other")
     run(["analyze", str(trace), "-q"])
     assert len(times) == 2
 
@@ -175,7 +175,7 @@ def test_the_code_of_findings_is_looked_up_anew(cache: Path) -> None:
     assert kept is not None
     file = next(finding.where.file for _, finding in kept.analysis.findings() if finding.where.file)
     named = [finding for _, finding in kept.analysis.findings() if finding.where.file == file]
-    silencing = judged_before.Configuration(ignore=(file,))
+    silencing = analysis_cache.Configuration(ignore=(file,))
     again = recall(entry, silencing)
     assert again is not None
     assert len(again.analysis.silenced()) == len(named)
@@ -184,14 +184,14 @@ def test_the_code_of_findings_is_looked_up_anew(cache: Path) -> None:
 def test_the_longest_unused_go(trace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(["analyze", str(trace), "-q"])
     (first,) = cache.glob("*.analysis")
-    monkeypatch.setattr(judged_before, "ROOM", first.stat().st_size + 100)
+    monkeypatch.setattr(analysis_cache, "ROOM", first.stat().st_size + 100)
     run(["analyze", str(trace), "-q", "--rule", "launch_bound"])
     assert not first.exists()
     assert len(list(cache.glob("*.analysis"))) == 1
 
 
 def test_small_recordings_are_not_kept(trace: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judged_before, "SMALLEST", trace.stat().st_size + 1)
+    monkeypatch.setattr(analysis_cache, "SMALLEST", trace.stat().st_size + 1)
     assert entry_for([trace]) is None
     assert entry_for(["s3://bucket/traces"]) is None
     assert entry_for(["nowhere"]) is None
