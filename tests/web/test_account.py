@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.time import StepAccount
-from perfscope.dashboards.figures import MOST_STEP_BARS, step_account
+from perfscope.dashboards.figures.steps import MOST_STEP_BARS, step_account
 from perfscope.dashboards.web.views.empty import empty_pages
 from perfscope.model.trace import MISSING
 from tests.build import TraceBuilder

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.compare.statistics.series import history
-from perfscope.dashboards.series_figure import metric_history
+from perfscope.dashboards.figures.history import metric_history
 from perfscope.dashboards.web.server import works
 from perfscope.dashboards.web.server.child import main
 from perfscope.dashboards.web.server.works import Kept

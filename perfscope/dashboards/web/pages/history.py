@@ -8,7 +8,7 @@ from typing import Any
 
 from dash import Input, Output, State, dcc, html, no_update
 
-from perfscope.dashboards.series_figure import metric_history
+from perfscope.dashboards.figures.history import metric_history
 from perfscope.dashboards.web.pages import Asked, address
 from perfscope.dashboards.web.pages._parts import chart, mark_of, picker, progress, register_chart, said, tab
 from perfscope.dashboards.web.server.shelf import read_view

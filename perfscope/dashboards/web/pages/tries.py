@@ -8,7 +8,7 @@ from typing import Any
 
 from dash import html
 
-from perfscope.dashboards.figures import graph_objects, laid_out, plain
+from perfscope.dashboards.figures.drawing import graph_objects, laid_out, plain
 from perfscope.dashboards.report.renderers.html import blocks_html
 from perfscope.dashboards.report.sections.trials import TONES, report_of, rungs
 from perfscope.dashboards.web.pages import Asked, address

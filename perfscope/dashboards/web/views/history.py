@@ -26,7 +26,7 @@ def view_of(history: History, *, count_between: CountBetween | None = None) -> d
     """``programs``, what ran last first: its changes and its series as HTML (texts escaped); and all ``metrics``.
 
     ``plain``: of a series, whether it is shown unasked: a time, or one that changed. ``points`` and ``changes``: what
-    `series_figure.metric_history` draws.
+    `figures.history.metric_history` draws.
     """
     left, drawn = MOST_SERIES, []
     held = programs(history)

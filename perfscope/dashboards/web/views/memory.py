@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.memory import MOST_PROGRAMS
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.dashboards import figures
+from perfscope.dashboards.figures.memory import curve_of as memory_curve_of
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.sections.memory import memory_sections
@@ -65,8 +65,8 @@ KINDS = ("blocks", "modules", "lines", "ops", "categories")
 
 
 def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
-    """The curve of `figures.curve_of`, and which blocks are alive at its ``moments`` (numbers of its positions)."""
-    held = figures.curve_of(trace, timeline)
+    """The curve of the figure, and which blocks are alive at its ``moments`` (numbers of its positions)."""
+    held = memory_curve_of(trace, timeline)
     moments = _moments(len(held["positions"]), held["peak"]["place"])
     positions = [timeline.first + held["positions"][moment] for moment in moments]
     blocks, alive = _alive(trace, timeline, positions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.figures import graph_objects, laid_out
+from perfscope.dashboards.figures.drawing import graph_objects, laid_out
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,0 +1,51 @@
+"""What all figures are drawn with: plotly, where it is installed, and their layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perfscope.model.errors import UsageError
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+MS = 1_000_000
+"""ns of a millisecond: axes are in ms."""
+
+HEIGHT = 360
+"""Pixels of a figure without rows: two fit on a laptop's screen."""
+
+MARK, RULE, FAILED = "#7b8794", "rgba(123,135,148,.35)", "#c4372b"
+"""Of lines: all are seen on a light and on a dark page."""
+
+LABEL_LIMIT = 60
+"""Characters of a name on an axis: more leaves no room for the bars."""
+
+
+def graph_objects() -> Any:
+    """``plotly.graph_objects``; ``UsageError`` names the extra where plotly is not installed."""
+    try:
+        import plotly.graph_objects
+    except ImportError as error:
+        raise UsageError("figures need plotly: pip install 'perfscope[ui]'") from error
+    return plotly.graph_objects
+
+
+def plain(text: str) -> str:
+    """``text`` as plotly shows it literally: plotly reads a subset of HTML in every label."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def laid_out(figure: go.Figure, *, title: str, x: str, y: str | None = None, rows: int | None = None) -> go.Figure:
+    """The figure with its titles and, of horizontal bars, a height that fits ``rows`` of them."""
+    figure.update_layout(
+        title={"text": plain(title)},
+        xaxis={"title": {"text": x}},
+        yaxis={"title": {"text": y}, "automargin": True},
+        margin={"l": 10, "r": 10, "t": 80, "b": 40},
+        height=HEIGHT if rows is None else 160 + 30 * max(rows, 2),
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        template="plotly_white",
+    )
+    return figure

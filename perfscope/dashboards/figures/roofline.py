@@ -1,0 +1,100 @@
+"""The roofline: achieved rates beside what the device allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfscope.dashboards.figures.drawing import (
+    MARK,
+    graph_objects,
+    laid_out,
+    plain,
+)
+from perfscope.model.units import format_count, format_ns, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import plotly.graph_objects as go
+
+
+BOUNDS = {
+    "compute": ("arithmetic", "#4a86e0"),
+    "memory": ("memory", "#c8731d"),
+    "link": ("links", "#8f63d4"),
+    "": ("no roof known", "#4f8a66"),
+}
+"""What holds a point back: its words and its colour."""
+LEAST_DISC, MOST_DISC = 6, 46
+"""Pixels across of the shortest and the longest point."""
+LEAST_INTENSITY = 1e-3
+"""FLOPs per byte. Fewer are a move with a counter beside it: no roof but that of memory is anywhere near."""
+
+
+def roofline(
+    points: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]], chosen: str | None = None
+) -> go.Figure:
+    """FLOP/s against FLOPs per byte on logarithmic axes: a disc a point, as large as its time, and the devices' roofs.
+
+    ``points``: ``name``, ``line``, ``ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity`` (FLOP/byte),
+    ``of_roof`` and ``bound`` (of `BOUNDS`) each; those without a rate are left out. ``devices``: ``bandwidth``
+    (bytes/s) and ``peaks`` (``label``, ``flops``) each. ``chosen``: the name of points that are marked. The data of a
+    point is its name.
+    """
+    figure = graph_objects().Figure()
+    drawn = [point for point in points if (point["rate"] or 0) > 0 and (point["intensity"] or 0) >= LEAST_INTENSITY]
+    drawn.sort(key=lambda point: -point["ns"])  # so that small ones lie above large ones
+    longest = max((point["ns"] for point in drawn), default=1)
+    for device in devices:
+        ridges = [(peak["flops"] / device["bandwidth"], peak) for peak in device["peaks"]]
+        left = min((point["intensity"] for point in drawn), default=1) / 3
+        right = 8 * max([left, *(ridge for ridge, _ in ridges), *(point["intensity"] for point in drawn)])
+        lines: list[tuple[float | None, float | None]] = []
+        for ridge, peak in ridges:
+            start = left if peak is ridges[-1][1] else ridge
+            lines += [(start, min(start * device["bandwidth"], peak["flops"])), (ridge, peak["flops"])]
+            lines += [(right, peak["flops"]), (None, None)]
+            figure.add_annotation(
+                text=plain(f"{peak['label']} {format_count(peak['flops'])}FLOP/s"), x=np.log10(0.99 * right),
+                y=np.log10(peak["flops"]), showarrow=False, xanchor="right", yanchor="bottom",
+            )  # fmt: skip
+        figure.add_scatter(
+            name=f"roofs of {plain(device['name'])}", x=[x for x, _ in lines], y=[y for _, y in lines], mode="lines",
+            line={"color": MARK, "width": 1.5}, hoverinfo="skip")  # fmt: skip
+    for bound, (title, color) in BOUNDS.items():
+        members = [point for point in drawn if (point["bound"] if point["bound"] in BOUNDS else "") == bound]
+        if members:
+            figure.add_scatter(
+                name=title, x=[point["intensity"] for point in members], y=[point["rate"] for point in members],
+                mode="markers", customdata=[point["name"] for point in members],
+                text=[_point_words(point) for point in members], hovertemplate="%{text}<extra></extra>",
+                marker={
+                    "color": color, "opacity": 0.6,
+                    "size": [max(LEAST_DISC, MOST_DISC * (point["ns"] / longest) ** 0.5) for point in members],
+                    "line": {"color": MARK, "width": [4 if point["name"] == chosen else 0.7 for point in members]},
+                },
+            )  # fmt: skip
+    for axis in ("x", "y"):
+        marks = _round_marks([value for trace in figure.data for value in trace[axis] if value] or [1.0])
+        texts = [
+            f"{mark:g}" if axis == "x" else format_count(mark).replace(".00", "").replace(".0", "") for mark in marks
+        ]
+        figure.update_layout({f"{axis}axis": {"type": "log", "tickvals": marks, "ticktext": texts}})
+    laid_out(figure, title="", x="FLOPs per byte of device memory", y="FLOP/s")
+    return figure.update_layout(height=460, margin={"t": 40}, legend={"itemsizing": "constant"})
+
+
+def _round_marks(values: Sequence[float]) -> list[float]:
+    """Marks of a logarithmic axis around what is drawn: powers of ten, of few of them their double and half too."""
+    powers = range(int(np.log10(min(values)) // 1) - 1, int(np.log10(max(values)) // 1) + 2)
+    return [float(f"{step}e{power}") for power in powers for step in ((1, 2, 5) if len(powers) < 7 else (1,))]
+
+
+def _point_words(point: Mapping[str, Any]) -> str:
+    share = format_share(point["share"], 1)
+    roof = [] if point["of_roof"] is None else [f"{format_share(point['of_roof'], 1)} of its roof"]
+    rate = f"{format_count(point['rate'])}FLOP/s at {point['intensity']:.3g} FLOP/byte"
+    lines = [point["name"], f"{format_ns(point['ns'])} ({share}), {point['basis']}", rate, *roof, point["line"]]
+    return "<br>".join(plain(line) for line in lines if line)

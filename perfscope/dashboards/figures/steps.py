@@ -1,0 +1,115 @@
+"""Figures of steps: where each goes, and how long each rank takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from perfscope.analyzers.savings import FEW_STEPS
+from perfscope.dashboards.figures.drawing import (
+    LABEL_LIMIT,
+    MS,
+    graph_objects,
+    laid_out,
+    plain,
+)
+from perfscope.dashboards.report.charts import CAUSE_COLORS, FREE_COLOR, TRACED_COLOR
+from perfscope.dashboards.report.sections.account import cause_words
+from perfscope.model.trace import MISSING
+from perfscope.model.units import format_ns, format_share
+from perfscope.model.untrusted_text import sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import plotly.graph_objects as go
+
+    from perfscope.analyzers.engine import Step
+    from perfscope.analyzers.time import Cause, StepAccount
+
+MOST_STEP_BARS = 300
+"""Of an account: more are narrower than can be told apart; of several devices each has one bar then."""
+
+
+def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]] = ()) -> go.Figure:
+    """A bar a step (``analysis.accounts``), stacked by cause, in ms: the causes sum to the step exactly.
+
+    Devices and ranks stand side by side. Where all steps together are more than ``MOST_STEP_BARS``, a bar is the mean
+    step of a device. ``links``: for each account an address for each step, kept as the ``customdata`` of its bars.
+    """
+    plotly = graph_objects()
+    shown = [account for account in accounts if account.whole_ns]
+    on_host = all(account.device == MISSING for account in shown)
+    means = len(shown) > 1 and sum(max(1, len(account.numbers)) for account in shown) > MOST_STEP_BARS
+    outer, inner, data = [], [], []
+    for index, account in enumerate(shown):
+        where = list(links[index]) if index < len(links) else []
+        numbers = [f"step {number}" for number in account.numbers] or ["capture"]
+        kept = ["mean step"] if means else numbers[:MOST_STEP_BARS]
+        outer += [plain(_account_label(account, shown))] * len(kept)
+        inner += kept
+        data += (where + [""] * len(kept))[: len(kept)]
+    one_each = len(inner) == len(shown)
+    axis: Any = inner if len(shown) == 1 else outer if one_each else [outer, inner]
+    figure = plotly.Figure()
+    for cause, color in CAUSE_COLORS.items():
+        values = [item for account in shown for item in _bars_of(account, cast("Cause", cause), means=means)]
+        if any(values):
+            whole = [item for account in shown for item in _wholes_of(account, means=means)]
+            words = cause_words(cast("Cause", cause), on_host=on_host)
+            text = [
+                f"{words}: {format_ns(value)} ({format_share(value, total)})"
+                for value, total in zip(values, whole, strict=True)
+            ]
+            figure.add_bar(
+                name=f"{words} {format_share(sum(values), sum(whole))}", x=axis,
+                y=[value / MS for value in values], customdata=data, hovertext=text,
+                hovertemplate="%{x}<br>%{hovertext}<extra></extra>", marker={"color": color},
+            )  # fmt: skip
+    figure.update_layout(barmode="stack", bargap=0.12)
+    title = "Mean step by cause" if means else "Steps by cause"
+    return laid_out(figure, title=title, x="", y="ms")
+
+
+def _account_label(account: StepAccount, accounts: Sequence[StepAccount]) -> str:
+    """The rank; the device where the rank has several, or is not known."""
+    alone = account.rank is not None and sum(other.rank == account.rank for other in accounts) == 1
+    device = "" if account.device == MISSING or alone else f"device {account.ordinal}"
+    rank = "" if account.rank is None else f"rank {account.rank}"
+    return sanitize(" ".join(filter(None, (rank, device))) or "host", LABEL_LIMIT)
+
+
+def _bars_of(account: StepAccount, cause: Cause, *, means: bool) -> list[int]:
+    values = list(account.causes_ns.get(cause, ())) or [0] * max(1, len(account.numbers))
+    return [sum(values) // len(values)] if means else values[:MOST_STEP_BARS]
+
+
+def _wholes_of(account: StepAccount, *, means: bool) -> list[int]:
+    values = [sum(step) for step in zip(*account.causes_ns.values(), strict=True)]
+    return [sum(values) // len(values)] if means else values[:MOST_STEP_BARS]
+
+
+MOST_SYMBOLS = 40
+"""Markers that plotly tells apart; of more ranks some share theirs."""
+
+
+def step_times(steps: Sequence[Step]) -> go.Figure:
+    """A point a step (``analysis.steps``) in ms, over its number; one colour a kind and a symbol a rank."""
+    plotly = graph_objects()
+    figure = plotly.Figure()
+    kinds = sorted({(step.traced, -1 if step.rank is None else step.rank) for step in steps})
+    for traced, rank in kinds:
+        members = [
+            step for step in steps if step.traced == traced and (step.rank if step.rank is not None else -1) == rank
+        ]
+        figure.add_scatter(
+            name=("while traced" if traced else "no profiler on") + (f", rank {rank}" if rank >= 0 else ""),
+            x=[step.number for step in members],
+            y=[step.duration_ns / MS for step in members],
+            mode="markers",
+            marker={"color": TRACED_COLOR if traced else FREE_COLOR, "symbol": max(rank, 0) % MOST_SYMBOLS, "size": 9},
+        )
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_xaxes(tickformat="d")
+    if len({step.number for step in steps}) <= FEW_STEPS:
+        figure.update_xaxes(dtick=1)
+    return laid_out(figure, title="Step times", x="step", y="ms")
