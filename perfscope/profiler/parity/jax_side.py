@@ -165,7 +165,8 @@ def _walked(
     try:
         outputs, kept, results, gradients, taps = jax.jit(_with_gradients, static_argnums=0)(forward, floats, zeros)
     except (NotImplementedError, TypeError, ValueError) as error:
-        notes.append(f"no gradients: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+        reason = str(error).strip().partition("\n")[0][:200]
+        notes.append(f"no gradients: {type(error).__name__}: {reason}")
         outputs, (kept, results) = forward(list(floats), zeros)
         gradients, taps = [], []
     if not outputs:
