@@ -3,7 +3,7 @@
 An entry is named after what the analysis follows from: of every file its device, inode, size, times (that of the last
 change of its status, too, which no program can set back) and its first and last bytes; the options; perfscope's own
 code and the packages that add rules or readers. The whole content of a large file is not hashed: that takes as long as
-reading it. What lies in the user's source files (lines of code, comments that silence) is read again each time.
+reading it. The user's source files (lines of code, comments that silence) are read again each time.
 
 Entries are as private as the recordings (folder 0700, files 0600), bounded (``ROOM``), and ignored when corrupt, when
 somebody else could have written them, or where ``PERFSCOPE_CACHE=off``. They are pickles of our own data classes, and
@@ -148,7 +148,7 @@ def recall(entry: Path | None, configuration: Configuration = NO_CONFIGURATION) 
 def keep(entry: Path, kept: Kept) -> None:
     """Keep an analysis; a full disk or a read-only home costs nothing but judging again.
 
-    Of files that hold compiled programs alone nothing is kept: what lies beside them is read, too.
+    Of files that hold compiled programs alone nothing is kept: files next to them are read, too.
     """
     if any(source.programs for source in kept.analysis.sources):
         return
@@ -169,7 +169,7 @@ def keep(entry: Path, kept: Kept) -> None:
 
 
 def _private(path: Path) -> bool:
-    """Whether nobody but the user can have written it."""
+    """Whether only the user can write it."""
     state = path.stat()
     return not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
 

@@ -290,7 +290,7 @@ def _with_blocks_before(memory: Rows, low: int) -> Rows:
 
 
 def _facts_of_part(trace: Trace, chosen: _Chosen) -> dict[Any, Any]:
-    """What the rest of the recording tells of the part."""
+    """What is known of the part from the rest of the recording."""
     steps, work = trace.fact(step_windows), trace.fact(steps_work)
     here = np.isin(steps.numbers, list(chosen.numbers))
     if work is not None:

@@ -142,7 +142,7 @@ def _profiled(target: Target, folder: Path, settings: dict[str, Any]) -> tuple[d
     from perfscope.profiler.ab.trials import profile
 
     configuration = find_configuration()  # its errors come before a long run
-    tell("profiling the program as it is", quiet=settings["quiet"])
+    tell("profiling the unchanged program", quiet=settings["quiet"])
     launch = profile(target, folder, timeout_s=settings["timeout_s"], step_annotation=settings["step_annotation"])
     if launch.code:
         raise DataError(f"{target.name()}: {launch.problem}")

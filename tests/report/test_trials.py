@@ -41,7 +41,7 @@ def test_a_ladder_is_drawn_with_what_remains_of_the_step() -> None:
     shown = render_text(made)
     bars = [" ".join(line.split()[1:]) for line in shown.splitlines() if "█" in line]
     assert bars == [
-        "100% the program as it is",
+        "100% the unchanged program",
         "50% + workers",
         "40% + foreach",
         "36% + fused for foreach",

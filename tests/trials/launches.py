@@ -99,7 +99,7 @@ def left(name: str, reason: str, *answers: str) -> Attempt:
 
 
 def unchanged(*losses: float) -> Unchanged:
-    """The program as it is, with quiet calibration launches."""
+    """The unchanged program, with quiet calibration launches."""
     recorded = [launch(slot=slot, phase="warm", trials=(report(*losses),)) for slot in (0, 1)]
     calibration: list[Pair] = [
         (launch(ms=10 * first, phase="calibrate"), launch(ms=10 * second, slot=1, phase="calibrate"))

@@ -43,7 +43,7 @@ def test_rungs_are_bars_and_the_code_stands_below(tmp_path: Path) -> None:
     made = document(*climbed, together=attempt("together", 0.4), ladder=True)
     write(tmp_path / "try-1", made)
     drawn = figure(made)
-    assert list(drawn.y) == ["the program as it is  100%", "+ workers  50%", "+ fused  45%", "together, measured  40%"]
+    assert list(drawn.y) == ["the unchanged program  100%", "+ workers  50%", "+ fused  45%", "together, measured  40%"]
     assert list(drawn.x) == pytest.approx([1, 0.5, 0.45, 0.4], abs=0.01)
     page = shown(asked(tmp_path))
     assert "workers = True" in page

@@ -146,7 +146,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unchanged:
-    """Launches of the program as it is: two that recorded values, and pairs for the calibration."""
+    """Launches of the unchanged program: two that recorded values, and pairs for the calibration."""
 
     first: Launch
     second: Launch

@@ -52,7 +52,7 @@ class Results(Value, frozen=True, kw_only=True):
 
 
 class Baseline(Value, frozen=True, kw_only=True):
-    """The program as it is."""
+    """The unchanged program."""
 
     step_ns: Number | None = None
     launches: Count = 0
@@ -92,7 +92,7 @@ class Trial(Value, frozen=True, kw_only=True):
     estimator: str = ""
     """What stands for a launch: a quantile or the mean of its steady steps."""
     remaining: Number | None = None
-    """Of a ladder: of the step time of the program as it is, with this and the rungs below, by the product of their
+    """Of a ladder: of the step time of the unchanged program, with this and the rungs below, by the product of their
     gains; of all together as it was measured."""
     pairs: Count = 0
     needed_pairs: Count | None = None

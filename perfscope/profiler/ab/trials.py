@@ -1,6 +1,6 @@
 """Tries interventions on a program: launches it with and without each, in pairs, as two commits are compared.
 
-1. The program as it is, twice, with the values of its first steps recorded; then pairs of it for the calibration.
+1. The unchanged program, twice, with the values of its first steps recorded; then pairs of it for the calibration.
 2. Each intervention once with recorded values. One that changes them beyond the tolerance goes no further.
 3. Pairs of launches without and with it, until the judge has seen enough.
 4. All that helped, together.
@@ -164,16 +164,16 @@ class Trials:
 
     @property
     def unchanged(self) -> Unchanged:
-        """The launches of the program as it is; after `baseline`."""
+        """The launches of the unchanged program; after `baseline`."""
         assert self._unchanged is not None
         return self._unchanged
 
     def baseline(self) -> Unchanged:
-        """Launch the program as it is. ``DataError`` where it fails."""
+        """Launch the unchanged program. ``DataError`` where it fails."""
         with terminated_by_signals():
             state = self._state(BASELINE)
             recorded = []
-            for slot, what in enumerate(("the program as it is", "the same again, for what it does not repeat")):
+            for slot, what in enumerate(("the unchanged program", "the same again, for what it does not repeat")):
                 self._tell(f"recording values: {what}")
                 launch = self._launch((), "base", "warm", 0, slot, state, record=True)
                 if launch.problem is not None:
@@ -223,7 +223,7 @@ class Trials:
         return replace(candidate, by_mean=candidate.by_mean or any(load_intervention(name).by_mean for name in base))
 
     def try_helpful(self) -> None:
-        """All that helped against the program as it is; nothing where it is one alone.
+        """All that helped against the unchanged program; nothing where it is one alone.
 
         Of a family the first, of a ladder the last, which was measured against the first.
         """

@@ -18,7 +18,7 @@ MEASURED = ("gain", "slower", "no gain", "cannot tell")
 class CalibrationRow:
     """An intervention that answered findings of a rule. Times are per step, medians over its tries.
 
-    Only those count that were measured against the program as it is, and not on top of another intervention.
+    Only those count that were measured against the unchanged program, and not on top of another intervention.
     """
 
     rule: str

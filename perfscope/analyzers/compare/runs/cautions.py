@@ -19,8 +19,8 @@ HARDWARE = tuple(name for name in MACHINE if name != "system")
 def compare_loaded(base: Loaded, head: Loaded) -> Comparison:
     """`comparison.compare` of two sides, with what the manifests of runs say of them; errors as there."""
     comparison = compare(base.traces, head.traces)
-    told = tuple(cautions(base.manifest, head.manifest))
-    return replace(comparison, cautions=tuple(dict.fromkeys((*told, *comparison.cautions))))
+    warned = tuple(cautions(base.manifest, head.manifest))
+    return replace(comparison, cautions=tuple(dict.fromkeys((*warned, *comparison.cautions))))
 
 
 def cautions(base: Run | None, head: Run | None) -> Iterator[str]:

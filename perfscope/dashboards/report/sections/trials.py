@@ -47,7 +47,7 @@ MOST_PAIRS = 60
 """That `--pairs` takes."""
 BAR = "█"
 LADDER_WIDTH = 40
-"""Columns of the program as it is."""
+"""Columns of the unchanged program."""
 UNTRIED = ("not applicable", "not applied", "not reached")
 
 
@@ -119,7 +119,7 @@ def rungs(document: Try) -> list[tuple[str, float]]:
     if document.together is not None:
         kept.append(("together, measured", document.together.remaining))
     steps = [(name, remaining) for name, remaining in kept if remaining is not None]
-    return [("the program as it is", 1.0), *steps] if steps else []
+    return [("the unchanged program", 1.0), *steps] if steps else []
 
 
 def _rung(trial: Trial) -> str:

@@ -24,8 +24,8 @@ TITLE = "Try"
 VIEW = None
 CHART = "tries-picture"
 NOTHING = (
-    "No try lies in what is open here. perfscope try train.py, called where perfscope-runs is, tries interventions on "
-    "a program; then they are shown here."
+    "No result of `perfscope try` is open here. Run `perfscope try train.py` in the folder that has perfscope-runs: it tries "
+    "interventions on the program, and they are shown here."
 )
 COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
 ROW_PX, FRAME_PX = 34, 90
@@ -116,7 +116,7 @@ def _picture(document: Try) -> Any:
         error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
         hovertemplate="%{y}<extra></extra>",
     )
-    words = "the program as it is" if document.ladder else "that without it; the line is the interval"
+    words = "the unchanged program" if document.ladder else "that without it; the line is the interval"
     laid_out(figure, title="", x=f"step time relative to {words}")
     figure.update_xaxes(tickformat=".0%", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category")
