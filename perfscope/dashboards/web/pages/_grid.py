@@ -73,7 +73,7 @@ def grid(
     ticks = {"rowSelection": {"mode": "multiRow", "enableClickSelection": False}} if picks else {}
     left = [html.P(f"{held['left']:,} more rows are left out", className="ps-soft")] if held["left"] else []
     absent = " · ".join(item["title"] for item in empty)
-    left += [html.P(f"nothing in any row, so left out: {absent}", className="ps-soft ps-absent")] if absent else []
+    left += [html.P(f"empty columns are hidden: {absent}", className="ps-soft ps-absent")] if absent else []
     return html.Div(
         [
             html.Div([label, search, *file], className="ps-tl-bar"),

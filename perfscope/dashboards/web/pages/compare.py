@@ -187,7 +187,7 @@ def _work(asked: Asked) -> Pair | Stored | str:
     if not any(keys) and len(asked.shelf.items()) < 2 and not stored(asked.shelf):
         return "There is one thing open here. Two are compared: perfscope serve BASE HEAD."
     if not all(keys):
-        return "Choose what to compare with what: base is before, head is behind the change."
+        return "Choose two runs: base from before the change, head from after it."
     if keys[0] == keys[1]:
         return "Both sides are the same: choose another one."
     sides = [asked.shelf.find(key) for key in keys]

@@ -24,7 +24,7 @@ TITLE = "Try"
 VIEW = None
 CHART = "tries-picture"
 NOTHING = (
-    "No result of `perfscope try` is open here. Run `perfscope try train.py` in the folder that has perfscope-runs: it "
+    "No result of perfscope try is open here. Run perfscope try train.py in the folder that has perfscope-runs: it "
     "tries interventions on the program, and they are shown here."
 )
 COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
