@@ -21,7 +21,7 @@ HOSTILE = "aten::<img src=x onerror=alert(1)>"
 PATTERN = "find=%5Eaten%3A%3A%3Cimg"
 HLO = "HloModule small\n\nENTRY main {\n  p = f32[8]{0} parameter(0)\n  ROOT n = f32[8]{0} negate(p)\n}\n"
 KEYS = "[...document.querySelectorAll('.ag-row a')].map((one) => one.href.split('run=')[1])"
-READY = ".ps-timeline[data-ready='1']"
+READY = ".ps-timeline:not(.ps-flame)[data-ready='1']"
 STEPS, STEP_US = 4, 1_000
 
 
@@ -96,10 +96,31 @@ def test_the_verdict_its_places_and_both_timelines(tab: Tab, server: Server) -> 
     assert tab.went_away() == []
 
 
+UNNUMBERED = HOSTILE.replace("1", "*")
+FLAME = """(() => { const { tree, props } = document.querySelector('.ps-flame').perfscope;
+    const change = (node) => props.look.categories[tree.category[node]];
+    return Object.fromEntries(tree.name.map((name, node) => [name, change(node)])); })()"""
+
+
+def test_the_step_of_both_by_cause_and_the_changes_of_the_call_tree(tab: Tab, server: Server) -> None:
+    before, after, *_ = _keys(tab, server)
+    tab.open(f"{server.base}compare?base={before}&head={after}", ".ps-flame[data-ready]")
+    tab.page.wait_for_selector("#account .js-plotly-plot .main-svg")
+    assert "compute" in tab.page.text_content("#account .js-plotly-plot")
+    assert tab.page.evaluate(FLAME) == {"all": "10% to 50% slower", "aten::mm": "equal", UNNUMBERED: "added"}
+    tab.page.click("text=wide as base")
+    tab.until(f"!({FLAME})['{UNNUMBERED}']")
+    assert "width=base" in tab.page.url
+    tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
+    tab.page.click(".fall a:has-text('onerror')")  # rows of the waterfall lead to both timelines, past the flame graph
+    tab.until("document.getElementById('timeline-head').perfscope.find.value.includes('onerror')")
+    assert tab.wrong == []
+
+
 def test_what_is_chosen_stands_in_the_address(tab: Tab, server: Server) -> None:
     before, *_ = _keys(tab, server)
     tab.open(f"{server.base}compare", "[role=alert]")
-    assert "Choose what to compare" in tab.page.inner_text("[role=alert]")
+    assert "Choose two runs" in tab.page.inner_text("[role=alert]")
     tab.page.click("#compare-base")
     tab.page.click("[role=option]:visible:has-text('before.json.gz')")
     tab.until(f"location.search === '?base={before}'")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.compare.runs.account import accounts, by_largest_remainder, claim_first, claim_innermost
-from perfscope.analyzers.compare.runs.change import PartChange, StepChange, step_change, time_change
+from perfscope.analyzers.compare.runs.change import PartChange, StepChange, account_change, step_change, time_change
 from perfscope.analyzers.compare.runs.keys import (
     Key,
     Level,
@@ -373,3 +373,32 @@ def test_between_steps_counts_only_while_their_work_runs() -> None:
     assert window.total_ns == 260_000
     assert (window.spans.starts // 1000).tolist() == [0, 300]
     assert (window.spans.ends // 1000).tolist() == [160, 400]
+
+
+def stepped(busy_us: int, *, steps: int = 3, device: bool = True) -> Trace:
+    """Steps of 1 ms; the device works for ``busy_us`` of each (the host's op lasts as long)."""
+    made = TraceBuilder()
+    for number in range(steps):
+        at = 1000 * number
+        made.step(number, at, at + 1000)
+        if device:
+            made.launched("gemm", at + 10, at + 20, at + 20 + busy_us, correlation=number + 1)
+        made.op("aten::mm", at + 5, at + 15 if device else at + 5 + busy_us)
+    return made.build()
+
+
+def test_the_mean_step_by_cause_sums_on_both_sides() -> None:
+    account = account_change(stepped(400), stepped(600, steps=2))
+    assert account is not None
+    assert (account.base_ns, account.head_ns, account.on_host) == (1_000_000, 1_000_000, False)
+    assert account.problem() is None
+    assert (account.causes["compute"].base_ns, account.causes["compute"].head_ns) == (400_000, 600_000)
+    assert all(amount.base_ns or amount.head_ns for amount in account.causes.values())
+
+
+def test_the_host_is_not_compared_with_a_device_by_cause() -> None:
+    assert account_change(stepped(400, device=False), stepped(400)) is None
+    alone = account_change(stepped(400, device=False), stepped(500, device=False))
+    assert alone is not None
+    assert alone.on_host
+    assert alone.causes["compute"].head_ns == 500_000

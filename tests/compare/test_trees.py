@@ -162,3 +162,46 @@ def test_calls_deeper_than_the_tree_count_with_their_caller() -> None:
     assert change is not None
     assert (change.base_ns, change.head_ns) == (10 * US, 15 * US)
     assert [(row.change, len(row.path), row.delta_ns) for row in change.rows] == [("slower", MOST_DEPTH, 5 * US)]
+
+
+def flame_of(base: list[Call], head: list[Call]) -> list[tuple[str, int, str, int, int]]:
+    change = tree_change(trace_of(base), trace_of(head))
+    assert change is not None
+    return [(node.name, node.parent, node.change, node.base_ns // US, node.head_ns // US) for node in change.flame]
+
+
+def test_a_flame_graph_has_both_trees_callers_first() -> None:
+    base = [("layer", 0, [("mm", 100, []), ("gelu", 50, [])]), ("loss", 20, [])]
+    head = [("layer", 0, [("mm", 150, []), ("relu", 30, [])]), ("loss", 20, [])]
+    assert flame_of(base, head) == [
+        ("all", -1, "slower", 170, 200),
+        ("layer", 0, "slower", 150, 180),
+        ("loss", 0, "equal", 20, 20),
+        ("mm", 1, "slower", 100, 150),
+        ("gelu", 1, "removed", 50, 0),
+        ("relu", 1, "added", 0, 30),
+    ]
+
+
+def test_in_a_flame_graph_what_moved_is_called_so_and_the_short_is_left_out() -> None:
+    tiny: Call = ("tiny", 1, [])
+    moved = flame_of([("a", 5000, [BLOCK, tiny]), ("b", 100, [])], [("a", 5000, [tiny]), ("b", 100, [BLOCK])])
+    assert [(name, change) for name, _, change, *_ in moved] == [
+        ("all", "equal"),
+        ("a", "faster"),
+        ("b", "slower"),
+        ("norm", "moved"),
+        ("norm", "moved"),
+        ("mean", "moved"),
+        ("mul", "moved"),
+        ("mean", "moved"),
+        ("mul", "moved"),
+    ]
+
+
+def test_a_document_whose_flame_graph_has_a_loop_is_refused() -> None:
+    values = json.document(compare([trace_of([("mm", 100, [])])], [trace_of([("mm", 120, [])])]))
+    assert of(values).tree is not None
+    values["tree"]["flame"][0]["parent"] = 1
+    with pytest.raises(DataError, match="a call stands before its caller"):
+        of(values)

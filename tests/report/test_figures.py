@@ -11,6 +11,8 @@ import pytest
 import perfscope
 from perfscope.analyzers.engine import Step
 from perfscope.dashboards import figures
+from perfscope.dashboards.report.charts import CAUSE_COLORS
+from perfscope.model.documents.comparison import Account, Amount
 from perfscope.model.errors import UsageError
 from tests.build import TraceBuilder
 from tests.memory.test_section import of_rank
@@ -42,6 +44,19 @@ def test_step_times_keep_traced_and_untraced_apart() -> None:
         ("no profiler on, rank 0", 12), ("while traced, rank 0", 5), ("while traced, rank 1", 1)
     ]  # fmt: skip
     assert list(figure.data[2].y) == [5]
+
+
+def test_both_sides_and_their_changes_sum_by_cause() -> None:
+    causes = {"compute": Amount(base_ns=3 * MS, head_ns=5 * MS), "<new>": Amount(base_ns=MS, head_ns=0)}
+    figure = figures.account_change(Account(base_ns=4 * MS, head_ns=5 * MS, causes=causes))
+    assert [(bar.name, list(bar.y), list(bar.x)) for bar in figure.data if bar.xaxis == "x"] == [
+        ("compute", ["head", "base"], [5, 3]), ("&lt;new&gt;", ["head", "base"], [0, 1])
+    ]  # fmt: skip
+    changes = [bar for bar in figure.data if bar.xaxis == "x2"]
+    assert [(list(bar.y), list(bar.x), bar.text[0]) for bar in changes] == [
+        (["compute"], [2], "+2.00 ms"), (["&lt;new&gt;"], [-1], "-1.00 ms")
+    ]  # fmt: skip
+    assert [bar.marker.color for bar in figure.data[:2]] == [CAUSE_COLORS["compute"]] * 2
 
 
 def test_memory_timeline_stacks_to_the_peak_of_the_fullest_memory() -> None:

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from perfscope.commands.compare import compare as compare_command
 from perfscope.dashboards.web.server.shelf import Shelf
 from perfscope.dashboards.web.server.works import Stored, launches_of
+from perfscope.dashboards.web.views._flame_change import flame_of
 from perfscope.dashboards.web.views.compare import view_of
 from perfscope.model.documents import comparison as compare_document
-from perfscope.model.documents.comparison import Document, of
+from perfscope.model.documents.comparison import Document, Tree, TreeNode, TreeRow, of
 from tests.report.comparisons import hostile, interleaved_launches, single_captures, unchanged_captures
 from tests.store.kept_runs import ITEM, put_run
 
@@ -50,6 +51,34 @@ def test_kernels_keep_their_significance() -> None:
     assert _column(view, "kernels", "q") == [0.002, 0.7, None]
     assert _column(view, "kernels", "verdict") == ["slower", "no change", "new"]
     assert "ps-launches" in view["after"]
+
+
+def _tree(*nodes: TreeNode) -> Tree:
+    rows = (TreeRow(change="added", path=("f", "new"), nodes=2, head_ns=30, delta_ns=30),)
+    return Tree(time="host", base_ns=100, head_ns=130, rows=rows, flame=nodes)
+
+
+def test_a_flame_graph_is_wide_as_the_chosen_side_in_the_colours_of_the_change() -> None:
+    held = flame_of(
+        _tree(
+            TreeNode(name="all", parent=-1, change="slower", base_ns=100, head_ns=130),
+            TreeNode(name="f", parent=0, change="slower", base_calls=1, head_calls=2, base_ns=90, head_ns=98),
+            TreeNode(name="gone_*", parent=0, change="removed", base_calls=1, base_ns=10),
+            TreeNode(name="new", parent=1, change="added", head_calls=1, head_ns=30),
+        )
+    )
+    assert held is not None
+    head, base = held["sides"]["head"], held["sides"]["base"]
+    assert (head["name"], head["ns"], head["own_ns"]) == (["all", "f", "new"], [130, 98, 30], [32, 68, 30])
+    assert (base["name"], base["ns"], base["parent"]) == (["all", "f", "gone_*"], [100, 90, 10], [-1, 0, 0])
+    assert [held["categories"][number] for number in head["category"]] == [
+        "10% to 50% slower", "up to 10% slower", "added"
+    ]  # fmt: skip
+    assert head["said"][1] == ["90 ns → 98 ns, +8 ns (+8.9%)", "1 → 2 calls"]
+    assert base["said"][2] == ["removed: 10 ns", "1 calls"]
+    assert (base["ids"][2], bool(base["ids"][1])) == ("", True)  # a name without its numbers is in no timeline
+    assert held["alone"]["added"] == {"time": "30 ns", "count": 2}
+    assert all(len(colors) == len(held["categories"]) for colors in held["colors"].values())
 
 
 def test_where_nothing_changed() -> None:

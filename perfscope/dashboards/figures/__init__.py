@@ -9,10 +9,10 @@ from perfscope.dashboards.figures.device import device_time, kernel_time, timeli
 from perfscope.dashboards.figures.heat_map import heat_map
 from perfscope.dashboards.figures.memory import memory_curve, memory_timeline
 from perfscope.dashboards.figures.roofline import roofline
-from perfscope.dashboards.figures.steps import step_account, step_times
+from perfscope.dashboards.figures.steps import account_change, step_account, step_times
 from perfscope.dashboards.figures.sweep import pareto
 
 __all__ = [
-    "device_time", "heat_map", "kernel_time", "memory_curve", "memory_timeline", "pareto", "roofline",
+    "account_change", "device_time", "heat_map", "kernel_time", "memory_curve", "memory_timeline", "pareto", "roofline",
     "step_account", "step_times", "timeline",
 ]  # fmt: skip

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 from perfscope.analyzers.savings import FEW_STEPS
 from perfscope.dashboards.figures.drawing import (
     LABEL_LIMIT,
+    MARK,
     MS,
     graph_objects,
     laid_out,
     plain,
 )
 from perfscope.dashboards.report.charts import CAUSE_COLORS, FREE_COLOR, TRACED_COLOR
+from perfscope.dashboards.report.renderers.values import signed_ns
 from perfscope.dashboards.report.sections.account import cause_words
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
@@ -25,9 +27,14 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.engine import Step
     from perfscope.analyzers.time import Cause, StepAccount
+    from perfscope.model.documents.comparison import Account
 
 MOST_STEP_BARS = 300
 """Of an account: more are narrower than can be told apart; of several devices each has one bar then."""
+
+
+LABELLED = 1.5
+"""Of the largest change: how far the axis reaches, so that its number has room."""
 
 
 def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]] = ()) -> go.Figure:
@@ -68,6 +75,40 @@ def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]]
     figure.update_layout(barmode="stack", bargap=0.12)
     title = "Mean step by cause" if means else "Steps by cause"
     return laid_out(figure, title=title, x="", y="ms")
+
+
+def account_change(account: Account) -> go.Figure:
+    """The mean step of both sides of a comparison as two bars, stacked by cause, and the change of each cause, in ms.
+
+    ``account``: of a comparison's document. The causes sum to the bars, their changes to the change of the step.
+    """
+    plotly = graph_objects()
+    figure = plotly.Figure()
+    figure.set_subplots(rows=2, cols=1, row_heights=[0.42, 0.58], vertical_spacing=0.17)
+    order = [*CAUSE_COLORS, *(cause for cause in account.causes if cause not in CAUSE_COLORS)]
+    causes = {cause: account.causes[cause] for cause in order if cause in account.causes}
+    wholes = {"head": account.head_ns, "base": account.base_ns}
+    for cause, amount in causes.items():
+        words = plain(cause_words(cause, on_host=account.on_host))
+        color = CAUSE_COLORS.get(cause, MARK)
+        sides = {"head": amount.head_ns, "base": amount.base_ns}
+        text = [f"{words}: {format_ns(ns)} ({format_share(ns, wholes[side])})" for side, ns in sides.items()]
+        figure.add_bar(
+            name=words, x=[ns / MS for ns in sides.values()], y=list(sides), orientation="h", hovertext=text,
+            hovertemplate="%{y}<br>%{hovertext}<extra></extra>", marker={"color": color}, row=1, col=1,
+        )  # fmt: skip
+        delta = amount.head_ns - amount.base_ns
+        figure.add_bar(
+            name=words, x=[delta / MS], y=[words], orientation="h", showlegend=False, text=[signed_ns(delta)],
+            textposition="outside", cliponaxis=False, hoverinfo="skip", marker={"color": color}, row=2, col=1,
+        )  # fmt: skip
+    changes = [abs(amount.head_ns - amount.base_ns) / MS for amount in causes.values()]
+    reach = LABELLED * max(changes, default=0) or 1
+    figure.update_xaxes(range=[-reach, reach], zeroline=True, zerolinecolor=MARK, row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=2, col=1)
+    figure.update_layout(barmode="stack", bargap=0.25)
+    laid_out(figure, title="Mean step by cause, base and head", x="ms", rows=len(causes) + 4)
+    return figure.update_layout(xaxis2={"title": {"text": "ms, head less base"}}, yaxis2={"automargin": True})
 
 
 def _account_label(account: StepAccount, accounts: Sequence[StepAccount]) -> str:

@@ -299,6 +299,7 @@ COMPARE_STYLE = """
 .fall{display:grid;grid-template-columns:minmax(0,16em) minmax(0,1fr) 6.5em;gap:2px 14px;align-items:center;
 padding:3px 0;font-size:13px}
 .fall .n{font-variant-numeric:tabular-nums}
+.fall>div:first-child{overflow-wrap:anywhere}
 @media (max-width:640px){.fall{grid-template-columns:minmax(0,1fr) auto}.fall svg{grid-column:1/-1;grid-row:2}}
 """
 

@@ -177,6 +177,21 @@ class Amount(Value, frozen=True, kw_only=True):
     head_ns: Ns
 
 
+class Account(Value, frozen=True, kw_only=True):
+    """Where the mean step goes by cause; the causes sum to it. ``on_host``: no device worked, so it is the host's."""
+
+    base_ns: Ns
+    head_ns: Ns
+    on_host: bool = False
+    causes: dict[str, Amount] = msgspec.field(default_factory=dict)
+
+    def problem(self) -> str | None:
+        """What does not sum; ``None``: everything does."""
+        sums = [sum(getattr(amount, side) for amount in self.causes.values()) for side in ("base_ns", "head_ns")]
+        wanted = [self.base_ns, self.head_ns]
+        return None if sums == wanted else f"its causes sum to {sums[0]} and {sums[1]} ns, not to {wanted}"
+
+
 class OtherParts(Value, frozen=True, kw_only=True):
     """The parts that were not written one by one."""
 
@@ -238,6 +253,21 @@ class TreeRow(Value, frozen=True, kw_only=True):
     """Its own change, without that of the nodes below it that both have."""
 
 
+class TreeNode(Value, frozen=True, kw_only=True):
+    """A call of either tree, or of both; calls and times are per step. ``parent``: number of the caller, -1: none.
+
+    ``change``: with all below it.
+    """
+
+    name: str
+    parent: Annotated[int, msgspec.Meta(ge=-1)]
+    change: Literal["added", "removed", "moved", "slower", "faster", "equal"]
+    base_calls: Number = 0
+    head_calls: Number = 0
+    base_ns: Ns = 0
+    head_ns: Ns = 0
+
+
 class Tree(Value, frozen=True, kw_only=True):
     """Two call trees: the changes of the rows, ``others_ns`` and ``equal_ns`` sum to head minus base."""
 
@@ -252,9 +282,13 @@ class Tree(Value, frozen=True, kw_only=True):
     others: Count = 0
     """Rows that were not written."""
     others_ns: Ns = 0
+    flame: Annotated[tuple[TreeNode, ...], msgspec.Meta(max_length=SOME)] = ()
+    """Both trees as one, callers first; what is too short to be seen counts with its caller."""
 
     def problem(self) -> str | None:
-        """What does not sum; ``None``: everything does."""
+        """What does not sum, or stands before its caller; ``None``: nothing."""
+        if any(node.parent >= number for number, node in enumerate(self.flame)):
+            return "a call stands before its caller"
         whole = sum(row.delta_ns for row in self.rows) + self.others_ns + self.equal_ns
         wanted = self.head_ns - self.base_ns
         return None if whole == wanted else f"its rows sum to {whole} ns, not to {wanted}"
@@ -521,6 +555,8 @@ class Document(Value, frozen=True, kw_only=True):
     causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MANY)] = ()
     step: Step | None = None
     worst_rank: Step | None = None
+    account: Account | None = None
+    """Where the step goes, of the rank of ``step``."""
     tree: Tree | None = None
     """Call trees of the rank of ``step``."""
     path: CriticalPath | None = None
@@ -549,15 +585,11 @@ def of(values: dict[str, Any]) -> Document:
 
 
 def _checked(document: Document, path: str | Path) -> Document:
-    parts = {name: getattr(document, name) for name in ("step", "worst_rank", "tree", "path")}
-    for name, part in parts.items():
+    parts = [(name, getattr(document, name)) for name in ("step", "worst_rank", "account", "tree", "path")]
+    for name, part in (*parts, *(("programs", program) for program in document.programs)):
         problem = None if part is None else part.problem()
         if problem is not None:
             raise DataError(f"{path}: not {WHAT}: {name}: {problem}")
-    for program in document.programs:
-        problem = program.problem()
-        if problem is not None:
-            raise DataError(f"{path}: not {WHAT}: programs: {problem}")
     if any(finding.base is None and finding.head is None for finding in document.findings):
         raise DataError(f"{path}: not {WHAT}: a finding that neither side has")
     return document

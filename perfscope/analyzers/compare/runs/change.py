@@ -16,8 +16,10 @@ import numpy as np
 from perfscope.analyzers.compare.runs.account import Account, Part, accounts, by_largest_remainder
 from perfscope.analyzers.compare.runs.keys import Key, Level, Match, PartKind, align
 from perfscope.analyzers.compare.runs.window import compared_window
-from perfscope.model.documents.comparison import Rank
-from perfscope.model.trace import Trace
+from perfscope.analyzers.time import CAUSES, StepAccount, warm_accounts
+from perfscope.model.documents.comparison import Account as CausesOfStep
+from perfscope.model.documents.comparison import Amount, Rank
+from perfscope.model.trace import MISSING, Trace
 
 FUSED_FROM = 2
 """Kernels against one, on the same line or of the same op, that are called a fusion; fewer are a count that changed."""
@@ -299,3 +301,38 @@ def _all(notes: Sequence[str], pair: tuple[Trace, Trace]) -> tuple[str, ...]:
     if max(devices) > 1:
         texts.append(f"{devices[1]} devices in a source: the one that worked most is shown")
     return tuple(dict.fromkeys(texts))
+
+
+# Where the mean step goes, by cause, on both sides.
+
+
+def account_change(base: Trace, head: Trace) -> CausesOfStep | None:
+    """The account of the device that works most; ``None`` where a side has no time, or the host's against a device's.
+
+    Steps that compiled are left out.
+    """
+    mine, theirs = ([each for each in trace.fact(warm_accounts) if each.whole_ns] for trace in (base, head))
+    shared = {account.ordinal for account in mine} & {account.ordinal for account in theirs}
+    if not mine or not theirs or (mine[0].device == MISSING) is not (theirs[0].device == MISSING):
+        return None
+    after = max((each for each in theirs if each.ordinal in shared or not shared), key=lambda each: each.busy_ns)
+    before = max((each for each in mine if each.ordinal == after.ordinal or not shared), key=lambda each: each.busy_ns)
+    causes: dict[str, Amount] = {
+        cause: Amount(base_ns=left, head_ns=right)
+        for cause, left, right in zip(CAUSES, _mean_causes(before), _mean_causes(after), strict=True)
+        if left or right
+    }
+    return CausesOfStep(
+        base_ns=sum(amount.base_ns for amount in causes.values()),
+        head_ns=sum(amount.head_ns for amount in causes.values()),
+        on_host=after.device == MISSING,
+        causes=causes,
+    )
+
+
+def _mean_causes(account: StepAccount) -> list[int]:
+    """Per cause the mean of the steps in ns; they sum to the mean step."""
+    total = account.total_ns
+    amounts = np.array([total[cause] for cause in CAUSES], np.int64)
+    means: list[int] = by_largest_remainder(amounts, max(1, len(account.numbers))).tolist()
+    return means

@@ -14,7 +14,7 @@ from perfscope.analyzers.compare.programs.gates import gates_not_met, program_ga
 from perfscope.analyzers.compare.programs.pairs import NO_TARGETS, TargetOfSide, program_changes, targets
 from perfscope.analyzers.compare.programs.row import ProgramChange
 from perfscope.analyzers.compare.runs.causes import Cause, FindingChange, causes, corroborated, findings_change
-from perfscope.analyzers.compare.runs.change import TimeChange, time_change
+from perfscope.analyzers.compare.runs.change import TimeChange, account_change, time_change
 from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
 from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange, path_change, tree_change
 from perfscope.analyzers.compare.statistics import estimators
@@ -23,6 +23,7 @@ from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.time import HOST_AHEAD, device_times
+from perfscope.model.documents.comparison import Account as CausesOfStep
 from perfscope.model.documents.comparison import NotLooked, Side
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import SEVERITIES, Severity
@@ -202,6 +203,8 @@ class Comparison:
     cautions: tuple[str, ...] = ()
     """What must be known before the verdict, one sentence each."""
     targets: TargetOfSide = NO_TARGETS
+    account: CausesOfStep | None = None
+    """Where the step goes, of the rank in the middle."""
     tree: TreeChange | None = None
     """Call trees of the rank in the middle."""
     path: PathChange | None = None
@@ -302,6 +305,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         cautions=tuple(differences(*sides)),
         programs=programs,
         targets=machines,
+        account=None if time is None else account_change(*_ranks_of(base, head, time)),
         tree=None if time is None else tree_change(*_ranks_of(base, head, time)),
         path=None if time is None else path_change(*_ranks_of(base, head, time)),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -17,12 +17,14 @@ import numpy as np
 
 from perfscope.analyzers.critical_path import dependency_graph, path_rows
 from perfscope.analyzers.time import account_windows
+from perfscope.model.documents.comparison import TreeNode
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 Change = Literal["added", "removed", "moved", "slower", "faster"]
 
 LEAST_SHARE = 0.001
-"""Of the tree: a node that is slower or faster by less, with as many calls, is equal."""
+"""Of the tree: a node that is slower or faster by less, with as many calls, is equal; one shorter than that on both
+sides is not in ``flame``."""
 
 MOST_DEPTH = 100
 """Of the tree: calls deeper than that count as part of the caller there."""
@@ -82,6 +84,8 @@ class TreeChange:
     equal_ns: int
     rows: tuple[TreeRow, ...]
     """The largest change first."""
+    flame: tuple[TreeNode, ...] = ()
+    """Both trees as one, callers first, of those below one caller the longest first."""
 
 
 def call_tree(trace: Trace) -> CallNode | None:
@@ -160,7 +164,39 @@ def tree_change(base: Trace, head: Trace) -> TreeChange | None:
         equal=nodes - sum(row.nodes for row in unlike),
         equal_ns=after.ns - before.ns - sum(row.delta_ns for row in unlike),
         rows=tuple(sorted(unlike, key=lambda row: (-abs(row.delta_ns), row.path))),
+        flame=tuple(_flame(before, after, {path for row in rows if row.was for path in (row.path, row.was)}, least)),
     )
+
+
+def _flame(base: CallNode, head: CallNode, moved: Set[tuple[str, ...]], least: float) -> Iterator[TreeNode]:
+    """The nodes of either tree that last for ``least`` ns or longer; ``moved``: paths of subtrees on either side."""
+    waiting: list[tuple[CallNode | None, CallNode | None, int, tuple[str, ...], bool]] = [(base, head, -1, (), False)]
+    for number, (mine, theirs, parent, path, elsewhere) in enumerate(waiting):
+        node = theirs or mine or base
+        base_ns, head_ns = mine.ns if mine else 0, theirs.ns if theirs else 0
+        alike = mine is not None and theirs is not None and mine.calls == theirs.calls
+        yield TreeNode(
+            name=node.name or "all",
+            parent=parent,
+            change="moved" if elsewhere
+            else "added" if mine is None
+            else "removed" if theirs is None
+            else "equal" if base_ns == head_ns or (alike and abs(head_ns - base_ns) <= least)
+            else "slower" if head_ns > base_ns
+            else "faster",
+            base_calls=mine.calls if mine else 0,
+            head_calls=theirs.calls if theirs else 0,
+            base_ns=base_ns,
+            head_ns=head_ns,
+        )  # fmt: skip
+        sides = [side.below if side else {} for side in (mine, theirs)]
+        below = [(sides[0].get(name), sides[1].get(name), name) for name in dict.fromkeys((*sides[0], *sides[1]))]
+        long = [(max(one.ns for one in pair if one), pair, name) for *pair, name in below]
+        for _, (left, right), name in sorted(
+            (row for row in long if row[0] >= least), key=lambda row: (-row[0], row[2])
+        ):
+            inner = (*path, name)
+            waiting.append((left, right, number, inner, elsewhere or inner in moved))
 
 
 def _differences(base: CallNode, head: CallNode, path: tuple[str, ...]) -> Iterator[TreeRow]:

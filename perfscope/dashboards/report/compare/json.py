@@ -83,6 +83,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
         "causes": comparison.causes,
         "step": None if time is None else time.median,
         "worst_rank": None if time is None else time.worst,
+        "account": comparison.account,
         "tree": comparison.tree,
         "path": comparison.path,
         "ranks": [] if time is None else time.ranks,
@@ -238,6 +239,7 @@ SHAPES: Shapes = {
     TreeChange: Shape(
         added={
             "rows": lambda tree: tree.rows[:MOST_ROWS],
+            "flame": lambda tree: tree.flame[:MOST_ROWS],
             "others": lambda tree: len(tree.rows[MOST_ROWS:]),
             "others_ns": lambda tree: sum(row.delta_ns for row in tree.rows[MOST_ROWS:]),
         }

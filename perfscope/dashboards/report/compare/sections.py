@@ -47,6 +47,7 @@ from perfscope.dashboards.report.compare.words import (
     written_line,
 )
 from perfscope.dashboards.report.renderers.values import percent, signed_ns
+from perfscope.dashboards.report.sections.account import LEAST_SHARE, cause_words
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
@@ -108,6 +109,7 @@ def detail_sections(document: Document) -> tuple[Section, ...]:
     """What stands behind it: the step in parts, kernels, ranks, what was not compared, and how it was."""
     return (
         *_kernels(document.kernels),
+        *account_sections(document),
         *_step(document),
         *_tree(document),
         *_path(document),
@@ -292,6 +294,36 @@ def _step(document: Document) -> Iterator[Section]:
             Picture(waterfall(step.base_ns, step.head_ns, _by_place(step))),
             *notes(f"largest differences of measured time{chance}" if moved else ""),
             *tables(_parts(step, moved)),
+        ),
+    )
+
+
+ACCOUNT_COLUMNS: tuple[Column[tuple[str, int, int]], ...] = (
+    Column("cause", lambda row: row[0]),
+    Column("base", lambda row: row[1], "ns"),
+    Column("head", lambda row: row[2], "ns"),
+    _delta("change", lambda row: row[2] - row[1]),
+)
+
+
+def account_sections(document: Document) -> Iterator[Section]:
+    """The mean step of both sides by cause; nothing where it is not known."""
+    account = document.account
+    if account is None:
+        return
+    rows = [
+        (cause_words(cause, on_host=account.on_host), amount.base_ns, amount.head_ns)
+        for cause, amount in account.causes.items()
+        if max(amount.base_ns, amount.head_ns) >= LEAST_SHARE * max(account.base_ns, account.head_ns)
+    ]
+    whole = "step" if document.step is None or document.step.per == "step" else "recording"
+    grown = f"{format_ns(account.base_ns)} → {format_ns(account.head_ns)}"
+    yield Section(
+        title=f"Where the {whole} goes",
+        summary=f"{grown}, {signed_ns(account.head_ns - account.base_ns)}",
+        blocks=(
+            table(ACCOUNT_COLUMNS, rows, few=len(rows)),
+            *notes("the mean step without those that compiled, from its start to its end on the host"),
         ),
     )
 

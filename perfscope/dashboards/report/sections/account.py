@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from perfscope.dashboards.report.blocks import Block, Column, Section, notes, table
 from perfscope.model.trace import MISSING
@@ -114,9 +114,10 @@ def _phases(account: StepAccount) -> str:
     return f"{'ops' if account.device == MISSING else 'device work'} by phase: {parts}"
 
 
-def cause_words(cause: Cause, *, on_host: bool) -> str:
-    """A cause of the account in words; ``on_host``: of an account without a device."""
-    return _ON_HOST.get(cause, _WORDS[cause].removeprefix("idle: ")) if on_host else _WORDS[cause]
+def cause_words(cause: Cause | str, *, on_host: bool) -> str:
+    """A cause of the account in words, one that is not known as it is; ``on_host``: of an account without a device."""
+    words = cast("dict[str, str]", _WORDS).get(cause, sanitize(cause, NAME_LIMIT))
+    return cast("dict[str, str]", _ON_HOST).get(cause, words.removeprefix("idle: ")) if on_host else words
 
 
 def _title(account: StepAccount, devices: int) -> str:

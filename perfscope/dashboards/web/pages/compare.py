@@ -7,15 +7,18 @@ from collections import Counter
 from typing import Any
 
 import dash_mantine_components as dmc
+import msgspec
 from dash import ALL, Input, Output, State, dcc, html, no_update
 
+from perfscope.dashboards.figures import account_change
 from perfscope.dashboards.web.pages import Asked, address
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import mark_of, picker, progress, said
+from perfscope.dashboards.web.pages._parts import chart, chosen, mark_of, picker, progress, said, tabs
 from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.works import SIDES, Pair, Stored, find_work, launches_of, stored
 from perfscope.dashboards.web.server.workshop import State as Readiness
-from perfscope.dashboards.web.ui import Fragment, Timeline
+from perfscope.dashboards.web.ui import Flame, Fragment, Timeline
+from perfscope.model.documents.comparison import Account
 from perfscope.model.untrusted_text import sanitize
 
 # Two timelines below a comparison: whose they are, what they begin with, and the rows of the waterfall as links.
@@ -116,6 +119,8 @@ VIEW = None
 
 LABEL_CHARS = 60
 FIRST_CAUSES = 6
+CHART = "compare-account"
+WIDTHS = {"head": "wide as head", "base": "wide as base"}
 GRIDS = ("compare-parts", "compare-kernels")
 
 
@@ -243,10 +248,56 @@ def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]
         Fragment(html=view["before"]),
         _causes(asked, view, sides),
         Fragment(html=view["findings"]),
+        *_account(view),
+        *_flame(asked, view, sides),
         Fragment(html=view["step"], links=falls(asked, view, sides)),
         *_tables(asked, work, view, sides),
         *pictures(asked, work, view, sides),
         Fragment(html=view["after"]),
+    ]
+
+
+def _account(view: dict[str, Any]) -> list[Any]:
+    """Where the step goes on both sides, as a figure with its numbers."""
+    account = view["account"]
+    if account is None:
+        return []
+    figure = account_change(msgspec.convert(account, Account))
+    figure.update_layout(title=None, margin={"l": 10, "r": 10, "t": 10, "b": 40})
+    picture = chart(CHART, figure, "the mean step of both sides by cause; the numbers stand below it")
+    numbers = html.Details([html.Summary("in numbers"), Fragment(html=account["html"])])
+    heading = html.H2(f"Where the {view['per']} goes")
+    return [html.Section([heading, picture, numbers], className="ps-card", id="account")]
+
+
+def _flame(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+    """Both call trees as one flame graph; the address says whose width it has."""
+    flame = view["flame"]
+    if flame is None:
+        return []
+    side = chosen(asked, "width", WIDTHS)
+    what = "the device work launched in a call" if flame["time"] == "device" else "the call"
+    alone = [
+        f"{flame['alone'][change]['count']:,} calls are in {whose} alone ({flame['alone'][change]['time']})"
+        for change, whose in (("added", "head"), ("removed", "base"))
+        if flame["alone"][change]["count"]
+    ]
+    words = f"As wide as {what} takes in {side}, in the colour of its change. {'; '.join(alone)}{'.' if alone else ''}"
+    timeline = address(asked.base_path, "timeline", sides[side].key) if sides else ""
+    look = {"categories": flame["categories"], "colors": flame["colors"], "code": {}, "flat": True}
+    return [
+        html.H2("Call trees", className="ps-title", id="trees"),
+        html.Div(tabs(asked, "width", WIDTHS, side, label="width"), className="ps-ways"),
+        html.P(words, className="ps-soft ps-note"),
+        Flame(
+            id="compare-flame",
+            tree=flame["sides"][side],
+            timeline=timeline,
+            find="",
+            order="time",
+            fold=False,
+            look=look,
+        ),
     ]
 
 

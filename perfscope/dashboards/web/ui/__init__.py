@@ -91,7 +91,8 @@ Flame = _component(
 
     ``tree``: arrays as of `views.flame`, parents first; ``timeline``: where a name is looked for; ``find``: what is
     searched to begin with; ``order``: ``time`` (the largest first) or ``start``; ``fold``: frames of launchers are one
-    row; ``look``: ``categories``, ``colors`` and ``code`` of the view.
+    row; ``look``: ``categories``, ``colors`` and ``code`` of the view; ``flat``: names do not shade the colours, and
+    keys are for the graph only where it has the focus. ``tree`` may have ``said``: the words of each node.
     """,
     "tree",
     "timeline",

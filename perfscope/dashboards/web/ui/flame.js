@@ -21,7 +21,6 @@ window.perfscope_ui = window.perfscope_ui || {};
       for (let node = 1; node < size; node++) this.children[this.tree.parent[node]].push(node);
       const first = (node) => (this.tree.first_ns[node] === null ? Infinity : this.tree.first_ns[node]);
       if (props.order === "start") for (const below of this.children) below.sort((a, b) => first(a) - first(b));
-      ui.draw.use(props.look.colors);
       this.find = element("input", { type: "search", class: "ps-tl-find", placeholder: "search names: regular expression ( / )", "aria-label": "search names by regular expression" });
       this.find.value = props.find || "";
       this.status = element("div", { class: "ps-tl-status", role: "status", "aria-live": "polite" });
@@ -43,17 +42,19 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.search();
     }
 
-    // What the colours stand for, of what there is here: the most time of its own first.
+    // What the colours stand for, of what there is here: the most time of its own first, of changes as they follow each other.
     legend() {
       const own = new Map(), look = ui.draw.theme();
       this.tree.category.forEach((category, node) => own.set(category, (own.get(category) || 0) + this.tree.own_ns[node]));
-      const items = [...own].sort((a, b) => b[1] - a[1]).map(([category]) => {
+      const items = [...own].sort((a, b) => (this.props.look.flat ? a[0] - b[0] : b[1] - a[1])).map(([category]) => {
         const swatch = element("span", { class: "ps-swatch", "aria-hidden": "true" });
-        swatch.style.background = ui.draw.color(look, category);
+        swatch.style.background = this.color(look, category);
         return element("li", { "data-category": category }, swatch, this.props.look.categories[category]);
       });
       return element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "what colours stand for" }, ...items);
     }
+
+    color(look, category) { return this.props.look.colors[look.name][category]; }
 
     colours_before() { return this.root.querySelector(".ps-tl-legend"); }
 
@@ -109,7 +110,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.textBaseline = "middle";
       for (const box of this.shown) {
         const name = this.label(box.node), y = box.depth * ROW, hit = this.pattern && this.pattern.test(this.text(box.node));
-        const color = ui.draw.shaded(ui.draw.color(look, this.tree.category[box.node]), ui.draw.shade_of(this.tree.name[box.node]));
+        const color = ui.draw.shaded(this.color(look, this.tree.category[box.node]), this.props.look.flat ? 0 : ui.draw.shade_of(this.tree.name[box.node]));
         context.globalAlpha = box.above ? 0.5 : this.pattern && !hit ? 0.25 : 1;
         context.fillStyle = color;
         context.fillRect(box.x, y, Math.max(box.width - 0.6, 0.5), ROW - 1);
@@ -139,6 +140,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     text(node) { return this.tree.whole[node] || this.tree.name[node]; }
 
     words(node) {
+      if (this.tree.said) return this.tree.said[node];
       const whole = this.tree.ns[0], ns = this.tree.ns[node];
       const of = (part, all) => `${((100 * part) / Math.max(all, 1)).toFixed(1)}%`;
       return [`${ui.wire.format_ns(ns)}, ${of(ns, whole)} of all`, `its own ${ui.wire.format_ns(this.tree.own_ns[node])}`,
@@ -162,7 +164,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const steps = this.path(node).filter((one) => !this.folded(one)).map((one) => element("button", { class: "ps-link", onclick: () => { this.select(one); this.zoom(one); } }, this.label(one)));
       const trail = element("p", { class: "ps-trail" });
       steps.forEach((step, at) => trail.append(...(at ? [" › ", step] : [step])));
-      const link = ids[node] ? [element("a", { href: `${this.props.timeline}${join}${new URLSearchParams({ name: ids[node] })}` }, "in the timeline")] : [];
+      const link = ids[node] && this.props.timeline ? [element("a", { href: `${this.props.timeline}${join}${new URLSearchParams({ name: ids[node] })}` }, "in the timeline")] : [];
       this.panel.replaceChildren(element("h2", {}, name), ...(whole[node] ? [element("p", { class: "ps-tl-whole", title: whole[node] }, whole[node])] : []),
         element("p", {}, this.words(node).join(", ")), trail, ...ui.source(line[node], this.props.look.code[line[node]]), ...link);
       this.status.textContent = `${name}: ${this.words(node)[0]}`;
@@ -215,6 +217,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     key(event) {
       if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) { if (event.key === "Escape") event.target.blur(); return; }
       if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (this.props.look.flat && !this.root.contains(document.activeElement)) return; // the page has timelines, too
       const parent = this.tree.parent[this.at], beside = parent >= 0 ? this.children[parent] : [0], place = beside.indexOf(this.at);
       const does = {
         "/": () => this.find.focus(), t: () => this.table(), Escape: () => { this.panel.replaceChildren(); this.zoom(0); },

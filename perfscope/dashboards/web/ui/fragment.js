@@ -14,7 +14,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         const sides = Object.entries(held.find).map(([side, pattern]) => [document.getElementById(`timeline-${side}`), pattern]).filter(([there]) => there && there.perfscope);
         if (!sides.length) return;
         event.preventDefault();
-        for (const there of document.querySelectorAll(".ps-timeline")) there.perfscope.release();
+        for (const there of document.querySelectorAll(".ps-timeline:not(.ps-flame)")) there.perfscope.release();
         for (const [there, pattern] of sides) there.perfscope.look_for(pattern, there === sides[sides.length - 1][0]);
         sides[0][0].scrollIntoView({ block: "center" });
       });

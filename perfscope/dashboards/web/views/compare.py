@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from perfscope.dashboards.report.blocks import Column, Listing, Text
 from perfscope.dashboards.report.compare.json import SETS_KIND as SETS
 from perfscope.dashboards.report.compare.sections import (
+    account_sections,
     caution_sections,
     compare_sections,
     detail_sections,
@@ -25,6 +28,7 @@ from perfscope.dashboards.report.compare.words import (
 )
 from perfscope.dashboards.report.renderers.html import blocks_html, sections_html
 from perfscope.dashboards.report.renderers.values import signed_ns
+from perfscope.dashboards.web.views._flame_change import flame_of
 from perfscope.dashboards.web.views._tables import table
 from perfscope.model.documents.comparison import Cause, Document, Kernel, Part, PartSide, Step
 from perfscope.model.untrusted_text import sanitize
@@ -64,14 +68,16 @@ KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
 def view_of(document: Document) -> dict[str, Any]:
     """Cards as HTML (their texts escaped), ``causes`` with names to look for on each side, and ``tables``.
 
-    Times in the tables are ns per step (``per``).
+    Times in the tables are ns per step (``per``). ``account``: as in the document, with ``html``, its numbers as a
+    table; ``flame``: see `_flame_change`; either ``None`` where it is not known.
     """
     per = "step" if document.step is None else document.step.per
     exact = [cause for cause in document.causes if cause.exact]
     step = document.step
     parts = sorted(() if step is None else step.parts, key=lambda part: -abs(part.delta_ns))
     *before, _, findings = compare_sections(document)  # places are drawn with links into the timelines
-    *details, method = detail_sections(document)
+    accounts = list(account_sections(document))  # drawn as a figure, with the numbers below it
+    *details, method = (section for section in detail_sections(document) if section not in accounts)
     return {
         "headline": headline(document),
         "paths": {side: list(getattr(document, side).paths) for side in ("base", "head")},
@@ -85,6 +91,10 @@ def view_of(document: Document) -> dict[str, Any]:
         "findings": "".join(sections_html((findings,))),
         "step": "".join(sections_html(details)),
         "after": "".join(sections_html((method,))),
+        "account": None
+        if document.account is None
+        else msgspec.to_builtins(document.account) | {"html": "".join(sections_html(accounts))},
+        "flame": flame_of(document.tree),
         "tables": {
             "parts": table(PART_COLUMNS, parts),
             "kernels": table(KERNEL_COLUMNS, document.kernels),
