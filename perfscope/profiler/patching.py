@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,6 +31,29 @@ def wrap(holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
     """Replace a function by ``make(function)``, which gets its name and docstring."""
     original = vars(holder)[name]
     return replace(holder, name, functools.wraps(original)(make(original)))
+
+
+def wrap_calls(instance: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
+    """Wrap the calls of one object: ``make(call)`` is called with the object and its arguments.
+
+    It is done on the object's class, so nothing is saved, copied or scripted with the object.
+    """
+    kind, watched = type(instance), [weakref.ref(instance)]
+    original = kind.__call__
+    wrapped = make(original)
+
+    @functools.wraps(original)
+    def call(called: Any, *arguments: Any, **named: Any) -> Any:
+        mine = watched and watched[0]() is called
+        return (wrapped if mine else original)(called, *arguments, **named)
+
+    restore = replace(kind, "__call__", call)
+
+    def undo() -> None:
+        watched.clear()
+        restore()
+
+    return undo
 
 
 def undo_all(undos: Iterable[Undo]) -> Undo:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +138,27 @@ def test_a_compiled_module_is_watched_from_outside_and_compiled_once(found: tupl
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_watched_module_can_be_saved_copied_and_scripted(
+    found: tuple[Recorder, Hooks], tmp_path: Path, compiled: bool
+) -> None:
+    recorder, _ = found
+    plain = net()
+    model = torch.compile(plain, backend="eager") if compiled else plain
+    value = torch.ones(2, 4)
+    with torch.no_grad():
+        for _ in range(8):
+            model(value)
+        assert recorder.begun[-1] == 8
+        other = copy.deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        again = torch.load(tmp_path / "model.pt", weights_only=False)
+        for twin in (other, again, *([] if compiled else [torch.jit.script(plain)])):
+            assert torch.equal(twin(value), plain(value))
+    saved = zipfile.ZipFile(tmp_path / "model.pt")
+    assert not any(b"perfscope" in saved.read(name) for name in saved.namelist())
+
+
 def test_torch_is_left_as_it_was() -> None:
     before = (torch.compile, dict(torch_module._global_forward_hooks), dict(torch_module._global_forward_pre_hooks))
     hooks = Hooks()
@@ -144,9 +168,9 @@ def test_torch_is_left_as_it_was() -> None:
     with torch.no_grad():
         for _ in range(6):
             model(torch.ones(2, 4))
-    assert len(model._forward_hooks) == 1
+    assert "__call__" in vars(torch.nn.Sequential)
     hooks.forget(Source.MODULE)
     hooks.remove()
-    assert len(model._forward_hooks) == 0
+    assert "__call__" not in vars(torch.nn.Sequential)
     now = (torch.compile, dict(torch_module._global_forward_hooks), dict(torch_module._global_forward_pre_hooks))
     assert now == before

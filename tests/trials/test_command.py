@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_what_was_measured_before_an_interruption_is_shown(
         main(["try", "--only", "fused-optimizer,gc-freeze", "--no-profile", "--pairs", "6", "train.py"])
     assert ended.value.code == 130
     printed = capsys.readouterr().out
-    assert "fused-optimizer: step time -50" in printed
+    assert re.search(r"fused-optimizer: step time -(50|49\.9)", printed)  # the order of the launches is drawn
     assert "gc-freeze" not in printed
 
 

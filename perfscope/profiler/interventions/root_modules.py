@@ -1,7 +1,8 @@
 """The modules that a PyTorch program calls itself, not from inside another one: its models.
 
 They are found with torch's public hooks of all modules, in the first step. Then these hooks are taken out, because they
-cost time in each call and torch.compile would compile them; what stays are hooks of the models found.
+cost time in each call and torch.compile would compile them; what stays are wrapped calls of the models found. Hooks of
+one model would be saved and copied with it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from perfscope.profiler.patching import wrap_calls
 
 
 def _same(_module: Any, _arguments: tuple[Any, ...]) -> Any:
@@ -54,6 +57,7 @@ class RootModules:
         self._enter_model, self._leave_model, self._found = enter, leave, found
         self._thread = threading.get_ident()
         self._depth = 0
+        self._again = False
         self._roots: list[Any] = []
         self._handles: list[Any] = [
             module.register_module_forward_pre_hook(self._enter),
@@ -67,13 +71,12 @@ class RootModules:
 
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return None
-        if self._depth == 0 and any(module is root for root in self._roots):
-            self._close()  # a model is called again: a step is over. Its new hook is not called before the next call
-            return self._enter_model(module, arguments)
         self._depth += 1
         if self._depth > 1:
             return None
-        self._roots.append(module)
+        self._again = any(module is root for root in self._roots)
+        if not self._again:
+            self._roots.append(module)
         return self._enter_model(module, arguments)
 
     def _leave(self, module: Any, _arguments: Any, output: Any) -> None:
@@ -84,6 +87,8 @@ class RootModules:
         self._depth -= 1
         if self._depth == 0:
             self._leave_model(module, output)
+            if self._again:  # a model was called again: a step is over
+                self._close()
 
     def _optimizer_steps(self, *_: Any) -> None:
         if self._handles and self._roots and self._depth == 0:
@@ -93,12 +98,20 @@ class RootModules:
         """All models are known: hook them alone from now on."""
         while self._handles:
             self._handles.pop().remove()
-        for root in self._roots:
-            if self._enter_model is not _same:
-                root.register_forward_pre_hook(self._enter_model)
-            if self._leave_model is not _ignore:
-                root.register_forward_hook(self._after, always_call=True)
+        if self._enter_model is not _same or self._leave_model is not _ignore:
+            for root in self._roots:
+                wrap_calls(root, self._around)
         self._found(self._roots)
 
-    def _after(self, module: Any, _arguments: Any, output: Any) -> None:
-        self._leave_model(module, output)
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(model: Any, *arguments: Any, **named: Any) -> Any:
+            entered = self._enter_model(model, arguments)
+            arguments = arguments if entered is None else entered
+            output = None
+            try:
+                output = original(model, *arguments, **named)
+                return output
+            finally:
+                self._leave_model(model, output)
+
+        return call

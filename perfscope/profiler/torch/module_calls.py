@@ -1,10 +1,10 @@
 """Steps of a program without an optimizer: from the end of one call of its model to the end of the next.
 
 A generation loop calls its model once a token, an evaluation loop once a batch. Every module is watched until one has
-been called often enough from outside all others; from then on that one alone. Hooks of one module and of all modules
-are public in torch. They must not be there while torch.compile looks at a module: a graph made with them would be made
-again without them. So modules that the program compiles are watched from outside, and the hooks of all modules go when
-``torch.compile`` is called.
+been called often enough from outside all others; from then on the calls of that one alone. The hooks of all modules are
+public in torch. They must not be there while torch.compile looks at a module: a graph made with them would be made
+again without them. So they go when ``torch.compile`` is called, and what it returns is watched. Hooks of one module
+are saved and copied with it, so its calls are wrapped instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from perfscope.profiler.patching import Undo, wrap
+from perfscope.profiler.patching import Undo, wrap, wrap_calls
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
 
@@ -32,7 +32,7 @@ class ModuleCalls:
         self._inside = threading.local()
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
-        self._single: list[Any] = []
+        self._single: list[Undo] = []
         self._followed: weakref.ref[Any] | None = None
         self.tokens: tuple[int, int] | None = None
         """(Sequences, tokens of each) of the followed module's last call; ``None`` where no argument tells."""
@@ -52,9 +52,8 @@ class ModuleCalls:
 
     def _remove(self) -> None:
         self._leave_all()
-        for handle in self._single:
-            handle.remove()
-        self._single = []
+        while self._single:
+            self._single.pop()()
 
     def _leave_all(self) -> None:
         for handle in self._all:
@@ -73,7 +72,7 @@ class ModuleCalls:
             self._all = []
             compiled = original(*arguments, **named)
             if isinstance(compiled, torch.nn.Module):
-                self._single.append(compiled.register_forward_hook(self._called_alone, always_call=True))
+                self._single.append(wrap_calls(compiled, self._called_alone))
             return compiled
 
         return compile_
@@ -94,9 +93,15 @@ class ModuleCalls:
         if self._inside.depth == 0:
             self._called(module)
 
-    def _called_alone(self, module: Any, *_: Any) -> None:
-        if not compat.is_compiling():
-            self._called(module)
+    def _called_alone(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            try:
+                return original(module, *arguments, **named)
+            finally:
+                if not compat.is_compiling():
+                    self._called(module)
+
+        return call
 
     def _called(self, module: Any) -> None:
         import torch
@@ -112,14 +117,20 @@ class ModuleCalls:
         """The calls of ``module`` are the steps: one ended now, and ``before`` earlier."""
         self._remove()
         self._calls = {}
-        self._single = [module.register_forward_hook(self._again, with_kwargs=True, always_call=True)]
+        self._single = [wrap_calls(module, self._again)]
         self._followed = weakref.ref(module)
         self._finder.called(Source.MODULE, type(module).__name__, before)
 
-    def _again(self, _module: Any, arguments: tuple[Any, ...], named: dict[str, Any], _result: Any) -> None:
-        if not compat.is_compiling():
-            self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
-            self._finder.edge(Source.MODULE)
+    def _again(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: Any, *arguments: Any, **named: Any) -> Any:
+            try:
+                return original(module, *arguments, **named)
+            finally:
+                if not compat.is_compiling():
+                    self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
+                    self._finder.edge(Source.MODULE)
+
+        return call
 
 
 def _tokens_of(*given: Any) -> tuple[int, int] | None:

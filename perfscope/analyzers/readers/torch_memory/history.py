@@ -3,7 +3,7 @@
 A history is a ring buffer: it ends at the snapshot, and what was before its first entry is gone. What was held then
 follows from what is held at the end, less what was allocated and plus what was freed since: a block that is freed
 without having been allocated, and one that is held at the end and was never heard of, were held before. Totals are
-reckoned the same way, back from the end. Both are only said where the entries and the state agree with each other.
+computed the same way, backwards from the end. Both are only said where the entries and the state agree with each other.
 """
 
 from __future__ import annotations

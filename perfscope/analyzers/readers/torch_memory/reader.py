@@ -239,4 +239,4 @@ def _notes(parts: list[History], rows: int, segments: int) -> Iterable[str]:
     if rows:
         yield "sizes of the history are as asked for, which is what torch records; its rounding is in `held`"
     if before := sum(part.before for part in parts):
-        yield f"{before:,} blocks were held before the first entry of the history: reckoned back from the snapshot"
+        yield f"{before:,} blocks were held before the first entry of the history: computed backwards from the snapshot"
