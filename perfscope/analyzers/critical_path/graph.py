@@ -95,8 +95,10 @@ class Graph:
     """The ``Via`` that bound it in the recording; ``MISSING``: nothing known did."""
     finish: Int64
     """Per window the node that ends it."""
-    lane: Int64
-    """The host nodes in order."""
+    sequence: Int64
+    """The host nodes in order, then the device nodes of each stream in order of their begin."""
+    position: Int64
+    """Per node its place in ``sequence``."""
 
     def __len__(self) -> int:
         """Number of nodes."""
@@ -106,6 +108,11 @@ class Graph:
     def on_host(self) -> np.ndarray:
         """Per node whether it is a piece of the host lane."""
         return self.kind <= NodeKind.RETURN
+
+    @property
+    def lane(self) -> Int64:
+        """The host nodes in order."""
+        return self.sequence[: int(self.on_host.sum())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,12 +241,16 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
     before = np.full((3, len(order)), MISSING, np.int64)
     before[Via.ORDER, 1:hosts] = np.arange(hosts - 1)
     before[Via.DEPENDENCY, :hosts] = np.where(host["awaits"] == MISSING, MISSING, host["awaits"] + hosts)
-    before[Via.ORDER, hosts:] = _before_on_stream(work, hosts)
+    on_streams = np.lexsort((work.starts, work.stream, work.device))
+    before[Via.ORDER, hosts:] = _before_on_stream(work, on_streams, hosts)
     before[Via.LAUNCH, hosts:] = _launching(trace, lane, work, host)
     before[:, hosts:] = _begun_before(before[:, hosts:], starts, work.starts)
     _infer_dependencies(before, starts, ends, work, hosts)
     lag, binds = _lags(before, starts, ends, hosts)
     before = np.where(before == MISSING, MISSING, place[np.maximum(before, 0)])
+    sequence = np.concatenate((place[:hosts], place[hosts + on_streams]))
+    position = np.empty(len(order), np.int64)
+    position[sequence] = np.arange(len(order))
     return Graph(
         windows=windows,
         starts=starts[order],
@@ -252,7 +263,8 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
         lag=lag[:, order],
         binds=binds[order],
         finish=place[_finishing(trace, windows, lane, work, host)],
-        lane=place[:hosts],
+        sequence=sequence,
+        position=position,
     )
 
 
@@ -287,9 +299,8 @@ def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> dict[
     }
 
 
-def _before_on_stream(work: _Work, offset: int) -> Int64:
+def _before_on_stream(work: _Work, order: Int64, offset: int) -> Int64:
     """The work before each on its stream that had ended when it began; ``MISSING`` where none had."""
-    order = np.lexsort((work.starts, work.stream, work.device))
     result = np.full(len(work), MISSING, np.int64)
     if len(work) > 1:
         earlier, later = order[:-1], order[1:]
@@ -339,19 +350,24 @@ def _infer_dependencies(before: Int64, starts: Int64, ends: Int64, work: _Work, 
 
 def _lags(before: Int64, starts: Int64, ends: Int64, hosts: int) -> tuple[Int64, Int64]:
     """(lag of each dependency, which one binds): exact for the one that binds, the least usual one for the others."""
-    end = np.where(before == MISSING, _NO_END, ends[np.maximum(before, 0)])
-    binds = np.where((before == MISSING).all(axis=0), MISSING, np.argmax(end, axis=0))
-    after = starts - end
-    is_return = before[Via.DEPENDENCY, :hosts] != MISSING
-    binds[:hosts][is_return] = int(Via.DEPENDENCY)
-    launched = binds == Via.LAUNCH
-    launched[:hosts] = False
+    lag, binds = np.zeros_like(before), np.full(before.shape[1], MISSING, np.int64)
+    of_host, of_work = before[:, :hosts], before[:, hosts:]
+    for via in (Via.ORDER, Via.DEPENDENCY):  # the return of a wait is bound by the work
+        bound = np.flatnonzero(of_host[via] != MISSING)
+        lag[via, bound] = starts[bound] - ends[of_host[via, bound]]
+        binds[bound] = int(via)
+    returns = of_host[Via.DEPENDENCY] != MISSING
+    lag[Via.ORDER, :hosts][returns] = 0
+    end = np.where(of_work == MISSING, _NO_END, ends[of_work])
+    binding = np.where((of_work == MISSING).all(axis=0), MISSING, np.argmax(end, axis=0))
+    after = starts[hosts:] - end
+    launched = binding == Via.LAUNCH
     usual = min(np.median(after[Via.LAUNCH, launched]), DEPENDENCY_NS) if launched.any() else LAUNCH_LAG_NS
     least = np.array([[ORDER_LAG_NS], [int(usual)], [ORDER_LAG_NS]], np.int64)
-    lag = np.where(before == MISSING, 0, np.minimum(after, least))
-    lag[:, :hosts] = 0
-    bound = np.flatnonzero(binds != MISSING)
-    lag[binds[bound], bound] = after[binds[bound], bound]
+    bound = np.flatnonzero(binding != MISSING)
+    lag[:, hosts:] = np.where(of_work == MISSING, 0, np.minimum(after, least))
+    lag[binding[bound], hosts + bound] = after[binding[bound], bound]
+    binds[hosts:] = binding
     return lag, binds
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.time import innermost_spans, main_thread, nearest_ancestor
-from perfscope.model.intervals import Int64
+from perfscope.model.intervals import Int64, distinct
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
 
@@ -45,7 +45,7 @@ def host_lane(trace: Trace, low: int, high: int, cuts: Int64) -> Lane:
     spans = {thread: _thread_pieces(trace, thread) for thread in threads}
     bounds = [np.array([low, high], np.int64), cuts]
     bounds += [np.concatenate((pieces.starts, pieces.ends)) for pieces in spans.values()]
-    times = np.unique(np.concatenate(bounds))
+    times = distinct(np.concatenate(bounds))
     times = times[(times >= low) & (times <= high)]
     starts, ends = times[:-1], times[1:]
     thread = np.full(len(starts), main, np.int64)
@@ -92,7 +92,7 @@ def _thread_pieces(trace: Trace, thread: int) -> _Pieces:
     spans, calls = innermost_spans(trace, thread), trace.rows["calls"]
     outer = outermost_calls(trace, thread)
     call_starts, call_ends = calls["start_ns"][outer].astype(np.int64), calls["end_ns"][outer].astype(np.int64)
-    times = np.unique(np.concatenate((spans.starts, spans.ends, call_starts, call_ends)))
+    times = distinct(np.concatenate((spans.starts, spans.ends, call_starts, call_ends)))
     starts, ends = times[:-1], times[1:]
     inside = _covering(spans.starts, spans.ends, spans.slices, starts)
     call = _covering(call_starts, call_ends, outer, starts)

@@ -6,11 +6,13 @@ step without a hole and without an overlap, so their lengths sum to the step exa
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
+from perfscope.analyzers.critical_path.runs import Runs
 from perfscope.analyzers.time import HostActivity, divide
 from perfscope.model.intervals import EMPTY, Int64, difference, intersection_total, union
 from perfscope.model.trace import MISSING, Trace
@@ -79,23 +81,35 @@ def critical_path(trace: Trace) -> CriticalPath | None:
     graph = trace.fact(dependency_graph)
     if graph is None:
         return None
-    pieces: list[tuple[int, ...]] = []
-    walk = Walk(graph)
-    for window, (low, time) in enumerate(zip(graph.windows.starts.tolist(), graph.windows.ends.tolist(), strict=True)):
-        node = int(graph.finish[window])
-        while time > low:
-            found, node, time = walk.back(node, time, low)
-            pieces += [(start, end, window, of, gap) for start, end, of, gap in found]
-    columns = np.array(pieces, np.int64).reshape(-1, 5)
-    columns = columns[np.lexsort((columns[:, 1], columns[:, 0]))]
+    starts, ends, window, node, gap = _pieces(graph)
+    order = np.lexsort((ends, starts))
     return CriticalPath(
-        graph=graph,
-        starts=columns[:, 0],
-        ends=columns[:, 1],
-        window=columns[:, 2],
-        node=columns[:, 3],
-        gap=columns[:, 4],
+        graph=graph, starts=starts[order], ends=ends[order], window=window[order], node=node[order], gap=gap[order]
     )
+
+
+def _pieces(graph: Graph) -> tuple[Int64, ...]:
+    """Begin, end, window, node and gap of each piece of all paths, as ``Walk.back`` gives them."""
+    walk = Walk(graph)
+    nodes, window = walk.nodes()
+    first = np.ones(len(nodes), bool)
+    first[1:] = window[1:] != window[:-1]
+    low, high = graph.windows.starts[window], graph.windows.ends[window]
+    following = np.where(first, high, np.roll(graph.starts[nodes], 1))  # what each node led to
+    arrives = np.clip(np.minimum(graph.ends[nodes], following), low, high)
+    begins = np.clip(graph.starts[nodes], low, high)
+    led_to = np.where(first, nodes, np.roll(nodes, 1))
+    gaps = np.where(first | (graph.binds[led_to] == MISSING), UNKNOWN_GAP, graph.binds[led_to])
+    last = np.append(first[1:], np.True_)[: len(nodes)]  # nothing is known before it
+    columns = (
+        np.stack((begins, arrives, np.where(last, low, begins))),
+        np.stack((arrives, np.minimum(following, high), begins)),
+        np.broadcast_to(window, (3, len(nodes))),
+        np.stack((nodes, led_to, nodes)),
+        np.stack((np.full(len(nodes), MISSING), gaps, np.full(len(nodes), UNKNOWN_GAP))),
+    )
+    filled = columns[0] < columns[1]
+    return tuple(np.asarray(column.T[filled.T], np.int64) for column in columns)
 
 
 Piece = tuple[int, int, int, int]
@@ -103,16 +117,19 @@ Piece = tuple[int, int, int, int]
 
 
 class Walk:
-    """Walks a graph backwards; plain lists, since one node is looked at at a time."""
+    """Walks a graph backwards."""
 
     def __init__(self, graph: Graph) -> None:
         """Of one trace."""
         self._graph = graph
-        self.starts, self._ends = graph.starts.tolist(), graph.ends.tolist()
-        self._binds, self._before = graph.binds.tolist(), graph.before.tolist()
-        self._on_host = graph.on_host.tolist()
-        self._host_starts = graph.starts[graph.lane]
-        work = np.flatnonzero(~graph.on_host)
+        every, bound = np.arange(len(graph)), graph.binds != MISSING
+        self._earlier = np.where(bound, graph.before[np.maximum(graph.binds, 0), every], MISSING)
+        self.starts, self._ends = graph.starts.data, graph.ends.data
+        self._binds, self._bound_by = graph.binds.data, self._earlier.data
+        self._on_host = graph.on_host
+        self._lane = graph.lane
+        self._host_starts = graph.starts[self._lane]
+        work = np.flatnonzero(~self._on_host)
         self._work = work[np.argsort(graph.ends[work], kind="stable")]
         self._work_ends = graph.ends[self._work]
 
@@ -132,19 +149,42 @@ class Walk:
             time = start
         if time <= low:
             return pieces, node, time
-        via = self._binds[node]
-        earlier, gap = (self._before[via][node], via) if via != MISSING else (self._at(node, time), UNKNOWN_GAP)
+        via, earlier = self._binds[node], self._bound_by[node]
+        gap = UNKNOWN_GAP if via == MISSING else via
+        earlier = self._at(node, time) if via == MISSING else earlier
         end = low if earlier == MISSING else max(min(self._ends[earlier], time), low)
         if end < time:
             pieces.append((end, time, node, gap))
         return pieces, earlier, end
 
+    def nodes(self) -> tuple[Int64, Int64]:
+        """(nodes on the paths of all windows, each from its end back; number of the window)."""
+        runs, windows, starts = Runs(self._graph, self._earlier), self._graph.windows, self.starts
+        begins = self._graph.starts[self._graph.sequence].data
+        pieces: list[tuple[int, int]] = []
+        counts: list[int] = []
+        for low, high, node in zip(
+            windows.starts.tolist(), windows.ends.tolist(), self._graph.finish.tolist(), strict=True
+        ):
+            before = len(pieces)
+            while node != MISSING and low < high:
+                first, last, head, earlier = runs.back(node)
+                if starts[head] <= low:  # the run goes on before the window
+                    first = max(bisect_right(begins, low, first, last + 1) - 1, first)
+                    pieces.append((first, last))
+                    break
+                pieces.append((first, last))
+                node = self._at(head, min(starts[head], high)) if earlier == MISSING else earlier
+            counts.append(len(pieces) - before)
+        nodes, piece = runs.nodes(pieces)
+        return nodes, np.repeat(np.arange(len(counts)), counts)[piece]
+
     def _at(self, node: int, time: int) -> int:
         """What went on before work with unknown dependencies: the host then, else the work that ended last."""
         if len(self._host_starts) and not self._on_host[node]:
             index = int(np.searchsorted(self._host_starts, time, side="left")) - 1
-            if index >= 0 and self._graph.thread[self._graph.lane[index]] != MISSING:
-                return int(self._graph.lane[index])
+            if index >= 0 and self._graph.thread[self._lane[index]] != MISSING:
+                return int(self._lane[index])
         index = int(np.searchsorted(self._work_ends, time, side="right")) - 1
         while index >= 0 and self.starts[self._work[index]] >= time:
             index -= 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.critical_path.graph import Graph
+from perfscope.analyzers.critical_path.graph import Graph, Via
+from perfscope.analyzers.critical_path.runs import Runs
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING
 
@@ -26,26 +28,85 @@ def unchanged(graph: Graph) -> Change:
     return Change(durations=graph.ends - graph.starts, before=graph.before.copy(), lag=graph.lag.copy())
 
 
-def replay(graph: Graph, change: Change) -> Int64:
-    """When each node ends with ``change``, ns. Without a change: when it ended in the recording.
+class Replay:
+    """A graph that is played again with a change.
 
-    Nodes whose dependencies are not known begin when they did.
+    Neighbours on the host lane and on streams that depend on each other alone are one piece of fixed length; only the
+    heads of such pieces wait for something else.
     """
-    starts, durations = graph.starts.tolist(), change.durations.tolist()
-    free = (graph.binds == MISSING).tolist()
-    (order, launch, dependency), (order_lag, launch_lag, dependency_lag) = change.before.tolist(), change.lag.tolist()
-    ends: list[int] = []
-    for node, begin in enumerate(starts):
-        earliest = begin if free[node] else None
-        for before, lag in (
-            (order[node], order_lag[node]),
-            (launch[node], launch_lag[node]),
-            (dependency[node], dependency_lag[node]),
-        ):
-            if before != MISSING and (earliest is None or ends[before] + lag > earliest):
-                earliest = ends[before] + lag
-        ends.append((begin if earliest is None else earliest) + durations[node])
-    return np.array(ends, np.int64)
+
+    def __init__(self, graph: Graph, change: Change) -> None:
+        """Nothing is played yet."""
+        self._graph, self._change = graph, change
+        order, sequence = change.before[Via.ORDER], graph.sequence
+        alone = (order != MISSING) & (change.before[1:] == MISSING).all(axis=0) & (graph.binds != MISSING)
+        self._follows = alone[sequence]
+        """By place in the sequence: the node depends on its neighbour alone."""
+        self._follows[:1] = False
+        self._follows[1:] &= order[sequence[1:]] == sequence[:-1]
+        self._heads = np.sort(sequence[~self._follows])
+
+    def ends(self) -> Int64:
+        """When each node ends, ns. Without a change: when it ended in the recording.
+
+        Nodes whose dependencies are not known begin when they did.
+        """
+        graph, change, sequence = self._graph, self._change, self._graph.sequence
+        number = np.cumsum(~self._follows) - 1  # of the head in the sequence
+        together = np.cumsum((change.lag[Via.ORDER] + change.durations)[sequence])
+        after_head = together - together[~self._follows][number]
+        rank = np.empty(len(self._heads), np.int64)
+        rank[np.argsort(sequence[~self._follows], kind="stable")] = np.arange(len(rank))
+        of_head = rank[number][graph.position]  # per node, of the heads in order
+        behind = after_head[graph.position]
+        before, durations = change.before[:, self._heads], change.durations[self._heads]
+        waits = np.where(before == MISSING, 0, of_head[before] + 1)
+        lags = change.lag[:, self._heads] + behind[before] + durations
+        begins = (graph.binds[self._heads] == MISSING) | (before == MISSING).all(axis=0)
+        earliest = np.where(begins, graph.starts[self._heads] + durations, _NEVER)
+        ends = _heads_played(earliest.tolist(), waits.tolist(), lags.tolist())
+        result: Int64 = ends[of_head] + behind
+        return result
+
+    def path(self, ends: Int64) -> tuple[Int64, Int64]:
+        """(nodes from the end of the last step back, each after what it waited for last; lags after these, ns).
+
+        ``ends``: of the replay. It ends with a node whose dependencies are not recorded.
+        """
+        graph, change, heads = self._graph, self._change, self._heads
+        earlier, lag = change.before[Via.ORDER].copy(), change.lag[Via.ORDER].copy()
+        before = change.before[:, heads]
+        arrives = np.where(before == MISSING, -1, ends[before] + change.lag[:, heads])
+        latest, every = np.argmax(arrives, axis=0), np.arange(len(heads))
+        binding = before[latest, every]
+        begins = (graph.binds[heads] == MISSING) & (arrives[latest, every] <= graph.starts[heads])
+        earlier[heads] = np.where(begins, MISSING, binding)
+        lag[heads] = change.lag[:, heads][latest, every]
+        nodes = Runs(graph, earlier).chain(int(graph.finish[np.argmax(graph.windows.ends)]))
+        return nodes, np.append(lag[nodes[:-1]], 0)
+
+
+_NEVER = -(2**62)
+
+
+def _heads_played(earliest: Sequence[int], waits: Sequence[Sequence[int]], lags: Sequence[Sequence[int]]) -> Int64:
+    """When each head ends; ``waits``: per ``Via`` one more than the number of a head before, 0 for none."""
+    ends = [2 * _NEVER]
+    for end, order, order_lag, launch, launch_lag, other, other_lag in zip(
+        earliest, waits[0], lags[0], waits[1], lags[1], waits[2], lags[2], strict=True
+    ):
+        by_order, by_launch = ends[order] + order_lag, ends[launch] + launch_lag
+        end = by_order if by_order > end else end
+        end = by_launch if by_launch > end else end
+        if other and ends[other] + other_lag > end:
+            end = ends[other] + other_lag
+        ends.append(end)
+    return np.array(ends[1:], np.int64)
+
+
+def replay(graph: Graph, change: Change) -> Int64:
+    """When each node ends with ``change``, ns: ``Replay.ends``."""
+    return Replay(graph, change).ends()
 
 
 def replayed_ns(graph: Graph, change: Change) -> int:

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfscope.analyzers.critical_path.graph import DEPENDENCY_NS, Graph, NodeKind, Via, dependency_graph
-from perfscope.analyzers.critical_path.replay import Change, replay, unchanged
+from perfscope.analyzers.critical_path.replay import Change, Replay
 from perfscope.analyzers.time import nearest_ancestor
 from perfscope.model.finding import SEVERITIES, Finding, Removed, severity_of
 from perfscope.model.intervals import Int64
@@ -61,14 +61,19 @@ def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> int | None:
     graph = trace.fact(dependency_graph)
     if graph is None or len(trace.rows["hlo_ops"]) or len(np.unique(graph.thread[~graph.on_host])) > 1:
         return None
-    change = unchanged(graph)
-    kept = max(_apply(trace, graph, change, removed) for removed in removes)
-    changed = (change.durations != graph.ends - graph.starts) | (change.before != graph.before).any(axis=0)
+    change = Change(durations=graph.ends - graph.starts, before=graph.before, lag=graph.lag)
+    kept = 0.0
+    for removed in removes:
+        change, factor = _applied(trace, graph, change, removed)
+        kept = max(kept, factor)
+    changed = change.durations != graph.ends - graph.starts
+    if change.before is not graph.before:  # only waits for work are taken away
+        changed |= change.before[Via.DEPENDENCY] != graph.before[Via.DEPENDENCY]
     if not changed.any() or math.isinf(kept):
         return None
-    on_path = changed[trace.fact(_recorded_path)]
-    ends = replay(graph, change) if on_path.any() else graph.ends
-    path, lags = _path(graph, change, ends)
+    played = Replay(graph, change)
+    ends = played.ends() if changed[trace.fact(_recorded_path)].any() else graph.ends
+    path, lags = played.path(ends)
     if graph.starts[path[-1]] > graph.starts[changed].min():
         return None
     saved = round(int(graph.ends[path[0]] - ends[path[0]]) * kept)
@@ -77,27 +82,12 @@ def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> int | None:
     return min(saved, graph.windows.whole_ns)
 
 
-def _path(graph: Graph, change: Change, ends: Int64) -> tuple[Int64, Int64]:
-    """(nodes from the end of the last step back, each after what it waited for last; ns that each began after that).
-
-    It ends with a node whose dependencies are not recorded.
-    """
-    arrives = np.where(change.before == MISSING, -1, ends[change.before] + change.lag)
-    latest, every = np.argmax(arrives, axis=0), np.arange(len(graph))
-    before, lag = change.before[latest, every], change.lag[latest, every]
-    begins = (before == MISSING) | ((graph.binds == MISSING) & (arrives[latest, every] <= graph.starts))
-    earlier = np.where(begins, MISSING, before).tolist()
-    node = int(graph.finish[np.argmax(graph.windows.ends)])
-    nodes = [node]
-    while (node := earlier[node]) != MISSING:
-        nodes.append(node)
-    path = np.array(nodes, np.int64)
-    return path, np.append(lag[path[:-1]], 0)
-
-
 def _recorded_path(trace: Trace) -> Int64:
     graph = trace.fact(dependency_graph)
-    return np.empty(0, np.int64) if graph is None else _path(graph, unchanged(graph), graph.ends)[0]
+    if graph is None:
+        return np.empty(0, np.int64)
+    recorded = Change(durations=graph.ends - graph.starts, before=graph.before, lag=graph.lag)
+    return Replay(graph, recorded).path(graph.ends)[0]
 
 
 def _may_poll(trace: Trace) -> np.ndarray:
@@ -112,17 +102,22 @@ def _may_poll(trace: Trace) -> np.ndarray:
     return np.asarray(near & graph.on_host & (lengths >= POLLED_NS))
 
 
-def _apply(trace: Trace, graph: Graph, change: Change, removed: Removed) -> float:
-    """Write the change; what its saving has to be multiplied by: the last wait of all stays, and ends the recording."""
+def _applied(trace: Trace, graph: Graph, change: Change, removed: Removed) -> tuple[Change, float]:
+    """(the change with these rows, what its saving has to be multiplied by).
+
+    The last wait of all stays, and ends the recording.
+    """
     if removed.table == "waits":
         returns = np.flatnonzero(graph.kind == NodeKind.RETURN)
         mine = returns[np.isin(graph.call[returns], removed.rows)]
         last = graph.call[returns[-1]] if len(returns) else MISSING
-        change.before[Via.DEPENDENCY, mine[graph.call[mine] != last]] = MISSING
+        before = change.before.copy()
+        before[Via.DEPENDENCY, mine[graph.call[mine] != last]] = MISSING
+        change = replace(change, before=before)
         waits = len(np.unique(graph.call[mine]))
         if not (graph.call[mine] == last).any():
-            return 1.0
-        return waits / (waits - 1) if waits > 1 else math.inf
+            return change, 1.0
+        return change, waits / (waits - 1) if waits > 1 else math.inf
     left = np.ones(len(trace.rows[removed.table]))
     left[removed.rows] = removed.left
     if removed.table == "slices":
@@ -134,4 +129,4 @@ def _apply(trace: Trace, graph: Graph, change: Change, removed: Removed) -> floa
         here = np.isin(graph.kind, kinds)
         factors = left[graph.row[here]]
     change.durations[here] = np.round(change.durations[here] * factors)
-    return 1.0
+    return change, 1.0
