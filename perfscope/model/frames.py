@@ -24,6 +24,9 @@ _FRAMEWORK = (
 _PROGRAMS = "perfscope/workloads/"
 """Programs to profile that come with perfscope: a user's own, as far as a stack is concerned."""
 
+_PROFILER = re.compile(r"(^|/)perfscope/(profiler/|commands/|__main__\.py$)")
+"""Files of perfscope that a profiled program's stack goes through, also where it is installed from a checkout."""
+
 _STANDARD = (
     "_weakrefset", "abc", "ast", "asyncio", "collections", "concurrent", "contextlib", "copy", "copyreg",
     "dataclasses", "enum", "functools", "genericpath", "importlib", "inspect", "json", "logging", "multiprocessing",
@@ -84,8 +87,8 @@ def parse_module(name: str) -> str | None:
 def owner_of(file: str) -> Owner:
     """Whose file it is, judged by its path alone."""
     path = file.replace("\\", "/")
-    # <frozen importlib._bootstrap>, <string>, <__array_function__ internals>; code that inductor wrote
-    if path.startswith("<") or _GENERATED.search(path):
+    # <frozen importlib._bootstrap>, <string>, <__array_function__ internals>; code that inductor wrote; hooks of ours
+    if path.startswith("<") or _GENERATED.search(path) or _PROFILER.search(path):
         return Owner.FRAMEWORK
     installed = _INSTALLED.search(path)
     standard = None if installed else _LIBRARY_FOLDER.search(path)
