@@ -140,19 +140,18 @@ def _table(rows: Sequence[dict[str, Any]], width: int, now: datetime) -> list[tu
 
 def _cells(row: dict[str, Any], now: datetime) -> dict[str, str]:
     """A run's cells by column."""
-    from perfscope.model.documents.run_list import commit_words, device_words, state_words
+    from perfscope.model.documents.run_list import commit_words, device_words, state_words, worst_words
     from perfscope.model.units import format_ns
 
-    worst = row.get("worst_finding")
-    worst_text = ""
-    if worst is not None:
-        worst_text = worst["rule"] if worst["cost_ns"] is None else f"{worst['rule']} {format_ns(worst['cost_ns'])}"
+    cost_ns = (row.get("worst_finding") or {}).get("cost_ns")
     return {
         "run": row["id"],
         "when": _ago(row.get("created_utc"), now),
         "state": state_words(row),
         "step": "" if row.get("step_ns") is None else format_ns(row["step_ns"]),
-        "worst finding": worst_text,
+        "worst finding": ""
+        if row.get("findings") is None
+        else worst_words(row) + ("" if cost_ns is None else f" {format_ns(cost_ns)}"),
         "tags": ", ".join(row.get("tags", ())),
         "device": device_words(row),
         "commit": commit_words(row),

@@ -15,7 +15,7 @@ from perfscope.analyzers.readers.load import resolve
 from perfscope.commands.runs import _lines, _table, runs
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run
-from perfscope.model.documents.run_list import row_of
+from perfscope.model.documents.run_list import row_of, worst_words
 
 
 def put(
@@ -109,6 +109,7 @@ def test_json_has_the_same_and_is_stable(here: Path) -> None:
         "dirty": False,
         "devices": [],
         "tags": [],
+        "findings": None,
         "worst_finding": None,
         "notes": [],
     }
@@ -153,8 +154,15 @@ def test_the_worst_finding_is_that_of_the_report(here: Path) -> None:
     }
     (put(here, "20260101-000000-train-aaaa") / "report.json").write_text(json.dumps(report))
     (put(here, "20260102-000000-train-bbbb") / "report.json").write_text("{")
-    bad, good = json.loads(ask("--json"))
+    clean = {"schema": "perfscope.report/1", "outcomes": [{"rule": "host_sync", "findings": []}]}
+    (put(here, "20260103-000000-train-cccc") / "report.json").write_text(json.dumps(clean))
+    none, bad, good = json.loads(ask("--json"))
+    assert [row["findings"] for row in (none, bad, good)] == [0, None, 3]
+    assert none["worst_finding"] is None
     assert bad["worst_finding"] is None
+    words = [worst_words(row) for row in (none, bad, good)]
+    assert words == ["none", "no report", "input_stall"]
+    assert worst_words({"state": "unreadable"}) == ""
     assert good["worst_finding"] == {"rule": "input_stall", "severity": "high", "cost_ns": 3_000_000, "count": 3}
     assert "input_stall 3.00 ms" in ask()
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfscope.dashboards.web.server.shelf import Item, Kind
+from perfscope.model.documents.run_folders import tag
+from tests.store.kept_runs import put_run
 
 overview = pytest.importorskip("perfscope.dashboards.web.pages.overview")
+alike = pytest.importorskip("perfscope.dashboards.web.pages._alike").alike
 
 
 def _item(path: Path, kind: Kind = "run", inside: str = "") -> Item:
@@ -32,8 +36,7 @@ def _offered(item: Item, *others: Item) -> str | None:
     from perfscope.dashboards.web.pages import Asked
 
     held = Asked(page="overview", parameters={}, base_path="/", shelf=_Shelf(item, *others), workshop=None, item=item)  # type: ignore[arg-type]
-    link = overview._compare(held)
-    return str(link.href).partition("base=")[2].partition("&")[0] or None if hasattr(link, "href") else None
+    return next(iter(re.findall(r"base=([^&']+)&", str(overview._compare(held)))), None)
 
 
 def test_a_run_of_the_same_name_comes_first(tmp_path: Path) -> None:
@@ -41,6 +44,20 @@ def test_a_run_of_the_same_name_comes_first(tmp_path: Path) -> None:
     other, alike = _item(tmp_path / "20260102-000000-serve-0002"), _item(tmp_path / "20260101-000000-train-0001")
     assert _offered(mine, other, alike) == alike.key
     assert _offered(mine, other) is None
+
+
+def test_runs_of_the_same_script_are_offered_tagged_ones_first_and_empty_ones_not(tmp_path: Path) -> None:
+    scripts = ("train.py", "train.py", "train.py", "serve.py", "train.py")
+    runs = [
+        put_run(tmp_path, number, script=script, **({"processes": []} if number == 1 else {}))
+        for number, script in enumerate(scripts)
+    ]
+    for file in runs[1].glob("rank*/process.json"):
+        file.unlink()  # it recorded nothing
+    tag(tmp_path, runs[0].name, "main")
+    items = [Item(key=run.name, title=run.name, path=run, kind="run") for run in reversed(runs)]
+    assert [each.key for each in alike(items, items[0])] == [runs[0].name, runs[2].name]
+    assert [each.key for each in alike(items, items[2])] == [runs[0].name, runs[4].name]
 
 
 def test_what_is_of_another_kind_is_not_offered(tmp_path: Path) -> None:

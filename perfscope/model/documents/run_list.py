@@ -45,7 +45,7 @@ def row_of(listed: ListedRun) -> dict[str, Any]:
         "commit": None if run.git is None else run.git.get("commit"),
         "dirty": bool(run.git and run.git.get("dirty")),
         "devices": [str(device.get("name", "")) for device in run.devices],
-        "worst_finding": worst_finding(listed.directory),
+        **findings_of(listed.directory),
         "notes": list(run.notes),
     }
 
@@ -84,7 +84,7 @@ def _compiled_row(directory: Path, compiled: Compiled) -> dict[str, Any]:
         "target": compiled.target.asked,
         "programs": [program.name for program in compiled.programs],
         "command": list(compiled.command),
-        "worst_finding": worst_finding(directory),
+        **findings_of(directory),
         "notes": list(compiled.notes),
     }
 
@@ -113,18 +113,18 @@ class _Report(msgspec.Struct):
     outcomes: list[_Outcome]
 
 
-def worst_finding(directory: Path) -> dict[str, Any] | None:
-    """Rule, severity and cost (ns, ``None`` where no time is known) of a report's first finding, and how many it has.
+def findings_of(directory: Path) -> dict[str, Any]:
+    """``findings``: how many a report has, ``None`` where there is none that can be read; ``worst_finding``.
 
-    ``None``: no finding, or no report that can be read.
+    The worst has rule, severity and cost (ns, ``None`` where no time is known) and is ``None`` where there is none.
     """
     file = directory / REPORT_FILE
     try:
         if file.stat().st_size > MOST_REPORT_BYTES:
-            return None
+            return {"findings": None, "worst_finding": None}
         report = msgspec.json.decode(file.read_bytes(), type=_Report)
     except (OSError, msgspec.DecodeError):
-        return None
+        return {"findings": None, "worst_finding": None}
     findings = [
         (finding.cost(), outcome.rule, finding.severity)
         for outcome in report.outcomes
@@ -132,6 +132,15 @@ def worst_finding(directory: Path) -> dict[str, Any] | None:
         if finding.silenced is None
     ]
     if not findings:
-        return None
+        return {"findings": 0, "worst_finding": None}
     cost, rule, severity = max(findings, key=lambda finding: -1 if finding[0] is None else finding[0])
-    return {"rule": rule, "severity": severity, "cost_ns": cost, "count": len(findings)}
+    worst = {"rule": rule, "severity": severity, "cost_ns": cost, "count": len(findings)}
+    return {"findings": len(findings), "worst_finding": worst}
+
+
+def worst_words(row: dict[str, Any]) -> str:
+    """The rule of the worst finding, ``none``, or ``no report``; ``""`` of what cannot be read."""
+    if "findings" not in row:
+        return ""
+    worst = row["worst_finding"]
+    return str(worst["rule"]) if worst else "no report" if row["findings"] is None else "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
@@ -12,6 +13,7 @@ from dash import ALL, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.figures import account_change
 from perfscope.dashboards.web.pages import Asked, address
+from perfscope.dashboards.web.pages._alike import alike
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import chart, chosen, mark_of, picker, progress, said, tabs
 from perfscope.dashboards.web.server.shelf import Item, read_view
@@ -119,6 +121,8 @@ VIEW = None
 
 LABEL_CHARS = 60
 FIRST_CAUSES = 6
+PICKER = {"base": "100%", "sm": 440}
+"""Width of a list to choose a side from: the names of runs begin alike."""
 CHART = "compare-account"
 WIDTHS = {"head": "wide as head", "base": "wide as base"}
 GRIDS = ("compare-parts", "compare-kernels")
@@ -204,17 +208,20 @@ def _work(asked: Asked) -> Pair | Stored | str:
 def _pickers_compare(asked: Asked) -> Any:
     items = asked.shelf.items()
     often = Counter(item.title for item in items)
-    choice = [
-        {
+    choice = {
+        item.key: {
             "value": item.key,
             "label": sanitize(item.title if often[item.title] == 1 else f"{item.path.parent.name}/{item.title}"),
         }
         for item in items
-    ]
+    }
     now = {name: asked.parameters[name] for name in (*SIDES, "stored") if asked.parameters.get(name)}
     if not now and asked.came_from is not None:
         now["head"] = asked.came_from.key  # what was looked at is most often what is behind the change
-    selects = [picker(f"compare-{side}", (), now.get(side), label=side, data=choice) for side in SIDES]
+    selects = [
+        picker(f"compare-{side}", (), now.get(side), label=side, data=_offered(items, choice, now.get(other)), w=PICKER)
+        for side, other in (SIDES, SIDES[::-1])
+    ]
     kept = stored(asked.shelf)
     named = asked.parameters.get("stored")
     value = picker(
@@ -228,6 +235,18 @@ def _pickers_compare(asked: Asked) -> Any:
     return html.Div(
         [dcc.Store(id="compare-now", data=now), dmc.Group([*selects, value], gap="md")], className="ps-card"
     )
+
+
+def _offered(items: Sequence[Item], choice: dict[str, dict[str, str]], other: str | None) -> list[dict[str, Any]]:
+    """What one side can be: what can be compared with the ``other`` side first, where that is chosen."""
+    item = next((item for item in items if item.key == other), None)
+    same = [] if item is None else [each.key for each in alike(items, item)]
+    rest = [choice[key] for key in choice if key not in same]
+    if not same:
+        return rest
+    words = "runs of the same program" if item is not None and item.kind == "run" else "of the same kind"
+    grouped = [{"group": words, "items": [choice[key] for key in same]}, {"group": "others", "items": rest}]
+    return [group for group in grouped if group["items"]]
 
 
 def _titles(work: Pair | Stored) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path, PurePath
 from typing import Any
 
 from dash import dcc, html
@@ -12,10 +10,10 @@ from perfscope.analyzers.time import StepAccount
 from perfscope.dashboards.figures import step_account
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.web.pages import PAGES, Asked, address
+from perfscope.dashboards.web.pages._alike import alike, tags
 from perfscope.dashboards.web.pages._parts import chart
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.ui import Fragment
-from perfscope.model.documents import run_folders
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Overview"
@@ -24,8 +22,8 @@ CHART = "overview-steps"
 FIGURE_PX = 330
 ACCOUNT_KEYS = ("rank", "device", "ordinal", "name", "numbers", "causes_ns")
 
-RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
-"""As the store names the folder of a run: when, what, and a number of its own."""
+MOST_ALIKE = 20
+"""Runs that are offered to be compared with; Compare has all."""
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
@@ -115,35 +113,23 @@ def _on_path(asked: Asked, row: dict[str, Any]) -> Any:
 
 
 def _compare(asked: Asked) -> Any:
-    """The way to compare this with a run of the same program, the one before it first; of a file, one of its kind."""
+    """The way to compare this with what it can be compared with: the first is a link, the others a list."""
     if asked.item is None or "compare" not in PAGES:
         return html.Span()
-    items, kind = list(asked.shelf.items()), _kind(asked.item)
-    index = next((index for index, item in enumerate(items) if item.key == asked.item.key), 0)
-    alike = [item for item in (*items[index + 1 :], *reversed(items[:index])) if _kind(item) == kind]
-    if not alike:
+    first, *others = [_compared(asked, asked.item, other) for other in alike(asked.shelf.items(), asked.item)] or [None]
+    if first is None:
         return html.Span()
-    other = alike[0]
-    href = address(asked.base_path, "compare", None, base=other.key, head=asked.item.key)
-    return dcc.Link(f"compare with {sanitize(other.title, 40)}", href=href, className="ps-tab")
-
-
-def _kind(item: Item) -> tuple[str, bool, bool, str]:
-    """What it can be compared with: runs with runs, programs with programs, files with their like; and a run's name."""
-    folder = item.kind != "file"
-    named = RUN_NAME.match(item.path.name)
-    return (
-        item.kind if folder else PurePath(item.path.name.removesuffix(".gz").removesuffix(".xz")).suffix,
-        folder and (item.path / "programs").is_dir(),
-        folder and (item.path / "plans").is_dir(),
-        named[1] if named else _name(item.path) if item.kind == "run" else "",
+    more = html.Details(
+        [html.Summary(f"{len(others):,} more"), html.Ul([html.Li(each) for each in others[:MOST_ALIKE]])]
     )
+    return html.Div(["compare with ", first, *([more] if others else [])], className="ps-over-compare")
 
 
-def _name(folder: Path) -> str:
-    """The name that the manifest of a run gives it; its folder's where there is none."""
-    run = run_folders.listed(folder).run
-    return folder.name if run is None else run.name
+def _compared(asked: Asked, item: Item, other: Item) -> Any:
+    """A link to the comparison with another one, which is the base."""
+    named = f" [{', '.join(tags(other))}]" if tags(other) else ""
+    href = address(asked.base_path, "compare", None, base=other.key, head=item.key)
+    return dcc.Link(f"{sanitize(other.title, 60)}{sanitize(named, 60)}", href=href)
 
 
 def _missing(view: dict[str, Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -16,7 +15,7 @@ from perfscope.dashboards.web.server.shelf import Item, Shelf
 from perfscope.dashboards.web.server.works import stored
 from perfscope.dashboards.web.views._tables import table
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run_list import commit_words, device_words, row_of, state_words
+from perfscope.model.documents.run_list import commit_words, device_words, row_of, state_words, worst_words
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Runs"
@@ -77,7 +76,7 @@ def layout(asked: Asked, view: None) -> Any:
 
 def mark(asked: Asked) -> str:
     """Changes with what is open, and with the manifests of what runs."""
-    items = " ".join(f"{item.key}{_growth(item) if item.running() else ''}" for item in asked.shelf.items())
+    items = " ".join(f"{item.key}{item.growth() if item.running() else ''}" for item in asked.shelf.items())
     return f"{items}|{' '.join(item.key for item in stored(asked.shelf)[:MOST_KEPT])}"
 
 
@@ -112,7 +111,7 @@ def _invited(count: int) -> str:
 
 def _row(asked: Asked, item: Item) -> dict[str, Any]:
     running = item.running()
-    held = _manifest(item, running, _growth(item)) if item.kind == "run" else {}
+    held = _manifest(item, running, item.growth()) if item.kind == "run" else {}
     state = state_words(held) if held else item.kind
     if running and not state.startswith("running"):
         state = f"running, {state}"
@@ -120,8 +119,8 @@ def _row(asked: Asked, item: Item) -> dict[str, Any]:
     return {
         "title": item.title,
         "state": state,
-        "findings": worst.get("count"),
-        "worst": worst.get("rule", ""),
+        "findings": held.get("findings"),
+        "worst": worst_words(held),
         "worst_ns": worst.get("cost_ns"),
         "tags": ", ".join(held.get("tags", ())),
         "device": device_words(held),
@@ -148,19 +147,6 @@ def _manifest(item: Item, running: bool, growth: str) -> dict[str, Any]:
 def removable(shelf: Shelf, item: Item) -> bool:
     """Whether it is a run in a folder of runs that is open, and not something that was opened by its own path."""
     return item.kind == "run" and item.path.parent in {place.resolve() for place in shelf.places}
-
-
-def _growth(item: Item) -> str:
-    """Changes with the manifests of a run, of which each rank has one."""
-
-    def changed() -> Iterator[str]:
-        for file in (*run_folders.manifests(item.path), item.path / run_folders.COMPILED_FILE, item.path):
-            try:
-                yield str(file.stat().st_mtime_ns)
-            except OSError:  # gone while we looked
-                continue
-
-    return " ".join(changed())
 
 
 def _kept(asked: Asked) -> list[Any]:

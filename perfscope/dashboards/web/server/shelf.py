@@ -50,6 +50,18 @@ class Item:
             return None
         return hashlib.sha256(repr((held, _configured())).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
+    def growth(self) -> str:
+        """Changes with the manifests of a run, of which each rank has one; cheaper than the fingerprint."""
+
+        def changed() -> Iterator[str]:
+            for file in (*run_folders.manifests(self.path), self.path / run_folders.COMPILED_FILE, self.path):
+                try:
+                    yield str(file.stat().st_mtime_ns)
+                except OSError:  # gone while we looked
+                    continue
+
+        return " ".join(changed())
+
     def running(self) -> bool:
         """Whether it is a run whose program has not ended."""
         if self.kind != "run":
