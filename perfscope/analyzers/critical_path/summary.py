@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -120,17 +119,22 @@ def _grouped(rows: Int64, lengths: Int64, names: np.ndarray) -> dict[int, tuple[
     """Code of the name -> (summed length, pieces, row with most of it); ``MISSING`` of rows that are missing."""
     if not len(rows):
         return {}
-    distinct, index, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    sums = np.zeros(len(distinct), np.int64)
-    np.add.at(sums, index, lengths)
+    order = np.argsort(rows, kind="stable")
+    rows, lengths = rows[order], lengths[order]
+    begin = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+    distinct, sums = rows[begin], np.add.reduceat(lengths, begin)
     codes = np.where(distinct == MISSING, MISSING, names[np.maximum(distinct, 0)] if len(names) else MISSING)
-    result: dict[int, tuple[int, int, int]] = {}
-    largest: dict[int, int] = defaultdict(lambda: -1)
-    for row, code, total, count in zip(distinct.tolist(), codes.tolist(), sums.tolist(), counts.tolist(), strict=True):
-        before = result.get(code, (0, 0, row))
-        result[code] = (before[0] + total, before[1] + count, row if total > largest[code] else before[2])
-        largest[code] = max(largest[code], total)
-    return result
+    counts = np.diff(np.append(begin, len(rows)))
+    by_code = np.lexsort((-sums, codes))
+    begin = np.flatnonzero(np.append(True, np.diff(codes[by_code]) != 0))
+    totals, pieces = np.add.reduceat(sums[by_code], begin), np.add.reduceat(counts[by_code], begin)
+    largest = distinct[by_code[begin]]
+    return {
+        code: (total, count, row)
+        for code, total, count, row in zip(
+            codes[by_code[begin]].tolist(), totals.tolist(), pieces.tolist(), largest.tolist(), strict=True
+        )
+    }
 
 
 def merge_rows(rows: Iterable[PathRow]) -> list[PathRow]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from perfscope.analyzers.ops.recompute import recomputed_ops
 from perfscope.analyzers.predict.assumptions import vendor_factors
 from perfscope.analyzers.time import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
+from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 Floats = npt.NDArray[np.float64]
@@ -116,34 +117,57 @@ def kernel_costs(trace: Trace) -> Costs:
     """Cost of every row of ``kernels``."""
     kernels = trace.rows["kernels"]
     costs = _unknown(len(kernels))
-    length = kernels["end_ns"] - kernels["start_ns"]
     devices, again = trace.fact(device_peaks), _repeated(trace)
-    for (owner, device), (cost, members) in trace.fact(costed_calls).items():
-        rows = np.array(members)
-        names = [trace.text(int(code)) for code in kernels["name"][rows]]
-        weight = np.where(_main_kernels(cost.kind, names), length[rows], 0)
-        if not weight.sum():
-            continue
-        share = weight / weight.sum()
-        costs.flops[rows], costs.bytes[rows] = share * cost.flops, share * cost.bytes
-        costs.roof_ns[rows] = share * _roof_ns(devices[device], cost, names)
-        costs.repeats[rows] = bool(again[owner])
+    calls = trace.fact(costed_calls)
+    rows = np.array([row for _, members in calls.values() for row in members], np.int64)
+    call = np.repeat(np.arange(len(calls)), [len(members) for _, members in calls.values()])
+    length, names = (kernels["end_ns"] - kernels["start_ns"])[rows], kernels["name"][rows]
+    weight = np.where(_main_kernels(trace, names, call, [cost.kind for cost, _ in calls.values()]), length, 0)
+    sums = np.zeros(len(calls), np.int64)
+    np.add.at(sums, call, weight)
+    counts = sums[call] > 0
+    rows, call = rows[counts], call[counts]
+    share = weight[counts] / sums[call]
+    each = [cost for cost, _ in calls.values()]
+    roofs = _roofs(trace, calls, devices)
+    costs.flops[rows] = share * np.array([cost.flops for cost in each], np.float64)[call]
+    costs.bytes[rows] = share * np.array([cost.bytes for cost in each], np.float64)[call]
+    costs.roof_ns[rows] = share * roofs[call]
+    costs.repeats[rows] = again[np.array([owner for owner, _ in calls], np.int64)[call]]
     _add_collectives(trace, costs, devices)
     _add_instructions(trace, costs, devices)
     return costs
+
+
+def _roofs(
+    trace: Trace, calls: Mapping[tuple[int, int], tuple[OpCost, list[int]]], devices: Sequence[Device | None]
+) -> Floats:
+    """The least time of each call, ns; NaN where a peak is not known. Calls that are alike are priced once."""
+    names = trace.rows["kernels"]["name"]
+    known: dict[tuple[int, int, frozenset[int]], float] = {}
+    roofs = np.empty(len(calls))
+    for index, ((_, device), (cost, rows)) in enumerate(calls.items()):
+        codes = frozenset(names[rows].tolist()) if cost.dtype == "float32" else frozenset()
+        key = (device, id(cost), codes)  # the costs live as long as the calls
+        if key not in known:
+            known[key] = _roof_ns(devices[device], cost, [trace.text(code) for code in codes])
+        roofs[index] = known[key]
+    return roofs
 
 
 def copy_costs(trace: Trace) -> Costs:
     """Cost of every row of ``copies``: a copy inside a device reads and writes, the others cross a link once."""
     copies = trace.rows["copies"]
     costs, devices = _unknown(len(copies)), trace.fact(device_peaks)
-    for row in np.flatnonzero(copies["bytes"] > 0).tolist():
-        inside = copies["kind"][row] == CopyKind.DEVICE_TO_DEVICE
-        moved = int(copies["bytes"][row]) * (2 if inside else 1)
-        costs.flops[row], costs.bytes[row] = 0.0, moved
-        device = devices[int(copies["device"][row])]
-        if device is not None and (inside or copies["kind"][row] == CopyKind.MEMSET):
-            costs.roof_ns[row] = bytes_ns(device, moved)
+    rows = np.flatnonzero(copies["bytes"] > 0)
+    inside = copies["kind"][rows] == CopyKind.DEVICE_TO_DEVICE
+    moved = copies["bytes"][rows].astype(np.float64) * np.where(inside, 2, 1)
+    costs.flops[rows], costs.bytes[rows] = 0.0, moved
+    local = inside | (copies["kind"][rows] == CopyKind.MEMSET)
+    for number, device in enumerate(devices):
+        mine = local & (copies["device"][rows] == number)
+        if device is not None and mine.any():
+            costs.roof_ns[rows[mine]] = moved[mine] * NS / device.memory_bandwidth
     return costs
 
 
@@ -152,7 +176,8 @@ def host_costs(trace: Trace, rows: Iterable[int]) -> dict[int, OpCost]:
     known = slice_costs(trace)
     if known:
         return {row: known[row] for row in rows if row in known}
-    return {row: cost for row in rows if (cost := _of_shapes(trace, row, ())) is not None}
+    shapes = _Shapes(trace)
+    return {row: cost for row in rows if (cost := shapes.cost(row, ())) is not None}
 
 
 def slice_costs(trace: Trace) -> dict[int, OpCost]:
@@ -261,10 +286,17 @@ _HELPER = re.compile(
 """Kernels beside that of a product: they prepare its operands, or sum up its parts."""
 
 
-def _main_kernels(kind: CostKind, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which kernels of an op its cost is of: of products, convolutions and attention not those that help."""
-    main = np.array([kind == "memory" or _HELPER.search(name) is None for name in names])
-    return main if main.any() else np.ones(len(names), bool)
+def _main_kernels(trace: Trace, names: Int64, call: Int64, kinds: Sequence[CostKind]) -> npt.NDArray[np.bool_]:
+    """Which kernels the cost of their call is of: of products, convolutions and attention not those that help.
+
+    ``names``: code of each kernel's name; ``call``: its place in ``kinds``.
+    """
+    codes, index = np.unique(names, return_inverse=True)
+    helps = np.array([_HELPER.search(trace.text(code)) is not None for code in codes.tolist()], bool)
+    main = np.array([kind == "memory" for kind in kinds], bool)[call] | ~helps[index]
+    any_main = np.zeros(len(kinds), bool)
+    any_main[call[main]] = True
+    return np.asarray(main | ~any_main[call])
 
 
 def _unknown(size: int) -> Costs:
@@ -280,49 +312,74 @@ def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]
     """By call of an op (row of ``slices``) and device: its cost and its kernels (rows of ``kernels``)."""
     kernels = trace.rows["kernels"]
     by_op: dict[int, list[int]] = defaultdict(list)
-    for row in np.flatnonzero((kernels["op"] != MISSING) & ~kernels["communication"]).tolist():
-        by_op[int(kernels["op"][row])].append(row)
-    from_graph = slice_costs(trace)
+    launched = np.flatnonzero((kernels["op"] != MISSING) & ~kernels["communication"])
+    for row, op in zip(launched.tolist(), kernels["op"][launched].tolist(), strict=True):
+        by_op[op].append(row)
+    devices = kernels["device"].data
     calls: dict[tuple[int, int], tuple[OpCost, list[int]]] = {}
+    costs = _costed(trace, by_op)
     for op, rows in by_op.items():
-        owner, cost = _costed(trace, op, rows, from_graph)
-        if cost is None:
-            continue
-        for row in rows:
-            calls.setdefault((owner, int(kernels["device"][row])), (cost, []))[1].append(row)
+        if op in costs:
+            owner, cost = costs[op]
+            for row in rows:
+                calls.setdefault((owner, devices[row]), (cost, []))[1].append(row)
     return calls
 
 
-def _costed(trace: Trace, op: int, rows: list[int], known: dict[int, OpCost]) -> tuple[int, OpCost | None]:
-    """The innermost op with a cost, and it. Above the one that launched only products, convolutions and attention."""
-    slices = trace.rows["slices"]
-    current = op
+def _costed(trace: Trace, by_op: Mapping[int, list[int]]) -> dict[int, tuple[int, OpCost]]:
+    """By op that launched kernels (its rows): the innermost op with a cost, and it.
+
+    Above the one that launched only products, convolutions and attention.
+    """
+    slices, known, shapes = trace.rows["slices"], slice_costs(trace), _Shapes(trace)
+    result: dict[int, tuple[int, OpCost]] = {}
+    ops = np.fromiter(by_op, np.int64, len(by_op))
+    current = ops
     for above in range(MOST_ABOVE):
-        if current == MISSING or slices["kind"][current] != SliceKind.OP:
-            break
-        if known:
-            cost = known.get(current)
-        else:
-            cost = _of_shapes(trace, current, rows)
-            cost = None if cost is not None and above and cost.kind == "memory" else cost
-        if cost is not None:
-            return current, cost
-        current = int(slices["parent"][current])
-    return op, None
+        is_op = current != MISSING
+        is_op[is_op] = slices["kind"][current[is_op]] == SliceKind.OP
+        ops, current = ops[is_op], current[is_op]
+        open_ = np.ones(len(ops), bool)
+        may = open_ if known else slices["shapes"][current] != MISSING
+        for index in np.flatnonzero(may).tolist():
+            op, owner = int(ops[index]), int(current[index])
+            cost = known.get(owner) if known else shapes.cost(owner, by_op[op])
+            if cost is not None and (known or not above or cost.kind != "memory"):
+                result[op] = (owner, cost)
+                open_[index] = False
+        ops, current = ops[open_], slices["parent"][current[open_]]
+    return result
 
 
-def _of_shapes(trace: Trace, op: int, rows: Iterable[int]) -> OpCost | None:
-    slices, kernels = trace.rows["slices"], trace.rows["kernels"]
-    if slices["shapes"][op] == MISSING:
-        return None
-    texts = [trace.text(int(slices[column][op])) for column in ("shapes", "dtypes", "strides", "values")]
-    names = {trace.text(int(kernels["name"][row])) for row in rows}
-    return op_cost(
-        trace.text(int(slices["name"][op])),
-        *texts,
-        list_dtype=_list_dtype(names) if "TensorList" in texts[1] else "",
-        elementwise=bool(names) and all(map(is_elementwise_kernel, names)),
-    )
+class _Shapes:
+    """Costs of ops by the shapes that the profiler recorded; ops that are alike are parsed once."""
+
+    def __init__(self, trace: Trace) -> None:
+        slices = trace.rows["slices"]
+        self._trace = trace
+        self._columns = tuple(slices[name].data for name in ("name", "shapes", "dtypes", "strides", "values"))
+        self._kernels = trace.rows["kernels"]["name"].data
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], OpCost | None] = {}
+
+    def cost(self, op: int, rows: Iterable[int]) -> OpCost | None:
+        """Of an op (row of ``slices``) that launched ``rows`` of ``kernels``; ``None`` where it is not known."""
+        codes = tuple(column[op] for column in self._columns)
+        if codes[1] == MISSING:
+            return None
+        kernels = tuple(self._kernels[row] for row in rows)
+        key = (codes, kernels)
+        if key not in self._known:
+            self._known[key] = self._priced(codes, kernels)
+        return self._known[key]
+
+    def _priced(self, codes: Sequence[int], kernels: Sequence[int]) -> OpCost | None:
+        name, shapes, dtypes, strides, values = (self._trace.text(code) for code in codes)
+        names = {self._trace.text(code) for code in kernels}
+        return op_cost(
+            name, shapes, dtypes, strides, values,
+            list_dtype=_list_dtype(names) if "TensorList" in dtypes else "",
+            elementwise=bool(names) and all(map(is_elementwise_kernel, names)),
+        )  # fmt: skip
 
 
 _ELEMENT = re.compile(r"OpaqueType<(\d+)|\b(float|double|BFloat16|Half)\b")
@@ -375,7 +432,7 @@ def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, 
         if cost is None or run_ns is None or not time.mean_ns:
             continue
         kind: CostKind = "product" if cost.once.products else "memory"
-        main = _main_kernels(kind, [trace.text(int(code)) for code in kernels["name"][rows]])
+        main = _main_kernels(trace, kernels["name"][rows], np.zeros(len(rows), np.int64), [kind])
         weight = np.where(main, length[rows], 0)
         if not weight.sum():
             continue

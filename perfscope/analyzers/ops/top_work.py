@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from perfscope.analyzers.ops.achieved import (
     NOTHING,
@@ -83,33 +85,93 @@ def top_work(trace: Trace) -> TopWork | None:
     tables = {name: _inside(trace, name, steps) for name in ("kernels", "copies")}
     if not any(length.any() for length in tables.values()):
         return _of_host(trace)
-    rows = [(name, row) for name, length in tables.items() for row in np.flatnonzero(length).tolist()]
-    of_op: dict[int, _Sum] = defaultdict(_Sum)
-    by_kernel: dict[str, _Sum] = defaultdict(_Sum)
-    costs = {"kernels": trace.fact(kernel_costs), "copies": trace.fact(copy_costs)}
-    for name, row in rows:
-        table, length = trace.rows[name], int(tables[name][row])
-        op = int(table["op"][row])
-        achieved = costs[name].part(row, length, int(table["end_ns"][row] - table["start_ns"][row]))
-        by_kernel[short_kernel_name(trace.text(int(table["name"][row])))].add(length, 1, op, achieved)
-        of_op[op].add(length, 1, op, achieved)
+    parts = [_device_work(trace, name, length) for name, length in tables.items()]
+    work = _Work(*(np.concatenate(columns, axis=-1) for columns in zip(*parts, strict=True)))
+    codes = np.concatenate([trace.rows[name]["name"][np.flatnonzero(length)] for name, length in tables.items()])
+    names, index = np.unique(codes, return_inverse=True)
+    texts = [short_kernel_name(trace.text(code)) for code in names.tolist()]
     used = utilization(trace, tables["kernels"], windows.whole_ns)
-    work = _of_ops(trace, of_op, by_kernel)
-    return replace(work, utilization=() if used is None else (used,))
+    return replace(_of_ops(trace, work, texts, index), utilization=() if used is None else (used,))
 
 
-def _of_ops(trace: Trace, of_op: Mapping[int, _Sum], by_kernel: Mapping[str, _Sum]) -> TopWork:
-    """The work of ops by op, module and line; without kernels it is the host's."""
-    places = _places(trace, of_op)
+class _Work(NamedTuple):
+    """Rows of device work, or what they sum to, as equally long arrays."""
+
+    op: Int64
+    """The one that launched it, or most of it; ``MISSING``."""
+    total: Int64
+    """ns."""
+    calls: Int64
+    cost: npt.NDArray[np.float64]
+    """(5, rows): the fields of ``Achieved``."""
+
+    def summed(self, group: Int64, count: int) -> _Work:
+        """One row a group, added up in the order of the rows."""
+        order = np.lexsort((-self.total, group))
+        ordered = group[order]
+        first = np.ones(len(order), bool)
+        first[1:] = ordered[1:] != ordered[:-1]
+        op, total, calls = np.full(count, MISSING, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+        op[ordered[first]] = self.op[order[first]]
+        np.add.at(total, group, self.total)
+        np.add.at(calls, group, self.calls)
+        return _Work(op, total, calls, np.stack([np.bincount(group, row, count) for row in self.cost]))
+
+    def achieved(self, row: int) -> Achieved:
+        """Of one row."""
+        flops, moved, time, roof, roofed = self.cost[:, row].tolist()
+        return Achieved(flops=flops, bytes=moved, time_ns=int(time), roof_ns=roof, roofed_ns=int(roofed))
+
+
+def _device_work(trace: Trace, name: str, length: Int64) -> _Work:
+    """Rows of ``kernels`` or ``copies`` with time in the steps."""
+    table, costs = trace.rows[name], trace.fact(kernel_costs if name == "kernels" else copy_costs)
+    rows = np.flatnonzero(length)
+    time, whole = length[rows], (table["end_ns"] - table["start_ns"])[rows]
+    costed = ~np.isnan(costs.bytes[rows])
+    roofed = costed & ~np.isnan(costs.roof_ns[rows])
+    share = time / whole  # what has time in the steps has a length
+    cost = (
+        np.where(costed, share * costs.flops[rows], 0.0),
+        np.where(costed, share * costs.bytes[rows], 0.0),
+        np.where(costed, time, 0.0),
+        np.where(roofed, share * costs.roof_ns[rows], 0.0),
+        np.where(roofed, time, 0.0),
+    )
+    return _Work(table["op"][rows].astype(np.int64), time, np.ones(len(rows), np.int64), np.stack(cost))
+
+
+def _of_ops(trace: Trace, work: _Work, kernels: Sequence[str], kernel: Int64) -> TopWork:
+    """The work by kernel, and by op, module and line; without kernels it is the host's.
+
+    ``kernel``: per row which of ``kernels``.
+    """
+    _, first, index = np.unique(work.op, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    of_op = work.summed(rank[index], len(order))
+    names = trace.rows["slices"]["name"]
+    codes = np.full(len(order), MISSING, np.int64)
+    known = np.flatnonzero(of_op.op != MISSING)
+    codes[known] = names[of_op.op[known]]
+    distinct, op_name = np.unique(codes, return_inverse=True)
+    texts = list(map(trace.text, distinct.tolist()))
+    placed = known[np.argsort(-of_op.total[known], kind="stable")[:MOST_PLACED]]
+    sites = [call_site(trace, op) for op in of_op.op[placed].tolist()]
+    site = np.zeros(len(order), np.int64)
+    site[placed] = np.arange(1, len(placed) + 1)
+    places = dict(zip(of_op.op[placed].tolist(), sites, strict=True))
+    lines = [NOT_KNOWN, *(_line(place) or NOT_KNOWN for place in sites)]
     return TopWork(
-        total_ns=sum(item.total for item in of_op.values()),
+        total_ns=int(of_op.total.sum()),
         steps=len(trace.fact(warm_windows).numbers),
-        on_host=not by_kernel,
-        kernels=_rows(trace, by_kernel.items(), places),
-        ops=_rows(trace, _by(of_op, lambda op: _op_name(trace, op)), places),
-        modules=_rows(trace, _by(of_op, lambda op: module_label(places.get(op, UNKNOWN_SITE))), places),
-        lines=_rows(trace, _by(of_op, lambda op: _line(places.get(op, UNKNOWN_SITE)) or NOT_KNOWN), places),
-        achieved=sum((item.achieved for item in of_op.values()), NOTHING),
+        on_host=not kernels,
+        kernels=_rows(trace, work, kernels, kernel, places) if kernels else (),
+        ops=_rows(trace, of_op, [*texts, NOT_KNOWN], np.where(of_op.op == MISSING, len(texts), op_name), places),
+        modules=_rows(trace, of_op, [NOT_KNOWN, *map(module_label, sites)], site, places),
+        lines=_rows(trace, of_op, lines, site, places),
+        achieved=of_op.summed(np.zeros(len(order), np.int64), 1).achieved(0),
     )
 
 
@@ -140,23 +202,6 @@ def _merged_utilization(parts: Iterable[Utilization]) -> tuple[Utilization, ...]
     return tuple(by_peak.values())
 
 
-class _Sum:
-    """Time and calls of one name, what they achieved, and the op with most of it."""
-
-    __slots__ = ("achieved", "calls", "largest", "op", "total")
-
-    def __init__(self) -> None:
-        self.total, self.calls, self.op, self.largest, self.achieved = 0, 0, MISSING, -1, NOTHING
-
-    def add(self, length: int, calls: int, op: int, achieved: Achieved) -> None:
-        if achieved is not NOTHING:
-            self.achieved += achieved
-        self.total += length
-        self.calls += calls
-        if length > self.largest:
-            self.largest, self.op = length, op
-
-
 def _inside(trace: Trace, name: str, steps: Intervals) -> Int64:
     """Per row of ``kernels`` or ``copies``: its time within the steps."""
     rows = trace.rows[name]
@@ -171,39 +216,33 @@ def _of_host(trace: Trace) -> TopWork | None:
     inside = covered(union(windows.starts, windows.ends), slices["start_ns"][times.row], slices["end_ns"][times.row])
     rows, own = times.row[inside > 0], times.self_ns[inside > 0]
     costs = host_costs(trace, rows.tolist())
-    of_op: dict[int, _Sum] = defaultdict(_Sum)
-    for row, length in zip(rows.tolist(), own.tolist(), strict=True):
-        cost = costs.get(row)
-        known = NOTHING if cost is None else Achieved(flops=cost.flops, bytes=cost.bytes, time_ns=length)
-        of_op[row].add(length, 1, row, known)
-    return _of_ops(trace, of_op, {})
+    known = [costs.get(row) for row in rows.tolist()]
+    cost = np.zeros((5, len(rows)))
+    cost[0] = [0 if item is None else item.flops for item in known]
+    cost[1] = [0 if item is None else item.bytes for item in known]
+    cost[2] = np.where([item is None for item in known], 0, own)
+    return _of_ops(trace, _Work(rows, own, np.ones(len(rows), np.int64), cost), (), np.empty(0, np.int64))
 
 
-def _places(trace: Trace, of_op: Mapping[int, _Sum]) -> dict[int, CallSite]:
-    """Call sites of the ops with most time."""
-    chosen = sorted((op for op in of_op if op != MISSING), key=lambda op: -of_op[op].total)[:MOST_PLACED]
-    return {op: call_site(trace, op) for op in chosen}
-
-
-def _by(of_op: Mapping[int, _Sum], name: Callable[[int], str]) -> Iterable[tuple[str, _Sum]]:
-    sums: dict[str, _Sum] = defaultdict(_Sum)
-    for op, item in of_op.items():
-        sums[name(op)].add(item.total, item.calls, op, item.achieved)
-    return sums.items()
-
-
-def _rows(trace: Trace, sums: Iterable[tuple[str, _Sum]], places: dict[int, CallSite]) -> tuple[WorkRow, ...]:
-    ordered = sorted(sums, key=lambda item: (-item[1].total, item[0]))[:MOST_ROWS]
+def _rows(
+    trace: Trace, work: _Work, texts: Sequence[str], index: Int64, places: Mapping[int, CallSite]
+) -> tuple[WorkRow, ...]:
+    """The work by name, the largest first; ``index``: per row which of ``texts`` it is named."""
+    numbers: dict[str, int] = {}
+    number = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
+    sums, names = work.summed(number[index], len(numbers)), list(numbers)
+    total = sums.total.tolist()
+    ordered = sorted(np.flatnonzero(sums.calls).tolist(), key=lambda row: (-total[row], names[row]))
     return tuple(
         WorkRow(
-            name=name,
-            total_ns=item.total,
-            calls=item.calls,
-            line=_line(places.get(item.op, UNKNOWN_SITE)),
-            op=_op_name(trace, item.op),
-            achieved=item.achieved,
+            name=names[row],
+            total_ns=total[row],
+            calls=int(sums.calls[row]),
+            line=_line(places.get(int(sums.op[row]), UNKNOWN_SITE)),
+            op=_op_name(trace, int(sums.op[row])),
+            achieved=sums.achieved(row),
         )
-        for name, item in ordered
+        for row in ordered[:MOST_ROWS]
     )
 
 

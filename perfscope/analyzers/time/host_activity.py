@@ -16,11 +16,11 @@ import numpy as np
 
 from perfscope.analyzers.time.calls import base_name, blocking_calls
 from perfscope.analyzers.time.samples import device_waits, nearest_samples, stacks, waiting_samples
-from perfscope.analyzers.time.sites import op_of
 from perfscope.analyzers.time.spans import (
     allocator_spans,
     input_spans,
     named_slices,
+    nearest_ancestor,
     outermost_ancestor,
     spans_by_thread,
 )
@@ -325,14 +325,14 @@ def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
     slices = trace.rows["slices"]
     main = trace.fact(main_thread)
     others = [int(thread) for thread in np.unique(slices["thread"]).tolist() if thread != main]
-    work: list[HostWork] = []
+    work: list[tuple[HostWork, int]] = []
     rest = spans
     for thread in (main, *others):
         pieces = innermost_spans(trace, thread)
         tells = pieces.slices != MISSING
         if thread == main:
             sampled, taken = _sampled_work(trace, difference(rest, _told(trace, pieces)))
-            work += sampled
+            work += [(item, item.total_ns) for item in sampled]
             rest = difference(rest, taken)
         work += _recorded_work(trace, rest, pieces, tells)
         rest = difference(rest, union(pieces.starts[tells], pieces.ends[tells]))
@@ -340,10 +340,9 @@ def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
             break
     if len(rest.starts):
         longest = int(np.argmax(rest.ends - rest.starts))
-        start = int(rest.starts[longest])
-        work.append(
-            HostWork(name=NOT_RECORDED, slice=MISSING, total_ns=rest.total(), pieces=len(rest.starts), start_ns=start)
-        )
+        start, total = int(rest.starts[longest]), rest.total()
+        nothing = HostWork(name=NOT_RECORDED, slice=MISSING, total_ns=total, pieces=len(rest.starts), start_ns=start)
+        work.append((nothing, total))
     return tuple(sorted(_grouped(work), key=lambda item: -item.total_ns))
 
 
@@ -355,22 +354,40 @@ def _told(trace: Trace, pieces: InnermostSpans) -> Intervals:
     return union(pieces.starts[told], pieces.ends[told])
 
 
-def _recorded_work(trace: Trace, spans: Intervals, pieces: InnermostSpans, tells: np.ndarray) -> Iterator[HostWork]:
-    """By name of the innermost span; a step's own span says nothing."""
+def _recorded_work(
+    trace: Trace, spans: Intervals, pieces: InnermostSpans, tells: np.ndarray
+) -> Iterator[tuple[HostWork, int]]:
+    """(work by name of the innermost span, its longest piece in ns); a step's own span says nothing."""
     slices = trace.rows["slices"]
-    steps = frozenset(np.unique(trace.rows["steps"]["name"]).tolist())
-    starts, ends, rows = pieces.starts[tells], pieces.ends[tells], pieces.slices[tells]
-    inside = covered(spans, starts, ends)
-    for piece in np.flatnonzero(inside).tolist():
-        row = int(rows[piece])
-        code = MISSING if int(slices["name"][row]) in steps else int(slices["name"][row])
-        caller = op_of(trace, row) if slices["kind"][row] == SliceKind.OTHER else None
-        yield HostWork(
-            name=f"{caller}: {trace.text(code)}" if caller else trace.text(code) or NOT_RECORDED,
-            slice=row,
-            total_ns=int(inside[piece]),
-            pieces=1,
-            start_ns=int(starts[piece]),
+    starts, rows = pieces.starts[tells], pieces.slices[tells]
+    inside = covered(spans, starts, pieces.ends[tells])
+    chosen = np.flatnonzero(inside)
+    starts, rows, inside = starts[chosen], rows[chosen], inside[chosen]
+    if not len(rows):
+        return
+    codes = slices["name"][rows].astype(np.int64)
+    codes[np.isin(codes, trace.rows["steps"]["name"])] = MISSING
+    other = np.where(slices["kind"][rows] == SliceKind.OTHER, rows, MISSING)
+    callers = nearest_ancestor(trace, other, slices["kind"] == SliceKind.OP)
+    callers[callers != MISSING] = slices["name"][callers[callers != MISSING]]
+    keys = codes * (len(trace.strings) + 1) + callers  # both are at least -1
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    totals, counts = np.zeros(len(first), np.int64), np.bincount(group)
+    np.add.at(totals, group, inside)
+    ordered = np.lexsort((-inside, group))
+    longest = ordered[np.cumsum(counts) - counts]
+    for item in np.argsort(first).tolist():
+        piece = int(longest[item])
+        code, caller = int(codes[piece]), trace.text(int(callers[piece]))
+        yield (
+            HostWork(
+                name=f"{caller}: {trace.text(code)}" if caller else trace.text(code) or NOT_RECORDED,
+                slice=int(rows[piece]),
+                total_ns=int(totals[item]),
+                pieces=int(counts[item]),
+                start_ns=int(starts[piece]),
+            ),
+            int(inside[piece]),
         )
 
 
@@ -388,14 +405,14 @@ def _sampled_work(trace: Trace, spans: Intervals) -> tuple[list[HostWork], Inter
     return work, union([item.start_ns for item in work], [item.start_ns + item.total_ns for item in work])
 
 
-def _grouped(work: Iterable[HostWork]) -> list[HostWork]:
-    """One entry a name; the longest piece stands for it."""
-    longest: dict[str, HostWork] = {}
+def _grouped(work: Iterable[tuple[HostWork, int]]) -> list[HostWork]:
+    """One entry a name; that with the longest piece (its length stands beside it) stands for it."""
+    longest: dict[str, tuple[HostWork, int]] = {}
     total: dict[str, int] = {}
     pieces: dict[str, int] = {}
-    for item in work:
-        if item.name not in longest or item.total_ns > longest[item.name].total_ns:
-            longest[item.name] = item
+    for item, length in work:
+        if item.name not in longest or length > longest[item.name][1]:
+            longest[item.name] = item, length
         total[item.name] = total.get(item.name, 0) + item.total_ns
         pieces[item.name] = pieces.get(item.name, 0) + item.pieces
-    return [replace(item, total_ns=total[name], pieces=pieces[name]) for name, item in longest.items()]
+    return [replace(item, total_ns=total[name], pieces=pieces[name]) for name, (item, _) in longest.items()]
