@@ -247,7 +247,6 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
     before[:, hosts:] = _begun_before(before[:, hosts:], starts, work.starts)
     _infer_dependencies(before, starts, ends, work, hosts)
     lag, binds = _lags(before, starts, ends, hosts)
-    before = np.where(before == MISSING, MISSING, place[np.maximum(before, 0)])
     sequence = np.concatenate((place[:hosts], place[hosts + on_streams]))
     position = np.empty(len(order), np.int64)
     position[sequence] = np.arange(len(order))
@@ -259,7 +258,7 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
         row=np.concatenate((host["slice"], work.row))[order],
         call=np.concatenate((host["call"], work.call))[order],
         thread=np.concatenate((host["thread"], work.device))[order],
-        before=before[:, order],
+        before=np.append(place, MISSING)[before[:, order]],  # the last one is that of MISSING
         lag=lag[:, order],
         binds=binds[order],
         finish=place[_finishing(trace, windows, lane, work, host)],

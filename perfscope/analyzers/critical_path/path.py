@@ -102,14 +102,15 @@ def _pieces(graph: Graph) -> tuple[Int64, ...]:
     gaps = np.where(first | (graph.binds[led_to] == MISSING), UNKNOWN_GAP, graph.binds[led_to])
     last = np.append(first[1:], np.True_)[: len(nodes)]  # nothing is known before it
     columns = (
-        np.stack((begins, arrives, np.where(last, low, begins))),
-        np.stack((arrives, np.minimum(following, high), begins)),
-        np.broadcast_to(window, (3, len(nodes))),
-        np.stack((nodes, led_to, nodes)),
-        np.stack((np.full(len(nodes), MISSING), gaps, np.full(len(nodes), UNKNOWN_GAP))),
+        (begins, arrives, np.where(last, low, begins)),
+        (arrives, np.minimum(following, high), begins),
+        (window, window, window),
+        (nodes, led_to, nodes),
+        (np.full(len(nodes), MISSING), gaps, np.full(len(nodes), UNKNOWN_GAP)),
     )
-    filled = columns[0] < columns[1]
-    return tuple(np.asarray(column.T[filled.T], np.int64) for column in columns)
+    starts, *others = (np.stack(column, axis=1).ravel() for column in columns)
+    filled = np.flatnonzero(starts < others[0])
+    return starts[filled], *(column[filled] for column in others)
 
 
 Piece = tuple[int, int, int, int]
