@@ -39,10 +39,14 @@ def wrap_calls(instance: Any, make: Callable[[Callable[..., Any]], Callable[...,
     It is done on the object's class, so nothing is saved, copied or scripted with the object.
     """
     kind, watched = type(instance), [weakref.ref(instance)]
-    original = kind.__call__
+
+    def inherited(called: Any, *arguments: Any, **named: Any) -> Any:
+        return super(kind, called).__call__(*arguments, **named)  # which may itself be replaced later
+
+    original = vars(kind).get("__call__", inherited)
     wrapped = make(original)
 
-    @functools.wraps(original)
+    @functools.wraps(kind.__call__)
     def call(called: Any, *arguments: Any, **named: Any) -> Any:
         mine = watched and watched[0]() is called
         return (wrapped if mine else original)(called, *arguments, **named)

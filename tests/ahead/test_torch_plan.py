@@ -366,6 +366,17 @@ def test_a_compiled_program_that_names_no_device_has_all_of_it_there(tmp_path: P
     assert matrices(compiled_too) == matrices(compiled)
 
 
+def test_a_device_can_be_given_by_its_number(tmp_path: Path) -> None:
+    numbered = INSIDE.replace('"cuda"', "0").replace("sin(self", "sin(torch.zeros(1024, device=x.device) + self")
+    assert "cuda" not in numbered
+    named = numbered.replace("to(0)", 'to("cuda")').replace("=0)", '="cuda")')
+    assert "cuda" in named
+    _, eager, compiled = memory_of(tmp_path, numbered)
+    _, eager_too, compiled_too = memory_of(tmp_path, named)
+    assert (eager.peak_bytes, matrices(eager)) == (eager_too.peak_bytes, matrices(eager_too))
+    assert (compiled.peak_bytes, matrices(compiled)) == (compiled_too.peak_bytes, matrices(compiled_too))
+
+
 def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
     memory, eager, compiled = memory_of(tmp_path, INSIDE)
     for step in (eager, compiled):

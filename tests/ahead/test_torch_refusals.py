@@ -1,4 +1,4 @@
-"""Tensors whose sizes follow from data: programs that use them fail in one line."""
+"""Programs that cannot be planned fail in one line: sizes that follow from data, a single step."""
 
 from __future__ import annotations
 
@@ -58,3 +58,9 @@ def test_sparse_gradients_of_a_compiled_module_are_named(tmp_path: Path) -> None
     plan = only(planned(tmp_path, SPARSE.replace("model = table", "model = torch.compile(table)"))).plan
     assert not plan.complete
     assert "sparse gradients are not covered by a plan" in (plan.failure or "")
+
+
+def test_a_single_step_is_too_few(tmp_path: Path) -> None:
+    program = SPARSE.replace("sparse=True", "sparse=False").replace("range(6)", "range(1)")
+    with pytest.raises(PerfscopeError, match="the program ended after its first step, and a plan walks through four"):
+        planned(tmp_path, program)

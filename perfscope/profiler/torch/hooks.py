@@ -102,11 +102,6 @@ class Hooks:
             Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],
         }
 
-    def module_ended(self, module: Any) -> None:
-        """A call of a module ended whose hooks were compiled with it."""
-        if self._modules is not None:
-            self._modules.ended(module)
-
     def forget(self, source: Source) -> None:
         """Take the hooks of a source out."""
         for undo in self._undo.pop(source, ()):

@@ -33,7 +33,6 @@ class ModuleCalls:
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
         self._single: list[Undo] = []
-        self._followed: weakref.ref[Any] | None = None
         self.tokens: tuple[int, int] | None = None
         """(Sequences, tokens of each) of the followed module's last call; ``None`` where no argument tells."""
         self._compile: Undo | None = None
@@ -77,11 +76,6 @@ class ModuleCalls:
 
         return compile_
 
-    def ended(self, module: Any) -> None:
-        """A call of ``module`` ended that its hooks do not see: they were compiled with it."""
-        if self._followed is not None and self._followed() is module:
-            self._finder.edge(Source.MODULE)
-
     def _enter(self, *_: Any) -> None:
         if not compat.is_compiling():
             self._inside.depth = getattr(self._inside, "depth", 0) + 1
@@ -118,7 +112,6 @@ class ModuleCalls:
         self._remove()
         self._calls = {}
         self._single = [wrap_calls(module, self._again)]
-        self._followed = weakref.ref(module)
         self._finder.called(Source.MODULE, type(module).__name__, before)
 
     def _again(self, original: Callable[..., Any]) -> Callable[..., Any]:

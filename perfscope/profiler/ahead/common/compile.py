@@ -430,7 +430,7 @@ def _nothing_compiled_error(
         names = ", ".join(dict.fromkeys(str(program.get("name")) for program in log.seen))
         why = f"none of the functions asked for was called; the program calls {names}"
     else:
-        why = "it called nothing that is compiled" + (f"; {log.stopped}" if log.stopped else "")
+        why = f"there is nothing to compile: {log.stopped or 'it called nothing that is compiled'}"
     return NothingCompiledError(f"{first}: {why}", lines, directory)
 
 

@@ -215,7 +215,7 @@ class _Planning:
             made_up=self.world.made_up(),
             not_covered=tuple(self._not_covered(graphs)),
             notes=tuple(self._notes()),
-            stopped=steps.stopped or ("the program raised" if failure else "the program ended by itself"),
+            stopped=steps.stopped or ("the program raised" if failure else steps.ended),
             float32_products="float32" if torch.get_float32_matmul_precision() == "highest" else "tf32",
             optimizers=tuple(sorted(steps.optimizers)),
             steps_from=steps.source,

@@ -24,6 +24,10 @@ _ZERO = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "current_device",
     "utilization", "memory_cached", "max_memory_cached",
 )  # fmt: skip
+_CONSTRUCTORS = ("tensor", "as_tensor", "asarray")
+"""Functions of torch that would ask for the driver where their device is ``cuda``."""
+_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "randn", "zeros")
+"""Functions of torch that would ask for the driver where their device is a number."""
 
 
 class FakeCuda:
@@ -183,6 +187,11 @@ def on_host(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) and argument.type == "cuda" else argument
 
 
+def _device_on_host(argument: Any) -> Any:
+    """As `on_host`, also for a device by its number, as `tensor.to(rank)` has it."""
+    return "cpu" if type(argument) is int else on_host(argument)
+
+
 def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
     """Make on the CPU what is asked for on ``cuda`` and would ask for its driver before a mode sees it.
 
@@ -190,13 +199,14 @@ def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
     """
     tensor: Any = torch.Tensor
     module: Any = torch.nn.Module
-    to = tensor.to
+    to, module_to = tensor.to, module.to
 
     @functools.wraps(to)
     def moved(self: Any, *arguments: Any, **named: Any) -> Any:
-        there = to(self, *map(on_host, arguments), **{name: on_host(value) for name, value in named.items()})
+        here = {name: _device_on_host(value) for name, value in named.items()}
+        there = to(self, *map(_device_on_host, arguments), **here)
         if not torch.compiler.is_compiling() and any(
-            on_host(argument) is not argument for argument in (*arguments, *named.values())
+            _device_on_host(argument) is not argument for argument in (*arguments, *named.values())
         ):
             on_device(there)
         return there
@@ -204,11 +214,19 @@ def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
     def to_cuda(self: Any, device: Any = None, non_blocking: bool = False, **_: Any) -> Any:
         return moved(self, "cuda", non_blocking=non_blocking, copy=True)
 
+    @functools.wraps(module_to)
+    def module_moved(self: Any, *arguments: Any, **named: Any) -> Any:
+        if arguments and type(arguments[0]) is int:
+            arguments = ("cuda", *arguments[1:])
+        elif type(named.get("device")) is int:
+            named["device"] = "cuda"
+        return module_to(self, *arguments, **named)
+
     tensor.to, tensor.cuda = moved, to_cuda
-    module.cuda = lambda self, *_: self.to("cuda")
-    for name in ("tensor", "as_tensor", "asarray"):
+    module.to, module.cuda = module_moved, lambda self, *_: self.to("cuda")
+    for name in (*_CONSTRUCTORS, *_FACTORIES):
         original = getattr(torch, name)
-        made = _constructed_on_host(original, on_device)
+        made = _constructed_on_host(original, on_device) if name in _CONSTRUCTORS else _device_by_name(original)
         compat.register_for_script(original, made)
         setattr(torch, name, made)
 
@@ -216,11 +234,24 @@ def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
 def _constructed_on_host(original: Any, on_device: Callable[[Any], None]) -> Any:
     @functools.wraps(original)
     def made(*arguments: Any, **named: Any) -> Any:
-        here = {name: on_host(value) for name, value in named.items()}
-        there = original(*arguments, **here)
-        if not torch.compiler.is_compiling() and any(here[name] is not value for name, value in named.items()):
+        asked = named.get("device")
+        here = _device_on_host(asked)
+        if here is asked:
+            return original(*arguments, **named)
+        there = original(*arguments, **{**named, "device": here})
+        if not torch.compiler.is_compiling():
             on_device(there)
         return there
+
+    return made
+
+
+def _device_by_name(original: Any) -> Any:
+    @functools.wraps(original)
+    def made(*arguments: Any, **named: Any) -> Any:
+        if type(named.get("device")) is int:
+            named["device"] = "cuda"
+        return original(*arguments, **named)
 
     return made
 

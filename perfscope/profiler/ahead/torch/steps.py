@@ -131,15 +131,22 @@ class PlanSteps:
         """Ops of this step that are in its op graph so far."""
         return 0 if self._recorder is None else self._recorder.count
 
+    @property
+    def ended(self) -> str:
+        """How a program ended that neither raised nor was stopped."""
+        if self._number == self._first >= 0 and self.eager_file is None:
+            return "the program ended after its first step, and a plan walks through four"
+        return "the program ended by itself"
+
     def decide(self) -> None:
         """Who compiles: known when a whole step was run as the program has it."""
         self.compiled_by = "program" if self._compiles() else "perfscope"
 
     def finish(self) -> None:
         """The program is over."""
-        what = self._number - self._first
+        what, ops = self._number - self._first, self.ops
         file = self._close()
-        if self._number >= 0 and file is not None:
+        if self._number >= 0 and file is not None and ops:
             if what == EAGER:
                 self.eager_file = file
             elif what == PLANNED:
@@ -165,7 +172,6 @@ class PlanSteps:
             finally:
                 if steps._wraps:
                     torch.nn.Module.__call__ = compiled_call
-                steps._hooks.module_ended(module)
 
         torch.nn.Module.__call__ = compiled_call
 
