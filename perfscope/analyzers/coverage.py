@@ -33,6 +33,11 @@ def memory_alone(analysis: Analysis) -> bool:
     return bool(analysis.sources) and all(source.format in MEMORY_FORMATS for source in analysis.sources)
 
 
+def numerics_alone(analysis: Analysis) -> bool:
+    """Numerics and no times: neither steps nor devices are in it."""
+    return bool(analysis.numerics) and not (analysis.steps or analysis.windows or analysis.devices)
+
+
 LOG_FORMAT = "torch_trace"
 """The format of torch.compile's log alone."""
 
@@ -54,7 +59,7 @@ NOTHING_RAN = "nothing ran"
 ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
 
-TOPICS = {"compile_log": "torch.compile", "hlo": "XLA programs", "memory": "memory"}
+TOPICS = {"compile_log": "torch.compile", "hlo": "XLA programs", "memory": "memory", "numerics": "numerics"}
 """Key of ``Trace.recorded`` that rules lack -> what they are on."""
 OF_RANKS, OF_A_RUN = "jobs of several processes", "recordings of a run"
 """What rules are on that a source of its kind cannot tell anything of."""
@@ -71,7 +76,7 @@ TORCH_RUN = ANY_RUN | {"autograd", "host_ops", "memory", "memory_state", "op_gra
 JAX_RUN = ANY_RUN | {"compile_events", "hlo", "host_reads"}
 """What `perfscope run` records of every program, at its default level."""
 
-LESS = ("times_only", "whole")
+LESS = ("times_only", "whole", "numerics")
 """Options of a run that leave recordings out, besides its level and tool."""
 
 

@@ -202,6 +202,7 @@ def _reduced(trace: Trace) -> Trace:
         hlo=xla.hlo,
         compile_log=trace.compile_log,
         flight_record=trace.flight_record,
+        numerics=trace.numerics,
         judged_device=trace.judged_device,
         target=trace.target,
         topology=trace.topology,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_path, path_summary
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
+from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
 from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import load_rule, rule_ids
@@ -227,6 +228,8 @@ class Analysis:
     """The costliest kernels, ops, modules and lines of all sources together."""
     generations: tuple[Generation, ...] = ()
     """Loops that generate tokens, one a recording in which shapes tell prefill from decode."""
+    numerics: tuple[NumericsSummary, ...] = ()
+    """Value ranges of tensors, one a process that recorded them."""
     paths: tuple[PathSummary, ...] = ()
     """What bound the steps, one a recording with a host thread or a device."""
     what_ifs: tuple[WhatIf, ...] = ()
@@ -307,6 +310,7 @@ class Examined(ReadTrace):
     host: HostAccount | None
     top: TopWork | None
     generation: Generation | None
+    numerics: NumericsSummary | None
     path: PathSummary | None
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
@@ -353,6 +357,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         host=trace.fact(host_account),
         top=top_work(trace),
         generation=trace.fact(generation),
+        numerics=numerics_summary(trace),
         path=path_summary(trace),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
@@ -391,6 +396,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
         generations=tuple(item.generation for item in examined if item.generation is not None),
+        numerics=tuple(item.numerics for item in examined if item.numerics is not None),
         paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
     )

@@ -33,9 +33,11 @@ RULES: dict[str, str] = {
     "input_stall": "perfscope.analyzers.time.rules.input_stall",
     "launch_bound": "perfscope.analyzers.time.rules.launch_bound",
     "link_contention": "perfscope.analyzers.ranks.rules.link_contention",
+    "low_precision_accumulation": "perfscope.analyzers.numerics.rules.low_precision_accumulation",
     "memory_fragmentation": "perfscope.analyzers.memory.rules.memory_fragmentation",
     "memory_leak": "perfscope.analyzers.memory.rules.memory_leak",
     "missing_remat": "perfscope.analyzers.checkpointing.rules.missing_remat",
+    "nonfinite": "perfscope.analyzers.numerics.rules.nonfinite",
     "nvlink_stall": "perfscope.analyzers.ranks.rules.nvlink_stall",
     "oom_near": "perfscope.analyzers.memory.rules.oom_near",
     "pageable_copy": "perfscope.analyzers.time.rules.pageable_copy",
@@ -52,6 +54,7 @@ RULES: dict[str, str] = {
     "unfused_attention": "perfscope.analyzers.ops.rules.unfused_attention",
     "unfused_ops": "perfscope.analyzers.ops.rules.unfused_ops",
     "unfused_optimizer": "perfscope.analyzers.ops.rules.unfused_optimizer",
+    "unstable_scale": "perfscope.analyzers.numerics.rules.unstable_scale",
     "warmup_compile": "perfscope.analyzers.time.rules.warmup_compile",
 }
 

@@ -88,6 +88,12 @@ def _is_launcher(word: str) -> bool:
     type=click.Choice(TOOLS),
     help="Record with Nsight Systems (nsys on PATH) around the whole program, not with the framework's profiler.",
 )
+@click.option(
+    "--numerics",
+    is_flag=True,
+    help="PyTorch: record value ranges, NaN and infinity, loss scales and lost precision in all steps, and no times. "
+    "With --level deep ops are watched in all steps.",
+)
 @click.option("--steps", metavar="A:B", help="Steps of the timing pass, B not included; counted from 0.")
 @click.option(
     "--warmup",
@@ -135,6 +141,7 @@ def run(
     *,
     level: Any,
     capture: Any,
+    numerics: bool,
     steps: str | None,
     warmup: int,
     whole: bool,
@@ -162,6 +169,8 @@ def run(
     configuration = NO_CONFIGURATION if no_report else find_configuration()  # its errors come before a long run
     if whole and (steps is not None or step_annotation is not None):
         raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
+    if numerics and (capture is not None or level == "light" or steps is not None):
+        raise UsageError("--numerics records no profile: it goes without --capture, --steps and --level light")
     options = CaptureOptions(
         level=level,
         steps=None if steps is None else parse_steps(steps),
@@ -171,7 +180,8 @@ def run(
         quiet=quiet,
         xla_dump=xla_dump,
         capture=capture,
-        stacks=stacks,
+        stacks=stacks and not numerics,
+        numerics=numerics,
     )
     target = _target(context)
     follow = follow or (target.module and target.arguments[0] in LAUNCHERS)

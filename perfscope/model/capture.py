@@ -42,6 +42,8 @@ class CaptureOptions:
     """The profiler around the program; ``None``: the framework's own, inside it."""
     stacks: bool = True
     """Sample the Python stacks of threads and worker processes while steps run."""
+    numerics: bool = False
+    """Record statistics of tensors in all steps, and no profile."""
     times_only: bool = False
     """Find the steps and time them, and record nothing: what the launches of an A/B comparison do."""
 

@@ -23,6 +23,7 @@ COMPAT_FILES = {
     "profiler/jax/compat.py",
     "profiler/parity/torch_side.py",
     "profiler/torch/compat.py",
+    "profiler/torch/numerics/ops.py",
     "profiler/torch/op_graph/recorder.py",
 }
 EXCLUDED = {

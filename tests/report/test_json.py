@@ -34,7 +34,7 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "accounts", "hosts", "top_work", "generations", "critical_paths",
+        "schema", "sources", "devices", "accounts", "hosts", "top_work", "generations", "numerics", "critical_paths",
         "what_ifs", "steps", "windows", "outcomes",
         "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
     ]  # fmt: skip

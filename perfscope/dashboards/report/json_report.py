@@ -59,6 +59,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "hosts": analysis.hosts,
         "top_work": analysis.top,
         "generations": analysis.generations,
+        "numerics": analysis.numerics,
         "critical_paths": analysis.paths,
         "what_ifs": analysis.what_ifs,
         "steps": analysis.steps,

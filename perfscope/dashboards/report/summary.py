@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.coverage import logs_alone, memory_alone, not_evaluated, programs_alone, recordable
+from perfscope.analyzers.coverage import (
+    logs_alone,
+    memory_alone,
+    not_evaluated,
+    numerics_alone,
+    programs_alone,
+    recordable,
+)
 from perfscope.analyzers.savings import Spread, window_mean
 from perfscope.dashboards.report.blocks import Listing, Section, Text
 from perfscope.dashboards.report.renderers.values import place_end, span_text
@@ -26,6 +33,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_fact, estimat
 from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
+from perfscope.dashboards.report.sections.numerics import numerics_fact, numerics_sections
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
 from perfscope.dashboards.report.sections.top_work import top_sections, utilization_sentences
@@ -131,6 +139,7 @@ def summarize(analysis: Analysis) -> Summary:
                 None,
                 (
                     generation_fact(analysis.generations),
+                    numerics_fact(analysis.numerics),
                     estimate_fact(analysis.estimate),
                     compiled,
                     memory_fact(analysis.memory),
@@ -166,6 +175,7 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
     return (
         *host_sections(analysis.hosts, analysis.warm_accounts),
         *generation_sections(analysis.generations),
+        *numerics_sections(analysis.numerics),
         *critical_path_sections(analysis.paths),
         *plan_sections(analysis.plans),
         *estimate_sections(analysis.estimate),
@@ -248,7 +258,7 @@ def _part(analysis: Analysis) -> list[str]:
 def _facts(analysis: Analysis) -> list[str]:
     if programs_alone(analysis):
         return _assumed_devices(analysis)
-    if logs_alone(analysis) or memory_alone(analysis):
+    if logs_alone(analysis) or memory_alone(analysis) or numerics_alone(analysis):
         return []
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])

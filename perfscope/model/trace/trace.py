@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.devices.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.model.compile_log import CompileLog
+    from perfscope.model.documents.numerics import Numerics
     from perfscope.model.documents.stacks import SampledLoader
     from perfscope.model.flight_recorder import FlightRecord
     from perfscope.model.jax_log import CompileEvent, HostRead
@@ -50,6 +51,7 @@ RECORDED: dict[str, str] = {
     "compile_log": "the log of torch.compile (`perfscope run`, or TORCH_TRACE=DIR)",
     "flight_record": "the NCCL flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
     "torch_plan": "what torch.compile would make of the program (`perfscope compile` of a PyTorch program)",
+    "numerics": "numerics of the tensors (`perfscope run --numerics ...`)",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
 """What a source may have recorded. A rule that needs a key which is absent abstains."""
@@ -159,6 +161,8 @@ class Trace:
     """Reads of jax arrays by the host that a run of ours noted."""
     compile_log: CompileLog | None = None
     """What torch.compile logged."""
+    numerics: Numerics | None = None
+    """What a run of ours recorded of the values of its tensors."""
     flight_record: FlightRecord | None = None
     """What NCCL's flight recorder held when it was dumped."""
     held_before: Trace | None = None

@@ -32,6 +32,7 @@ CAPTURES: dict[str, str] = {
     "python_stacks": "perfscope.profiler.sampling.capture",
     "torch_compile": "perfscope.profiler.torch.compile_log",
     "torch_memory": "perfscope.profiler.torch.memory",
+    "torch_numerics": "perfscope.profiler.torch.numerics.capture",
     "torch_profiler": "perfscope.profiler.torch.profiler",
     "torch_tensors": "perfscope.profiler.torch.tensors",
 }

@@ -49,7 +49,7 @@ second begins (`annotate.py`), also the ranges of C++ around an optimizer that s
 
 def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
     """The passes that a level asks for, in the order they run."""
-    if options.times_only:
+    if options.times_only or options.numerics:
         return ()
     if options.capture is not None:
         return ()  # one tool at a time can use CUPTI, and the one around the program began first

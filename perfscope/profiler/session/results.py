@@ -94,7 +94,7 @@ class ResultRecorder:
         optimizer.register_optimizer_step_post_hook(lambda stepping, *_: parameters(stepping))
 
     def _torch_output(self, module: Any, output: Any) -> None:
-        self._record_all("output", type(module).__name__, list(_torch_tensors(output)), torch_value)
+        self._record_all("output", type(module).__name__, list(torch_tensors(output)), torch_value)
 
     def _torch_loss(self, tensor: Any) -> None:
         self._record_all("loss", "loss", [tensor], torch_value)
@@ -207,7 +207,7 @@ def _parameters(optimizer: Any) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _torch_tensors(output: Any) -> Iterator[Any]:
+def torch_tensors(output: Any) -> Iterator[Any]:
     """The tensors of an output: in tuples, lists, mappings, and objects with fields such as those of transformers."""
     import torch
 
@@ -223,7 +223,7 @@ def _torch_tensors(output: Any) -> Iterator[Any]:
     elif hasattr(output, "__dict__"):
         parts = [value for value in vars(output).values() if isinstance(value, torch.Tensor)]
     for part in parts:
-        yield from _torch_tensors(part)
+        yield from torch_tensors(part)
 
 
 def torch_value(tensor: Any, *, kind: ValueKind, name: str, step: int) -> RecordedValue:

@@ -27,6 +27,7 @@ from perfscope.profiler.session.trial import ProcessInterventions
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.memory import MemoryRecorder
+from perfscope.profiler.torch.numerics.capture import NumericsCapture
 
 MOST_TIMES = 10_000
 """Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
@@ -64,7 +65,9 @@ class Session:
         self._frameworks: list[Framework] = []
         self._jax: JaxSession | None = None
         self._compile: TorchCompileCapture | None = None
-        self._memory = MemoryRecorder(self._run, wanted=not self.options.times_only)
+        self._memory = MemoryRecorder(self._run, wanted=not (self.options.times_only or self.options.numerics))
+        deep = self.options.level == "deep"
+        self._numerics = NumericsCapture(lambda: self._finder, wanted=self.options.numerics, deep=deep)
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._stacks = StackCapture(message)
         self._trial = ProcessInterventions(message) if message.trial else None
@@ -108,6 +111,7 @@ class Session:
                 self._compile.start()
                 self._memory.listen()
                 self._stacks.watch_loaders()
+                self._numerics.start()
             if self._finder.source is not None:
                 for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
                     self._forget(source)
@@ -228,6 +232,8 @@ class Session:
                     self._pass_ended()
             elif self._marks is not None:
                 self._marks.end()  # times under a profiler are not those of the program alone: none are kept
+            elif self._numerics.wanted:
+                pass  # nor are those of steps in which numerics are computed
             elif self._settling > 0:
                 self._settling -= 1
             else:
@@ -253,7 +259,12 @@ class Session:
     def _open_window(self, number: int) -> None:
         """Open a window of timed steps after the last pass, or long enough before the first."""
         steps = self._windows.next_size
-        fits = steps and not self._settling and (not self._passes.to_come or number + steps <= self._first)
+        fits = (
+            steps
+            and not self._settling
+            and not self._numerics.wanted
+            and (not self._passes.to_come or number + steps <= self._first)
+        )
         self._drained = bool(fits) and self._windows.before_step()
 
     def broken(self, error: Exception) -> None:
@@ -306,13 +317,14 @@ class Session:
             if self._jax is not None:
                 self._jax.abandon_in_fork()
             self._stacks.abandon_in_fork()
+            self._numerics.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
             pass
 
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
-        for side in (self._memory, self._compile, self._jax, self._stacks):
+        for side in (self._memory, self._compile, self._jax, self._stacks, self._numerics):
             if side is not None:
                 side.stop()
 
@@ -359,6 +371,7 @@ class Session:
             source = self._finder.source if self._finder.source is not None else self._finder.best()
             captures += self._compile.save(directory, self._run, source, last=last)
         captures += self._memory.save(directory)
+        captures += self._numerics.save(directory, self._run, last=last)
         if any(capture.artifact for capture in captures):  # samples alone show nothing: they are laid over a trace
             captures += self._stacks.save(directory, self._run, last=last)
         process = replace(

@@ -17,6 +17,7 @@
   rank00000/memory.pickle.gz            CUDA: the allocator over the detail pass, its tables are in ``detail``
   rank00000/out_of_memory.pickle.gz     CUDA: the allocator as an allocation failed, a trace of its own
   rank00000/stacks.json.gz              sampled Python stacks, ``samples``
+  rank00000/numerics.json.gz            what ``--numerics`` records of values, ``numerics``
   workers/PARENT-PID.stacks.json.gz     the same of a worker process
   rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
 ```
@@ -54,6 +55,7 @@ from perfscope.analyzers.time import late_span_ns, steps_work
 from perfscope.model.capture import TOOLS, WINDOW_SIZES
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders
+from perfscope.model.documents.numerics import load_numerics
 from perfscope.model.documents.run import Capture, Process, Run
 from perfscope.model.documents.stacks import StackSamples, load_stacks
 from perfscope.model.errors import DataError
@@ -228,7 +230,7 @@ class _Captured:
     stacks: list[StackSamples] = field(default_factory=list)
     """Of the program itself first, then of its workers."""
     logs: dict[str, Any] = field(default_factory=dict)
-    """``compile_events``, ``host_reads`` and ``compile_log`` of the trace, those that were recorded."""
+    """``compile_events``, ``host_reads``, ``compile_log`` and ``numerics`` of the trace, those that were recorded."""
 
     @property
     def main(self) -> Trace | None:
@@ -260,6 +262,9 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             captured.notes += captured.moments.notes
         case "python_stacks":
             captured.stacks.append(load_stacks(path))
+        case "torch_numerics":
+            captured.logs["numerics"] = load_numerics(path)
+            captured.notes += captured.logs["numerics"].notes
         case "jax_hlo":
             captured.programs = path
         case "op_graph":
@@ -351,7 +356,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     if main is None and captured.programs is not None:
         hlo, problems = _programs(captured.programs)
         notes += problems
-    if main is None and captured.op_graph is None and not hlo and "compile_log" not in logs:
+    if main is None and captured.op_graph is None and not hlo and not {"compile_log", "numerics"} & logs.keys():
         return None
     if process.torch_compilations == 0:
         logs.setdefault("compile_log", CompileLog(path=str(path), rank=process.rank))

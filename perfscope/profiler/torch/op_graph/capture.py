@@ -99,7 +99,7 @@ class OpGraphCapture:
         mode.active = False
         modules.stop()
         if threading.get_ident() == self._thread:
-            _remove(mode)
+            remove_mode(mode)
         for parameter in modules.parameters():
             storage = mode.storages.find(parameter)
             if storage is not None:
@@ -129,7 +129,8 @@ def insert_lowest(mode: Any) -> None:
     compat.push_modes([mode, *above])
 
 
-def _remove(mode: Any) -> None:
+def remove_mode(mode: Any) -> None:
+    """Takes it out from between those of the program."""
     compat.push_modes([entered for entered in compat.pop_ordinary_modes() if entered is not mode])
 
 

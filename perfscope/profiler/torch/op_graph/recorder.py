@@ -42,8 +42,8 @@ class ModuleStack:
         """Puts the hooks in. They run for every module of the process until ``stop()``."""
         # always_call: a forward that raises (early stop of checkpointing, a caught error) must leave too.
         self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
+            register_module_forward_pre_hook(self.enter),
+            register_module_forward_hook(self.leave, always_call=True),
         ]
 
     def stop(self) -> None:
@@ -66,11 +66,17 @@ class ModuleStack:
         """Name of the module that holds this parameter, or ``''``."""
         return _look_up(self._owners, parameter) or ""
 
-    def _enter(self, module: Any, inputs: Any) -> None:
+    def name(self, module: Any) -> str:
+        """Name of a module that ran."""
+        return _look_up(self._names, module) or type(module).__name__
+
+    def enter(self, module: Any, inputs: Any = ()) -> None:
+        """The forward of ``module`` begins."""
         name = _look_up(self._names, module) or self._adopt(module)
         self._stack().append((id(module), name))
 
-    def _leave(self, module: Any, inputs: Any, output: Any) -> None:
+    def leave(self, module: Any, inputs: Any = (), output: Any = None) -> None:
+        """It ended."""
         stack = self._stack()
         if any(entered == id(module) for entered, _ in stack):
             while stack.pop()[0] != id(module):

@@ -1,0 +1,121 @@
+"""A value of the program becomes NaN or infinite.
+
+Why it costs:
+    NaN spreads: from one loss to all gradients, from these to all parameters, and all that was trained since the last
+    checkpoint is lost. The step in which it shows is often not the one in which it began.
+
+How it is found:
+    `perfscope run --numerics` looks at the smallest and largest value of each module's output and gradient, of the
+    losses, and of the parameters and their gradients, in every step. The first tensor that is not finite is named. In
+    the first two steps, in each tenth one, and in two steps after it happened, ops are watched as well: named is the
+    first op since the last finite tensor that makes NaN or infinity of finite values, with its line. Values are
+    measured, and carry no time.
+
+    A program that trains is flagged where a loss, a parameter or a gradient is not finite; infinite outputs that
+    reach none of these are masks. Without a loss NaN of any output counts, and infinity that an op computed. Ops that
+    put a given value (`masked_fill`, `where`, `full`) compute nothing. Gradients of a loss that a
+    `torch.amp.GradScaler` scales are left to it: it looks for infinity and skips the step (`unstable_scale`).
+
+Fix:
+    Give the op a range that holds its result: bfloat16 or float32 where float16 ends at 65504, an epsilon where it
+    divides by 0 or takes the logarithm of it::
+
+        with torch.autocast("cuda", dtype=torch.bfloat16): ...
+        scores = (query.float() @ key.float().mT) * scale
+        loss = -(probability + 1e-8).log().mean()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perfscope.analyzers.numerics.summary import split_line
+from perfscope.model.documents.numerics import Nonfinite, Numerics
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Scope, Where, fit_title
+from perfscope.model.trace import Trace
+
+NEEDS = ("numerics",)
+
+_WORDS = {"nan": "NaN", "inf": "infinite", "-inf": "infinite"}
+_DIVIDES = frozenset(
+    {"div", "div_", "reciprocal", "rsqrt", "sqrt", "log", "log2", "log10", "log1p", "pow", "addcdiv", "addcdiv_"}
+)
+
+
+def examined(trace: Trace) -> Scope:
+    """Tensors that were looked at."""
+    return Scope(0 if trace.numerics is None else len(trace.numerics.tensors), "tensors")
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding: where it began."""
+    numerics = trace.numerics
+    if numerics is None:
+        return
+    events = _events(numerics)
+    if not events:
+        return
+    first = events[0]
+    module = first.op_module or ("" if first.kind == "loss" else first.name)
+    name = module or "the loss"
+    file, line = split_line(first.op_line or first.line)
+    dtype = next((tensor.dtype for tensor in numerics.tensors if (tensor.kind, tensor.name) == _key(first)), "")
+    made = f"{first.op} of {name}" if first.op else name if first.kind == "loss" else f"{first.kind} {name}"
+    later = "" if first.op_step in (None, first.step) else f" The op was seen in step {first.op_step}."
+    yield Finding(
+        subject="values that are not finite",
+        title=fit_title(f"{made} is not finite from step {first.step} on", name),
+        detail=f"The first tensor that is not finite is the {first.kind} {first.name} ({dtype}, "
+        f"{_WORDS[first.state]}); {len(events):,} tensors are not finite in some step.{later}",
+        severity="high",
+        basis="measured",
+        advice=_advice(first, dtype),
+        where=Where(
+            op=first.op or None,
+            module=None if first.kind == "loss" and not first.op_module else name,
+            file=file,
+            line=line,
+        ),
+        evidence=tuple(_evidence(event) for event in events[:MOST_ROWS]),
+    )
+
+
+def _events(numerics: Numerics) -> list[Nonfinite]:
+    """Tensors that are not finite, where that is no mask and nothing that a loss scaler answers; first ones first."""
+    events = [event for event in numerics.nonfinite if not event.scaled]
+    computed = [event for event in events if event.state == "nan" or event.op or not event.watched]
+    trains = any(tensor.kind in ("loss", "parameter gradient") for tensor in numerics.tensors)
+    if trains and all(event.kind in ("input", "output") for event in events):
+        return []
+    return computed or (events if trains else [])
+
+
+def _key(event: Nonfinite) -> tuple[str, str]:
+    return (event.kind, event.name)
+
+
+def _evidence(event: Nonfinite) -> dict[str, Cell]:
+    return {
+        "step": event.step,
+        "kind": event.kind,
+        "tensor": event.name,
+        "value": _WORDS[event.state],
+        "op": event.op,
+        "line": event.op_line or event.line,
+    }
+
+
+def _advice(first: Nonfinite, dtype: str) -> str:
+    op = first.op or f"what the {first.kind} is made of"
+    if first.kind == "input":
+        return "Leave out batches with NaN or infinity: the input of the model has them before any op ran."
+    tiny = " In float16 an epsilon below 6e-8 is 0." if dtype == "float16" else ""
+    if first.op in _DIVIDES:
+        return f"Keep the argument of {op} away from 0: add an epsilon, or clamp it.{tiny}"
+    deep = "" if first.op else " `perfscope run --numerics --level deep` watches ops in all steps and names the one."
+    if dtype == "float16":
+        return (
+            f"Compute {op} in bfloat16 or float32, or scale its operands down: float16 ends at 65504. "
+            f"torch.autocast with bfloat16 needs no loss scale.{deep}"
+        )
+    return f"Bound {op}: a smaller learning rate, clipped gradients, or an epsilon where it divides.{deep}"

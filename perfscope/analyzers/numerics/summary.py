@@ -1,0 +1,140 @@
+"""The tensors of a run that narrower formats would lose most of, and how much of all they would lose."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from perfscope.model.documents.numerics import FORMATS, Kind, TensorStatistics
+from perfscope.model.trace import Trace
+
+MOST_ROWS = 50
+"""Tensors of a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRow:
+    """A tensor; shares are of the values that were counted, by format."""
+
+    kind: Kind
+    name: str
+    dtype: str
+    line: str
+    elements: int
+    nonfinite_steps: int
+    amax_first: float | None
+    amax_largest: float | None
+    amax_last: float | None
+    zero: float | None
+    overflow: dict[str, float]
+    underflow: dict[str, float]
+    """Nonzero values that become 0 or subnormal."""
+    amax: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatRow:
+    """What a format would lose of all tensors of a kind; shares of the values that were counted."""
+
+    kind: Kind
+    format: str
+    tensors: int
+    overflow: float
+    flushed: float
+    subnormal: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsSummary:
+    """Of one process."""
+
+    rank: int | None
+    steps: int
+    """Steps that the program took."""
+    tensors: int
+    nonfinite: int
+    """Tensors that were not finite in some step."""
+    watched: tuple[int, ...]
+    scale: tuple[float, float] | None
+    """Of the loss scaler, in the first and the last step."""
+    formats: tuple[FormatRow, ...]
+    """Those that lose something."""
+    rows: tuple[TensorRow, ...]
+    """Those of which most is lost first."""
+    rows_left: int
+
+
+def numerics_summary(trace: Trace) -> NumericsSummary | None:
+    """What was recorded of numerics; ``None`` where it was not."""
+    numerics = trace.numerics
+    if numerics is None:
+        return None
+    rows = sorted(map(_row, numerics.tensors), key=_risk, reverse=True)
+    scales = [step.scale for step in numerics.steps if step.scale is not None]
+    return NumericsSummary(
+        rank=trace.source.rank,
+        steps=numerics.steps_seen,
+        tensors=len(numerics.tensors) + numerics.tensors_left,
+        nonfinite=sum(tensor.nonfinite_steps > 0 for tensor in numerics.tensors),
+        watched=numerics.watched,
+        scale=(scales[0], scales[-1]) if scales else None,
+        formats=tuple(_formats(numerics.tensors)),
+        rows=tuple(rows[:MOST_ROWS]),
+        rows_left=max(0, len(rows) - MOST_ROWS) + numerics.tensors_left,
+    )
+
+
+def split_line(line: str) -> tuple[str | None, int | None]:
+    """``train.py:88`` as file and number."""
+    file, _, number = line.rpartition(":")
+    return (file, int(number)) if file and number.isdecimal() else (line or None, None)
+
+
+def _row(tensor: TensorStatistics) -> TensorRow:
+    counted = tensor.counted
+    values = [largest for _, largest in tensor.amax]
+    shares = list(zip(FORMATS, tensor.formats, strict=True)) if counted else []
+    return TensorRow(
+        kind=tensor.kind,
+        name=tensor.name,
+        dtype=tensor.dtype,
+        line=tensor.line,
+        elements=tensor.elements,
+        nonfinite_steps=tensor.nonfinite_steps,
+        amax_first=values[0] if values else None,
+        amax_largest=max(values, default=None),
+        amax_last=values[-1] if values else None,
+        zero=tensor.zero / counted if counted else None,
+        overflow={item.name: lost.overflow / counted for item, lost in shares},
+        underflow={item.name: (lost.flushed + lost.subnormal) / counted for item, lost in shares},
+        amax=tensor.amax,
+    )
+
+
+def _risk(row: TensorRow) -> tuple[float, ...]:
+    """Not finite, then what the wider formats overflow and underflow, then the narrower ones."""
+    names = [item.name for item in FORMATS]
+    lost = [part.get(name, 0.0) for name in names for part in (row.overflow, row.underflow)]
+    return (row.nonfinite_steps, *lost)
+
+
+def _formats(tensors: tuple[TensorStatistics, ...]) -> list[FormatRow]:
+    groups: dict[Kind, list[TensorStatistics]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor.kind].append(tensor)
+    rows = []
+    for index, item in enumerate(FORMATS):
+        for kind, members in groups.items():
+            counted = sum(tensor.counted for tensor in members) or 1
+            lost = [tensor.formats[index] for tensor in members]
+            row = FormatRow(
+                kind=kind,
+                format=item.name,
+                tensors=len(members),
+                overflow=sum(part.overflow for part in lost) / counted,
+                flushed=sum(part.flushed for part in lost) / counted,
+                subnormal=sum(part.subnormal for part in lost) / counted,
+            )
+            if row.overflow or row.flushed or row.subnormal:
+                rows.append(row)
+    return rows

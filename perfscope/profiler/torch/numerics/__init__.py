@@ -1,0 +1,1 @@
+"""Numerics of the tensors of a program (`perfscope run --numerics`)."""

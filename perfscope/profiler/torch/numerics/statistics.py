@@ -1,0 +1,58 @@
+"""What is computed of a tensor, on its own device: smallest and largest value, and how many values a format loses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from perfscope.model.documents.numerics import FORMATS
+
+MOST_COUNTED = 1 << 20
+"""Values of a tensor that are counted. All are looked at for the smallest and largest one."""
+COUNTS = 1 + 3 * len(FORMATS)
+"""Values that are 0, and three counts of each format."""
+HALF = (torch.float16, torch.bfloat16)
+_FLOATS = (torch.float64, torch.float32, *HALF)
+
+
+def plain(value: Any) -> torch.Tensor | None:
+    """The dense values of this process in a tensor of 16 bits or more; ``None`` where there are none to look at."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout != torch.strided:
+        return None
+    value = value.detach()
+    local = getattr(value, "to_local", None)  # of DTensor
+    value = value if local is None else local()
+    return value if value.numel() and value.device.type != "meta" else None
+
+
+def extremes(tensor: torch.Tensor) -> torch.Tensor:
+    """(smallest, largest) in float64, or float32 where the device has no other; NaN if any is NaN."""
+    return torch.stack(torch.aminmax(tensor)).to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def counts(tensor: torch.Tensor) -> torch.Tensor:
+    """``COUNTS`` numbers over at most ``MOST_COUNTED`` values at equal distances, then how many values that are."""
+    flat = tensor.reshape(-1)
+    flat = flat[:: _distance(flat.numel())]
+    magnitudes = flat.abs()
+    if magnitudes.dtype in HALF:
+        magnitudes = magnitudes.float()
+    finite = torch.isfinite(magnitudes)
+    zero = magnitudes == 0
+    numbers = [zero.sum()]
+    for item in FORMATS:
+        flushed = (magnitudes <= item.zero).sum() - numbers[0]
+        numbers.append(((magnitudes > item.largest) & finite).sum())
+        numbers.append(flushed)
+        numbers.append((magnitudes < item.normal).sum() - numbers[0] - flushed)
+    numbers.append(finite.sum())
+    return torch.stack(numbers).to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+def _distance(size: int) -> int:
+    """Between values that are counted: prime, so that it falls on no axis of the tensor again and again."""
+    least = -(-size // MOST_COUNTED)
+    while any(least % divisor == 0 for divisor in range(2, int(least**0.5) + 1)):
+        least += 1
+    return least
