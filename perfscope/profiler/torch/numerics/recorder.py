@@ -20,6 +20,7 @@ from weakref import WeakSet, ref
 import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
+from torch.utils.hooks import unserializable_hook
 
 from perfscope.model.documents.numerics import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
 from perfscope.profiler.patching import Undo, wrap
@@ -156,6 +157,7 @@ class Recorder:
             finally:
                 self._busy = False
 
+        unserializable_hook(call)  # a tensor that is saved does not warn of it
         return call
 
     def _enter(self, module: Any, given: Any) -> None:
