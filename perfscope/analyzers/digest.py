@@ -275,7 +275,7 @@ def _slices(trace: Trace, tasks: tuple[Local, ...]) -> tuple[Rows, Int64]:
         "name": np.concatenate((rows["name"][kept], np.full(len(added), len(trace.strings)))),
         "kind": np.concatenate((rows["kind"][kept], np.full(len(added), int(SliceKind.OP)))),
     }
-    for name in ("external_id", "sequence", "forward_thread"):
+    for name in ("sequence", "forward_thread"):
         columns[name] = np.concatenate((rows[name][kept], blank))
     positions = np.full(len(rows), MISSING, np.int64)
     turned = np.argsort(order)

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -541,11 +542,10 @@ def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: 
         rows: list[Mapping[str, Cell]] = [
             {"source": labels[index], **row} for index, finding in members for row in finding.evidence[:ROWS_OF_EACH]
         ]
-        spans = [replace(span, source=index) for index, finding in members for span in finding.spans]
+        spans = ((index, span) for index, finding in members for span in finding.spans)
+        placed = tuple(replace(span, source=index) for index, span in islice(spans, MOST_PLACES))
         ranks = sorted({rank for index, _ in members if (rank := traces[index].source.rank) is not None})
-        merged.append(
-            replace(worst, evidence=tuple(rows[:MOST_ROWS]), spans=tuple(spans[:MOST_PLACES]), ranks=tuple(ranks))
-        )
+        merged.append(replace(worst, evidence=tuple(rows[:MOST_ROWS]), spans=placed, ranks=tuple(ranks)))
     return tuple(sorted(merged, key=_cost_order))
 
 

@@ -123,6 +123,11 @@ class Rows(Mapping[str, Array]):
         first = next(iter(self._arrays.values()), None)
         return 0 if first is None else len(first)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A column of one value travels, and is kept where it arrives, as that value alone."""
+        columns = {name: values[:1] if _is_constant(values) else values for name, values in self._arrays.items()}
+        return _arrived, (self.table.name if _is_declared(self.table) else self.table, len(self), columns)
+
     def take(self, rows: Array) -> Rows:
         """The given rows (indices or a boolean mask), in that order."""
         return Rows(self.table, {name: values[rows] for name, values in self._arrays.items()})
@@ -164,6 +169,26 @@ class Rows(Mapping[str, Array]):
             else:
                 shown[column.name] = values
         return pd.DataFrame(shown)
+
+
+def _is_constant(values: Array) -> bool:
+    return bool(len(values) and ((values == values[0]) | ((values != values) & (values[0] != values[0]))).all())
+
+
+def _is_declared(table: Table) -> bool:
+    from perfscope.model.trace.tables import TABLES
+
+    return TABLES.get(table.name) is table
+
+
+def _arrived(table: Table | str, size: int, columns: Mapping[str, Array]) -> Rows:
+    """Rows as ``Rows.__reduce__`` sent them; a declared table is named."""
+    from perfscope.model.trace.tables import TABLES
+
+    declared = TABLES[table] if isinstance(table, str) else table
+    return Rows(declared, {
+        name: values if len(values) == size else np.broadcast_to(values[0], size) for name, values in columns.items()
+    })  # fmt: skip
 
 
 def _decode(codes: Array, strings: Sequence[str]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -108,7 +109,7 @@ class Tables(Mapping[str, Rows]):
 
     def __init__(self, rows: Mapping[str, Rows]) -> None:
         """Hold ``rows``; tables left out are empty."""
-        self._rows = {name: rows[name] if name in rows else Rows(table, {}) for name, table in TABLES.items()}
+        self._rows = {name: rows[name] if name in rows else _empty(name) for name in TABLES}
         for table in self._rows.values():
             table.freeze()
 
@@ -123,7 +124,12 @@ class Tables(Mapping[str, Rows]):
         return len(self._rows)
 
     def __reduce__(self) -> tuple[type[Tables], tuple[dict[str, Rows]]]:
-        return Tables, (self._rows,)
+        return Tables, ({name: rows for name, rows in self._rows.items() if len(rows)},)
+
+
+@cache
+def _empty(table: str) -> Rows:
+    return Rows(TABLES[table], {})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
