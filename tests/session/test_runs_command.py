@@ -276,3 +276,15 @@ def test_a_word_longer_than_the_line_is_cut_by_its_columns() -> None:
 def test_no_line_ends_in_blanks(here: Path) -> None:
     put(here, "20260101-000000-train-aaaa", command=())
     assert not [line for line in ask().splitlines() if line != line.rstrip()]
+
+
+def test_the_last_steps_of_a_run_that_goes_on(here: Path) -> None:
+    run = run_folders.read(put(here, "20260101-000000-train-aaaa"))
+    (process,) = run.processes
+    many = replace(process, untraced_step_ns=(9_000_000,) * 50 + (1_000_000,) * 60 + (3_000_000,) * 40)
+    assert run_folders.recent_of(replace(run, processes=(many,))) == (100, 1_000_000, None)
+    read = replace(process, untraced_step_ns=(2_000_000,) * 3, untraced_step_tokens=((4, 100), (4, 100), (4, 200)))
+    assert run_folders.recent_of(replace(run, processes=(read,))) == (3, 2_000_000, 1600 / 6e-3)
+    unknown = replace(read, untraced_step_tokens=((4, 100), None, (4, 200)))
+    assert run_folders.recent_of(replace(run, processes=(unknown,))) == (3, 2_000_000, None)
+    assert run_folders.recent_of(replace(run, processes=())) is None

@@ -101,3 +101,11 @@ def test_the_layers_of_a_real_model(corpus: Path, tmp_path: Path) -> None:
     assert [row["merged"] for row in rows if row["name"] == "nn.Module: Qwen2DecoderLayer"] == [24]
     assert len(rows) < len(forms["apart"]["name"]) / 5
     assert any(row["fold"].startswith("10 launcher frames") for row in rows)
+
+
+def test_what_says_most_stands_first(view: dict[str, Any], tmp_path: Path) -> None:
+    assert view["kinds"] == ["device", "host"]
+    made = TraceBuilder()
+    made.op("aten::mm", 0, 50)
+    made.kernel("gemm", 10, 90)  # launched by nothing that was recorded
+    assert view_of("flame", [made.build()], tmp_path)["kinds"] == ["host", "device"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.report.compare.json import as_text
-from perfscope.dashboards.web.server.shelf import Item, Shelf, read_view
+from perfscope.dashboards.web.server.shelf import STATE_FILE, Item, Shelf, read_view
 from perfscope.dashboards.web.server.works import Kept, Pair, Work, find_work, stored, stores
-from perfscope.dashboards.web.server.workshop import State, Workshop
+from perfscope.dashboards.web.server.workshop import LIVE_S, State, Workshop, _pause
 from perfscope.dashboards.web.views import VIEWS
 from perfscope.profiler.store.runs import RunStore
 from tests.report.comparisons import interleaved_launches
@@ -234,3 +234,20 @@ def test_of_what_changes_again_and_again_two_are_kept(tmp_path: Path, workshop: 
     for at in range(4):
         _ended(workshop, _item(tmp_path, *[f"op_{at}"] * (at + 1)))
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_running_run_is_read_again_after_a_pause_as_long_as_nine_readings(tmp_path: Path) -> None:
+    for took_s, pause_s in ((0.2, LIVE_S), (10.0, 90.0)):
+        (tmp_path / STATE_FILE).write_text(json.dumps({"state": "ready", "began_unix_s": 1_000_000.0}))
+        os.utime(tmp_path, (0, 1_000_000.0 + took_s))
+        assert _pause(tmp_path) == pytest.approx(pause_s)
+
+
+def test_what_reads_a_running_run_has_the_least_priority(
+    tmp_path: Path, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priorities: list[int] = []
+    monkeypatch.setattr(Item, "running", lambda _: True)
+    monkeypatch.setattr(os, "setpriority", lambda which, pid, priority: priorities.append(priority))
+    workshop.state(Item(key="one", title="one", path=_trace(tmp_path / "a.json", "mm"), kind="file"))
+    assert priorities == [19]

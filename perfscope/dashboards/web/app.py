@@ -150,7 +150,7 @@ def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None, edi
         searchable=True,
         allowDeselect=False,
         size="sm",
-        w={"base": 150, "sm": 300},
+        w={"base": 150, "sm": 300, "lg": 420},
         **{"aria-label": "run or trace"},
     )
     dark = dmc.Switch(id="dark", label="dark", size="sm")
@@ -356,7 +356,9 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
         page = module.layout(complete, view["view"])
         return [*banner, *(page if isinstance(page, list) else [page])]
 
-    return drawn, f"{named} {state.stage if state.stale else ''} {text}"
+    # Overview says how far a running program is, by its manifests, which are written more often than it is read.
+    growth = asked.item.growth() if asked.page == START and asked.item.running() else ""
+    return drawn, f"{named} {state.stage if state.stale else ''} {text} {growth}"
 
 
 def _planned(state: Readiness) -> str:

@@ -411,6 +411,25 @@ def step_ns_of(run: Run) -> int | None:
     return None
 
 
+RECENT_STEPS = 100
+
+
+def recent_of(run: Run) -> tuple[int, int, float | None] | None:
+    """Of the last steps (``RECENT_STEPS`` at most) of the first rank that timed any: count, median in ns, tokens/s.
+
+    Tokens/s: ``None`` where the tokens of a step are not known. ``None``: no step was timed.
+    """
+    for process in run.processes:
+        steps = process.untraced_step_ns[-RECENT_STEPS:]
+        if not steps:
+            continue
+        tokens = process.untraced_step_tokens[-len(steps) :]
+        known = [count * length for count, length in filter(None, tokens)]
+        whole = len(known) == len(steps) and sum(steps) > 0
+        return len(steps), round(statistics.median(steps)), sum(known) * 1e9 / sum(steps) if whole else None
+    return None
+
+
 def run_files(folder: Path) -> list[Path]:
     """The files of a recording, sorted: no links, nothing hidden, no reports. ``DataError`` if there are too many."""
     if folder.is_file():

@@ -101,7 +101,7 @@ def blocks_html(blocks: Sequence[Block]) -> Iterator[str]:
 
 
 def _listing(block: Listing) -> Iterator[str]:
-    items = [escape(sanitize(item, TEXT_LIMIT)) for item in block.items]
+    items = [prose(sanitize(item, TEXT_LIMIT)) for item in block.items]
     shown_items = [] if block.detail else items[: block.few]
     folded = items[len(shown_items) :]
     if shown_items:

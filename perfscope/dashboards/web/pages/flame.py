@@ -29,10 +29,9 @@ NOTHING = (
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: one tree at a time, the first that has any time unless the address names one."""
-    there = [kind for kind in KINDS if view["trees"][kind] is not None]
-    if not there:
+    if not view["kinds"]:
         return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
-    names = {text: KINDS[text][0] for text in there}
+    names = {kind: KINDS[kind][0] for kind in view["kinds"]}
     kind, form = chosen(asked, "kind", names), chosen(asked, "form", FORMS)
     order, frames = chosen(asked, "order", ORDERS), chosen(asked, "frames", FRAMES)
     tree = view["trees"][kind][form]

@@ -18,7 +18,7 @@ GRIDS = ("kernels",)
 KINDS = {
     "kernels": (
         "Device work",
-        "Kernels and copies by name: summed over streams and ranks, so side by side counts twice.",
+        "Kernels and copies by name: summed over streams and ranks, so what runs at the same time counts each time.",
     ),
     "ops": ("Ops of the host", "Time in an op and in nothing inside it, by name; each moment of a thread counts once."),
     "instructions": ("Instructions", "Instructions of compiled XLA programs; those around others are not in it."),

@@ -14,6 +14,8 @@ from perfscope.dashboards.web.pages._alike import alike, tags
 from perfscope.dashboards.web.pages._parts import chart
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.documents import run_folders
+from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Overview"
@@ -42,6 +44,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         [
             html.Div([html.H1("Overview", className="ps-title"), _compare(asked)], className="ps-over-head"),
             Fragment(html=parts["headline"]),
+            *_progress(asked),
             Fragment(html=parts["tiles"]),
             *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
             *_account(asked, view),
@@ -55,6 +58,21 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         ],
         className="ps-over",
     )  # fmt: skip
+
+
+def _progress(asked: Asked) -> list[Any]:
+    """How far a program that still runs is, and how fast its last steps were."""
+    if asked.item is None or not asked.item.running():
+        return []
+    run = run_folders.listed(asked.item.path).run
+    recent = None if run is None else run_folders.recent_of(run)
+    if run is None or recent is None:
+        return []
+    count, step_ns, tokens = recent
+    seen = max(process.steps_seen for process in run.processes)
+    speed = "" if tokens is None else f", {tokens:,.0f} tokens/s"
+    words = f"{seen:,} steps so far; the last {count:,} took {format_ns(step_ns)} each (median){speed}."
+    return [html.P([html.B("Still running: "), words], className="ps-card ps-over-now", role="status")]
 
 
 def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:

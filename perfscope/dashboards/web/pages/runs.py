@@ -26,7 +26,7 @@ MOST_ROWS = 500
 """Runs that are listed, the newest ones: each is a manifest to be read. What is left out is said."""
 MOST_KEPT = 20
 COLUMNS: tuple[Column[dict[str, Any]], ...] = (
-    Column("name", itemgetter("title"), key="title", width=240),
+    Column("name", itemgetter("title"), key="title", width=330),
     Column("state", itemgetter("state"), key="state", width=150),
     Column("step", itemgetter("step_ns"), "ns", key="step_ns", width=90),
     Column("findings", itemgetter("findings"), "count", key="findings", width=84),
@@ -36,7 +36,7 @@ COLUMNS: tuple[Column[dict[str, Any]], ...] = (
     Column("device", itemgetter("device"), key="device", width=130),
     Column("commit", itemgetter("commit"), "code", key="commit", width=100),
     Column("command", itemgetter("command"), "code", key="command"),
-    Column("created (UTC)", itemgetter("created"), key="created", width=170),
+    Column("created (UTC)", itemgetter("created"), key="created", width=190),
     Column("steps", itemgetter("steps"), "count", key="steps", width=80),
     Column("ranks", itemgetter("ranks"), "count", key="ranks", width=80),
     Column("here", itemgetter("read"), key="read", width=140),

@@ -44,7 +44,11 @@ MOST_KEPT_BYTES = 8 << 30
 MOST_STATE_BYTES = 64 << 10
 GRACE_S = 2.0
 LIVE_S = 5.0
-"""A running run is read again when it has changed, but not sooner than this after the last time."""
+"""A running run is read again when it has changed, but not sooner than this after the last time ..."""
+LIVE_PAUSES = 9
+"""... nor than so many times as long as that reading took: the program that is measured needs the processors."""
+
+LEAST_PRIORITY = 19
 
 Stage = Literal["waiting", "working", "ready", "failed", "cancelled", "gone"]
 
@@ -163,7 +167,7 @@ class Workshop:
                 return State(
                     stage="waiting", told="others are being read first", seconds=0.0, folder=shown, stale=stale
                 )
-            if item.running() and shown is not None and time.time() - shown.stat().st_mtime < LIVE_S:
+            if item.running() and shown is not None and time.time() - shown.stat().st_mtime < _pause(shown):
                 return State(stage="ready", told="", seconds=0.0, folder=shown, stale=True)
             self._make_room()
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -172,6 +176,8 @@ class Workshop:
                 self._children[folder.name] = subprocess.Popen(
                     line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
                 )
+            if item.running():  # what is measured goes first
+                os.setpriority(os.PRIO_PROCESS, self._children[folder.name].pid, LEAST_PRIORITY)
         return State(stage="working", told="reading", seconds=0.0, folder=shown, stale=stale)
 
     def _reap(self) -> None:
@@ -232,6 +238,12 @@ def _read_state(folder: Path) -> dict[str, Any]:
         return msgspec.json.decode(content, type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
         return {}
+
+
+def _pause(shown: Path) -> float:
+    """Seconds from one reading of a running run to the next; ``shown``: what the last one made."""
+    ended = shown.stat().st_mtime
+    return max(LIVE_S, LIVE_PAUSES * (ended - float(_read_state(shown).get("began_unix_s") or ended)))
 
 
 def _is_held(path: Path) -> bool:

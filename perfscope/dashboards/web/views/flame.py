@@ -11,6 +11,7 @@ from typing import Any
 
 from perfscope.analyzers.sections.call_trees import (
     LEAST_SHARE,
+    NO_STACK,
     CallNode,
     device_tree,
     host_tree,
@@ -44,6 +45,7 @@ def gather(trace: Trace, place: Place) -> dict[str, dict[str, CallNode]]:
 def view(job: Job) -> dict[str, Any]:
     """``trees``: of all ranks together, kind -> form -> rows (see `_plain`), ``null`` where it has no time.
 
+    ``kinds``: those that have time, what says most first: device work that no host op is known for has one level.
     ``categories`` and ``colors`` by number, as of the timeline; ``code``: line -> its code, where it is known.
     """
     trees = {
@@ -51,12 +53,17 @@ def view(job: Job) -> dict[str, Any]:
         for kind in TREES
     }
     rows = [tree for forms in trees.values() for tree in forms.values() if tree is not None]
+    device = trees["device"]["merged"]
+    tops = [] if device is None else zip(device["name"], device["parent"], strict=True)
+    flat = {name for name, parent in tops if parent == 0} == {NO_STACK}
+    order = ("scopes", "host", "device") if flat else ("device", "scopes", "host")
     places = {line for tree in rows for line in tree.pop("place")} - {""}
     code = excerpts(places, [source.path for source in job.analysis.sources])
     return {
         "trees": {
             kind: None if all(tree is None for tree in forms.values()) else forms for kind, forms in trees.items()
         },
+        "kinds": [kind for kind in order if any(tree is not None for tree in trees[kind].values())],
         "categories": list(CATEGORY_WORDS),
         "colors": {ground: list(held) for ground, held in COLORS.items()},
         "code": {sanitize(line, NAME_CHARS): asdict(held) for line, held in code.items()},
