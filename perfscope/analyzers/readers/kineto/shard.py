@@ -6,6 +6,7 @@ from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -43,6 +44,9 @@ EXACT_BELOW_US = 2.0**43
 LARGEST_NS = 2**62
 """Beyond this a time is an overflow of the profiler, not a time."""
 
+LONGEST_TEXT = 40
+"""Characters of times that are converted many at once; no profiler writes that many."""
+
 LONGEST_NS = 2**53
 """104 days: a longer event is a corrupt number. Sums of a thousand shorter ones do not overflow."""
 
@@ -60,7 +64,8 @@ def text_to_ns(text: bytes | str) -> int | None:
     written = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     whole, _, fraction = written.partition(".")
     if whole.isdigit() and len(whole) < 17 and len(fraction) <= 3 and (fraction.isdigit() or not fraction):
-        return int(whole) * 1000 + int((fraction + "000")[:3])
+        exact = int(whole) * 1000 + int((fraction + "000")[:3])
+        return exact if exact < LARGEST_NS else None
     try:
         value = (Decimal(written) * 1000).to_integral_value(ROUND_HALF_EVEN)
     except ArithmeticError:  # no number, or an exponent beyond any number
@@ -68,6 +73,31 @@ def text_to_ns(text: bytes | str) -> int | None:
     if not value.is_finite() or abs(value) >= LARGEST_NS:
         return None
     return int(value)
+
+
+def texts_to_ns(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """(ns as ``text_to_ns`` gives them, shape (n,); whether there is one), of many texts at once."""
+    padded = np.array(texts, np.bytes_)
+    letters = padded.view(np.uint8).reshape(len(texts), padded.itemsize)
+    value, known = np.zeros(len(texts), np.uint64), np.ones(len(texts), bool)
+    whole, fraction, dots = (np.zeros(len(texts), np.uint8) for _ in range(3))
+    for letter in letters.T if padded.itemsize <= LONGEST_TEXT else ():
+        is_digit = (letter >= ord("0")) & (letter <= ord("9"))
+        is_dot = letter == ord(".")
+        value = np.where(is_digit, value * np.uint64(10) + (letter - ord("0")), value)
+        whole += is_digit & (dots == 0)
+        fraction += is_digit & (dots > 0)
+        dots += is_dot
+        known &= is_digit | is_dot | (letter == 0)
+    known &= (whole > 0) & (whole < 17) & (fraction <= 3) & (dots <= 1)
+    value *= np.uint64(10) ** (3 - np.minimum(fraction, 3)).astype(np.uint64)
+    known &= value < LARGEST_NS
+    result = np.where(known, value, 0).astype(np.int64)
+    for row in np.flatnonzero(~known).tolist():  # exponents, signs, more decimals
+        exact = text_to_ns(texts[row])
+        if exact is not None:
+            result[row], known[row] = exact, True
+    return result, known
 
 
 _SILENT = frozenset((Metadata, FlowStart, FlowEnd, FlowStep))
@@ -314,13 +344,13 @@ def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list
         if start is None or length is None:
             return None
     else:
-        exact = [(text_to_ns(bytes(m.ts)), text_to_ns(bytes(m.dur)), m) for m in members]
-        good = [(s, d, m) for s, d, m in exact if s is not None and d is not None]
-        if len(good) < len(exact):
-            unplaced["time is not a number"] += len(exact) - len(good)
-        start = np.array([s for s, _, _ in good], np.int64)
-        length = np.array([d for _, d, _ in good], np.int64)
-        members = [m for _, _, m in good]
+        start, has_start = texts_to_ns(list(map(bytes, map(_TS, members))))
+        length, has_length = texts_to_ns(list(map(bytes, map(_DUR, members))))
+        good = has_start & has_length
+        if not good.all():
+            unplaced["time is not a number"] += int((~good).sum())
+            start, length = start[good], length[good]
+            members = list(compress(members, good.tolist()))
     wrong = (length < 0) | (length >= LONGEST_NS)
     if wrong.any():
         unplaced["missing, negative or overflown duration"] += int(wrong.sum())
