@@ -57,12 +57,17 @@ def parity(a: str, b: str, **settings: Any) -> int:
     inputs: (module, inputs) for PyTorch, Flax nnx and Equinox, (function, parameters, inputs) for JAX, where a Flax
     linen module may stand for the function. B runs with A's weights and inputs. A may be the folder `a` of an earlier
     comparison.
+
+    Two folders of runs that `perfscope run --numerics` recorded are compared by their losses and gradient norms: from
+    which step do they differ by more than the runs of one side do.
     """
     from perfscope.commands.parity.sides import compare_sides
     from perfscope.dashboards.report.sections.parity import render_text
     from perfscope.model.documents.parity import FILE, dump
     from perfscope.model.files import write_atomically
 
+    if _holds_runs(a) and _holds_runs(b):
+        return _trainings(Path(a), Path(b), settings)
     for source in (a, b):
         if ":" not in source and not Path(source).is_dir():
             raise UsageError(f"{source}: give file.py:function or module:function")
@@ -82,3 +87,23 @@ def parity(a: str, b: str, **settings: Any) -> int:
         return GATE_NOT_MET
     open_ = document.verdict == "not compared" or document.unmatched_a or document.unmatched_b
     return INCONCLUSIVE if open_ and settings["strict"] else DONE
+
+
+def _holds_runs(source: str) -> bool:
+    """Whether it is a run of `perfscope run`, or a folder of them."""
+    from perfscope.model.documents import run_folders
+
+    return Path(source).is_dir() and (run_folders.is_run(Path(source)) or bool(run_folders.directories(Path(source))))
+
+
+def _trainings(a: Path, b: Path, settings: dict[str, Any]) -> int:
+    from perfscope.analyzers.parity.training import compare_trainings
+    from perfscope.dashboards.report.sections.training import render_text
+
+    document = compare_trainings(a, b)
+    write_answers([(settings["json_file"], lambda: document.dump().decode())], quiet=settings["quiet"])
+    if settings["json_file"] != STDOUT:
+        click.echo(render_text(document, **screen(sys.stdout), verbose=settings["verbose"]), nl=False, color=True)
+    if document.parts and settings["fail_on"]:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if document.open and settings["strict"] else DONE

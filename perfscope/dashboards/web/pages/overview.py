@@ -31,14 +31,16 @@ MOST_ALIKE = 20
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: one screen, and below it what rules could not see and where it all came from."""
     parts = view["parts"]
-    cells = [
+    numerics, *cells = [
         html.Div(Fragment(html=parts[name]), role="region", tabIndex=0, **{"aria-label": words})
+        if parts.get(name)
+        else None
         for name, words in (
+            ("numerics", "values of tensors"),
             ("top", "what takes the time"),
             ("devices", "devices"),
             ("steps", "step times"),
         )
-        if parts[name]
     ]
     return html.Div(
         [
@@ -49,7 +51,8 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
             *_account(asked, view),
             _first(asked, view),
-            html.Div([*cells, *_missing(view)], className="ps-over-cells"),
+            numerics,
+            html.Div([*filter(None, cells), *_missing(view)], className="ps-over-cells"),
             html.Details(
                 [html.Summary("What was not evaluated, what is clean, and the sources"),
                  Fragment(html=parts["rest"])],
