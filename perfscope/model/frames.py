@@ -16,7 +16,7 @@ from functools import lru_cache
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _MODULE = "nn.Module: "
 
-_FRAMEWORK = (
+FRAMEWORK_PACKAGES = (
     "torch", "torchgen", "functorch", "torch_xla", "triton", "numpy", "jax", "jaxlib", "perfscope", "nvtx",
 )  # fmt: skip
 """Packages whose frames are never the place to change."""
@@ -96,6 +96,6 @@ def owner_of(file: str) -> Owner:
     package = tail.split("/", 1)[0].removesuffix(".py")
     if tail.startswith(_PROGRAMS):
         return Owner.USER
-    if standard or package in _FRAMEWORK or (package in _STANDARD and not path.startswith("/")):
+    if standard or package in FRAMEWORK_PACKAGES or (package in _STANDARD and not path.startswith("/")):
         return Owner.FRAMEWORK
     return Owner.LIBRARY if installed else Owner.USER

@@ -9,20 +9,23 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
+from perfscope.model.frames import FRAMEWORK_PACKAGES
+
 _STDLIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/"
 OURS = Path(os.path.abspath(__file__)).parents[1]
 
 
 class SourceFiles:
-    """The files of a program. Ours, the standard library and ``hidden`` are not the user's; our workloads are."""
+    """The files of a program: the user's, our workloads among them, and those of frameworks and of the library."""
 
     def __init__(self, working_folder: Path, hidden: Iterable[str | Path]) -> None:
         """``working_folder``: that of the beginning; a program that moves later does not rename its files."""
-        self._hidden = tuple(map(folder_prefix, (*hidden, OURS)))
         self._workloads = folder_prefix(OURS / "workloads")
         self._stdlib = tuple({folder_prefix(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
         packages = [*site.getsitepackages(), site.getusersitepackages()]
         self._packages = tuple(map(folder_prefix, packages))
+        frameworks = [Path(folder, name) for folder in self._packages for name in FRAMEWORK_PACKAGES]
+        self._hidden = tuple(map(folder_prefix, (*hidden, *frameworks, OURS)))
         below = {folder_prefix(path) for path in (*sys.path, *packages) if path}
         self._roots = (folder_prefix(working_folder), *sorted(below, key=len, reverse=True))
         self._users: dict[str, bool] = {}

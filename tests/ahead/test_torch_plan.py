@@ -213,6 +213,46 @@ with torch.no_grad():
 """
 
 
+EVALUATES = """
+import numpy
+import torch
+
+data = numpy.arange(4096)
+model = torch.nn.Sequential(torch.nn.Embedding(4096, 64), torch.nn.Linear(64, 4096)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+compiled = torch.compile(model)
+
+
+def loss_of_batch():
+    starts = torch.randint(len(data) - 32, (4,))
+    rows = torch.stack([torch.from_numpy(data[start : start + 32]) for start in starts]).cuda()
+    return torch.nn.functional.cross_entropy(compiled(rows).flatten(0, 1), rows.flatten())
+
+
+with torch.no_grad():
+    losses = torch.zeros(20)
+    for k in range(20):
+        losses[k] = loss_of_batch().item()
+    print(f"{losses.mean():.4f}")
+for step in range(8):
+    loss_of_batch().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_program_that_evaluates_first_is_planned_while_it_trains(tmp_path: Path) -> None:
+    """Rows of its data are picked by numbers that are drawn on the host, which launch nothing."""
+    trace = only(planned(tmp_path, EVALUATES))
+    plan = trace.plan
+    assert (plan.steps_from, plan.stopped, plan.failure) == ("optimizer.step", ALL_STEPS, None)
+    calls = {graph.direction: graph.calls for graph in plan.graphs}
+    assert calls == {"inference": 0, "forward": 1, "backward": 1}
+    flops = [kernel.flops for graph in plan.graphs if graph.direction == "forward" for kernel in graph.kernels]
+    assert 2 * 4 * 32 * 64 * 4096 in flops
+    assert [value.what for value in plan.made_up] == ["item", "item"]
+
+
 def test_a_generating_loop_is_planned_and_its_graphs_are_said_not_to_be_replayed(tmp_path: Path) -> None:
     plan = only(planned(tmp_path, torch_programs.GENERATES)).plan
     assert plan.failure is None

@@ -58,7 +58,6 @@ class _Planning:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
         self.graphs: list[Any] = []
-        self.calls: Counter[int] = Counter()
         self.every_call: Counter[int] = Counter()
         self.failures: list[str] = []
         device = request.target.description.get("device")
@@ -180,7 +179,7 @@ class _Planning:
         self.every_call[number] += 1
         self.processes.called(number)
         if self.steps.counting:
-            self.calls[number] += 1
+            self.steps.calls[number] += 1
 
     def _failure_text(self, error: BaseException) -> str:
         """The program's own exception in a line, with its innermost line of the user's."""
@@ -197,7 +196,7 @@ class _Planning:
         steps = self.steps
         if steps.compiled_by is None:
             steps.decide()
-        counted = self.calls if steps.seen_planned else self.every_call
+        counted = steps.calls if steps.seen_planned else self.every_call
         graphs = tuple(
             replace(graph, calls=counted[number], function=place[0], place=place[1])
             for number, graph in enumerate(self.graphs)

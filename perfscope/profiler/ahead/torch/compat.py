@@ -127,6 +127,11 @@ def without_modes() -> contextlib.AbstractContextManager[Any]:
     return context
 
 
+def fake_with_values(mode: Any, values: Any) -> Any:
+    """A fake tensor that knows its values, and so do elements of it and what is computed of single ones."""
+    return mode.fake_tensor_converter.from_real_tensor(mode, values, make_constant=True)
+
+
 def without_torch_functions() -> contextlib.AbstractContextManager[Any]:
     """Inside, subclasses of tensors do not override functions."""
     context: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()

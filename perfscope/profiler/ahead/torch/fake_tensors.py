@@ -2,7 +2,8 @@
 
 Tensors are torch's ``FakeTensor``; what the program asks to have on ``cuda`` is made as a fake CPU tensor, because the
 autograd engine of a torch without CUDA refuses tensors of a device that is not there. Where the program reads a value
-that no data was there for, an answer is made up and counted: nothing that follows from data is known here.
+that no data was there for, an answer is made up and counted: nothing that follows from data is known here. Whole
+numbers that the program draws or counts on the host have their values: they pick rows of a dataset.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ _KEEPS = {
     "aten.squeeze",
 }  # fmt: skip
 """Ops whose results are values of their first argument."""
+
+_NUMBERS = {"aten.randint", "aten.randperm", "aten.arange"}
+"""Ops that make whole numbers of no data."""
+MOST_NUMBERS = 65_536
+"""Elements of a tensor whose values are made."""
 
 
 RECURRENT = ("aten.mkldnn_rnn_layer", "aten.lstm.", "aten.gru.", "aten.rnn_", "aten._cudnn_rnn", "aten._thnn_fused_")
@@ -92,14 +98,17 @@ class FakeWorld:
         """Change torch in this process: there is no way back, it is the planner's own."""
 
         def on_host(original: Any, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            there = compat.any_device(kwargs, "cuda")
             args, kwargs = to_host(args), to_host(kwargs)
             if mode is not self.mode:  # the compiler's own
                 return original(mode, func, types, args, kwargs)
-            return self._answered(original, mode, func, types, args, kwargs)
+            result = self._answered(original, mode, func, types, args, kwargs)
+            return result if there else _with_numbers(mode, func, args, kwargs, result)
 
         compat.hook_fake_dispatch(on_host)
         torch.utils.swap_tensors = self._swapped
         FakeTensor.numpy = lambda tensor, **_: self._numpy(tensor)
+        FakeTensor.__format__ = _formatted
         FakeTensor.__deepcopy__ = lambda tensor, memo: self._deep_copied(tensor, memo)
 
     def _swapped(self, left: Any, right: Any) -> None:
@@ -220,6 +229,20 @@ def to_host(tree: Any) -> Any:
     if not compat.any_device(tree, "cuda"):
         return tree
     return compat.map_devices(tree, lambda device: torch.device("cpu") if device.type == "cuda" else device)
+
+
+def _formatted(tensor: Any, form: str) -> str:
+    """As torch's own tensors: a number by its value."""
+    return format(tensor.item(), form) if tensor.dim() == 0 else object.__format__(tensor, form)
+
+
+def _with_numbers(mode: Any, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """The result of an op of `_NUMBERS` with its values; that of another op as it is."""
+    if str(func.overloadpacket) not in _NUMBERS or result.dtype is not torch.int64 or result.numel() > MOST_NUMBERS:
+        return result
+    with compat.without_modes():
+        values = func(*args, **kwargs)
+    return compat.fake_with_values(mode, values)
 
 
 def _is_nested(thing: Any) -> bool:

@@ -7,6 +7,8 @@ third on it is on, for the outermost modules too where the program compiles none
 
 from __future__ import annotations
 
+import gc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -21,13 +23,15 @@ from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.memory import StepPeaks
 from perfscope.profiler.ahead.torch.processes import JobPlan
 from perfscope.profiler.session import annotate
-from perfscope.profiler.session.steps import StepFinder
+from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
 from perfscope.profiler.torch.op_graph.frames import Frames
 
 EAGER, PLANNED, EXTRA = 0, 1, 2
 """Steps counted from the first that begins after steps are known."""
+MOST_EVALUATIONS = 1_000
+"""Further calls of the model that are awaited where there is an optimizer: many programs evaluate before they train."""
 
 
 class StopPlanningError(BaseException):
@@ -63,6 +67,8 @@ class PlanSteps:
         self.source: str | None = None
         self.counting = False
         """Whether calls of graphs are those of the planned step."""
+        self.calls: Counter[int] = Counter()
+        """Calls of each graph in the planned step."""
         self.stopped = ""
         self.eager_file: str | None = None
         self.outside_file: str | None = None
@@ -70,6 +76,8 @@ class PlanSteps:
         self.optimizers: set[str] = set()
         """Classes of those that stepped."""
         self.seen_planned = False
+        self._optimizer_exists: bool | None = None
+        """Whether the program had made an optimizer when four calls of its model were seen."""
 
     def install(self) -> None:
         """Listen for steps."""
@@ -83,7 +91,8 @@ class PlanSteps:
     def unsettled(self) -> None:
         """A better source came: begin again with its steps."""
         self._close()
-        self._number, self.seen_planned, self.counting = -1, False, False
+        self.calls.clear()
+        self._number, self.seen_planned, self.counting, self.stopped = -1, False, False, ""
         self._unwrap()
         torch.compiler.set_stance("default")
 
@@ -121,10 +130,21 @@ class PlanSteps:
         elif what == PLANNED:
             self.counting, self.seen_planned = False, True
             self.outside_file = self._close()
-        elif what == EXTRA:
+        elif what >= EXTRA:
             self.stopped = ALL_STEPS
+            if what - EXTRA < MOST_EVALUATIONS and self._training_follows():
+                return
             self._hooks.forget_sources()
             raise StopPlanningError
+
+    def _training_follows(self) -> bool:
+        """The steps are calls of a model, and there is an optimizer: the program evaluates first."""
+        if self._finder.source is not Source.MODULE or self._hooks.optimizers:
+            return False
+        if self._optimizer_exists is None:
+            kind = torch.optim.Optimizer
+            self._optimizer_exists = any(issubclass(type(thing), kind) for thing in gc.get_objects())
+        return self._optimizer_exists
 
     @property
     def ops(self) -> int:

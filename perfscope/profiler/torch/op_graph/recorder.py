@@ -362,6 +362,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             facts = self._facts[func] = facts_of(func)
         named = {**dict(zip(facts.arguments, args, strict=False)), **kwargs}
         sources, results = list(tensors_in((args, kwargs))), list(tensors_in(result))
+        if sources and all(getattr(tensor, "constant", None) is not None for tensor in sources):
+            return  # in a program without data: numbers of the host, which alone are known
         # Scalar tensors are created outside the dispatcher, then lifted.
         inputs = [self._tensor(tensor, made=facts.packet in LIFTS) for tensor in sources]
         outputs = [self._tensor(tensor, made=True) for tensor in results]
