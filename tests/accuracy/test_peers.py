@@ -237,6 +237,6 @@ def test_counts_of_a_comparison_are_per_step_in_every_row(peers: Path) -> None:
         rows = [(part.base.calls, part.head.calls) for part in parts if part.kind in kinds]
         assert metrics[name] == tuple(map(sum, zip(*rows, strict=True)))
     report = render_text(of(compare_json.document(comparison)))
-    assert "kernels a step (3 → 2.50: less than counts)" in report
+    assert "kernels a step (3 → 2.50: below the threshold)" in report
     for op in ("AddmmBackward0", "All2All_Pooled_Req", "CatBackward0"):
         assert f"{op} (0.5)" in report

@@ -106,7 +106,7 @@ def test_a_difference_that_does_not_count_is_shown_as_one() -> None:
     document = comparisons.single_captures()
     (kernels,) = (metric for metric in document["metrics"] if metric["name"] == "kernels a step")
     kernels |= {"base": 3.0, "head": 2.5, "effect": -1 / 6}
-    assert "no change: kernels a step (3 → 2.50: less than counts), copies a step," in render(of(document))
+    assert "no change: kernels a step (3 → 2.50: below the threshold), copies a step," in render(of(document))
 
 
 def test_nothing_changed_is_one_line() -> None:

@@ -60,6 +60,24 @@ def test_runs_of_the_same_script_are_offered_tagged_ones_first_and_empty_ones_no
     assert [each.key for each in alike(items, items[2])] == [runs[0].name, runs[4].name]
 
 
+def test_a_run_that_failed_says_how_and_one_that_goes_on_how_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perfscope.dashboards.web.pages import Asked
+
+    def words(number: int, **manifest: Any) -> str:
+        run = put_run(tmp_path, number, step_ns=2_000_000, **manifest)
+        item = Item(key=run.name, title=run.name, path=run, kind="run")
+        held = Asked(page="overview", parameters={}, base_path="/", shelf=None, workshop=None, item=item)  # type: ignore[arg-type]
+        return str(overview._progress(held))
+
+    assert words(0) == "[]"
+    failed = words(1, exit_code=1, error="RuntimeError: mat1 and mat2")
+    assert re.search(r"The program failed .*exit code 1 after \d+ steps: RuntimeError: mat1 and mat2", failed)
+    monkeypatch.setattr(Item, "running", lambda _: True)
+    assert "the last 4 took 2.00 ms each (median)" in words(2)
+
+
 def test_what_is_of_another_kind_is_not_offered(tmp_path: Path) -> None:
     run = _item(tmp_path / "20260103-000000-train-0003")
     program = _item(tmp_path / "20260102-000000-train-0002", inside="programs")

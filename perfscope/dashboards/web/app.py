@@ -357,7 +357,7 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
         return [*banner, *(page if isinstance(page, list) else [page])]
 
     # Overview says how far a running program is, by its manifests, which are written more often than it is read.
-    growth = asked.item.growth() if asked.page == START and asked.item.running() else ""
+    growth = asked.item.fingerprint() if asked.page == START and asked.item.running() else ""
     return drawn, f"{named} {state.stage if state.stale else ''} {text} {growth}"
 
 

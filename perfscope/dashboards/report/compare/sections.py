@@ -186,7 +186,7 @@ def _metrics(document: Document) -> Iterator[Section]:
 def _unchanged(metric: Metric) -> str:
     """Its name, and both values where they differ by less than what counts."""
     sides = [side_text(metric, side) for side in ("base", "head")]
-    return metric.name if sides[0] == sides[1] else f"{metric.name} ({' → '.join(sides)}: less than counts)"
+    return metric.name if sides[0] == sides[1] else f"{metric.name} ({' → '.join(sides)}: below the threshold)"
 
 
 PROGRAM_COLUMNS: tuple[Column[ProgramRow], ...] = (

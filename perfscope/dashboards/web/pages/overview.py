@@ -64,15 +64,22 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _progress(asked: Asked) -> list[Any]:
-    """How far a program that still runs is, and how fast its last steps were."""
-    if asked.item is None or not asked.item.running():
+    """How far a program that still runs is, and how fast its last steps were; how one that failed ended."""
+    run = None if asked.item is None or asked.item.kind != "run" else run_folders.listed(asked.item.path).run
+    if asked.item is None or run is None:
         return []
-    run = run_folders.listed(asked.item.path).run
-    recent = None if run is None else run_folders.recent_of(run)
-    if run is None or recent is None:
+    seen = max((process.steps_seen for process in run.processes), default=0)
+    if not asked.item.running():
+        if not run.exit_code:
+            return []
+        why = f": {sanitize(run.error, 300)}" if run.error else ""
+        words = f"with exit code {run.exit_code} after {seen:,} steps{why}"
+        kind = "ps-card ps-over-now ps-over-failed"
+        return [html.P([html.B("The program failed "), words], className=kind, role="status")]
+    recent = run_folders.recent_of(run)
+    if recent is None:
         return []
     count, step_ns, tokens = recent
-    seen = max(process.steps_seen for process in run.processes)
     speed = "" if tokens is None else f", {tokens:,.0f} tokens/s"
     words = f"{seen:,} steps so far; the last {count:,} took {format_ns(step_ns)} each (median){speed}."
     return [html.P([html.B("Still running: "), words], className="ps-card ps-over-now", role="status")]
