@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,22 @@ def test_masks_of_infinity_are_clean(recorded: Any, trains: bool) -> None:
     numerics = recorded((lambda step: train(model, batches(4), step)) if trains else infer)
     assert judged_by("nonfinite")(trace_of(numerics)).status == "clean"
     assert [event.name for event in numerics.nonfinite] == ["Masked.mask"]  # seen, and no defect
+
+
+def test_of_several_ranks_the_one_is_named_in_which_it_began(recorded: Any) -> None:
+    from tests.numerics.planted import Blocks, train
+
+    def rank(number: int, step: int) -> Trace:
+        given = batches(6)
+        given[step][0, 0] = float("nan")
+        numerics = recorded(lambda counter: train(Blocks(1.0), given, counter))
+        source = Source(path=f"run/{number}", format="run", rank=number, events_read=0, events_unplaced=0)
+        return replace(trace_of(numerics), source=source)
+
+    outcome = analyze([rank(0, 4), rank(1, 3)], ["nonfinite"])["nonfinite"]
+    (finding,) = outcome.findings
+    assert finding.ranks == (1,)
+    assert "from step 3 on" in finding.title
 
 
 def test_a_batch_with_nan_is_named(recorded: Any) -> None:

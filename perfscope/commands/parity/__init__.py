@@ -31,7 +31,12 @@ SIDES = ("a", "b")
 @click.option("--dtype-b", type=click.Choice(DTYPES), help="Run B in this dtype. [as it is]")
 @click.option("--device-a", metavar="NAME", help="Run A there: cpu, cuda:1 (PyTorch); cpu, gpu, tpu (JAX).")
 @click.option("--device-b", metavar="NAME", help="Run B there.")
-@click.option("--weights", metavar="FILE", type=click.Path(path_type=Path), help="Weights of A: a safetensors file.")
+@click.option(
+    "--weights",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Weights of A: a safetensors file, or the folder of an Orbax checkpoint.",
+)
 @click.option("--keep-weights", is_flag=True, help="B keeps its own weights, and they are compared with A's.")
 @click.option("--map", "maps", multiple=True, metavar="A=B", help="A weight of A is this one of B. May be repeated.")
 @click.option(

@@ -89,10 +89,11 @@ def _side_a(source: str, folder: Path, settings: dict[str, Any], ending: ExitSta
 def _from_file(file: Path, weights: Sequence[Weight], *, torch: bool) -> Arrays:
     from perfscope.analyzers.parity.safetensors import read_safetensors
     from perfscope.analyzers.parity.translation import translate
+    from perfscope.profiler.parity.orbax import read_orbax
 
-    stored, values = read_safetensors(file)
+    stored, values = read_orbax(file) if file.is_dir() else read_safetensors(file)
     try:
-        return translate(stored, weights, a_is_torch=True, b_is_torch=torch).to_b(values)
+        return translate(stored, weights, a_is_torch=not file.is_dir(), b_is_torch=torch).to_b(values)
     except DataError as error:
         raise DataError(f"{file} (as A) for the model of A (as B): {error}") from error
 

@@ -9,7 +9,7 @@ import gzip
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 NUMERICS_SCHEMA = "perfscope.numerics/1"
 NUMERICS_FILE = "numerics.json.gz"
@@ -18,6 +18,8 @@ MOST_BYTES = 64 << 20
 
 Kind = Literal["input", "output", "loss", "gradient", "parameter gradient", "parameter"]
 """``input`` of a model; ``output`` of a module; ``gradient`` of an output."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""In the order in which a step computes them."""
 State = Literal["nan", "inf", "-inf"]
 """The worst value of a tensor; ``-inf``: it has neither NaN nor +inf."""
 

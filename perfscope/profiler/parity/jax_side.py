@@ -459,6 +459,12 @@ def _named(parameters: Any) -> tuple[list[str], list[Any], Any]:
     return [_path_name(path) for path, _ in pairs], [jnp.asarray(leaf) for _, leaf in pairs], tree
 
 
+def named_floats(parameters: Any) -> list[tuple[str, Any]]:
+    """Names and arrays of the floating-point leaves of a pytree."""
+    names, leaves, _ = _named(parameters)
+    return [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if _is_float(leaf)]
+
+
 def _path_name(path: Any) -> str:
     if len(path) > 1 and getattr(path[-1], "name", "") == "value":
         path = path[:-1]  # of a Flax variable

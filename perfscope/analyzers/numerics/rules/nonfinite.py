@@ -9,7 +9,7 @@ How it is found:
     losses, and of the parameters and their gradients, in every step. The first tensor that is not finite is named. In
     the first two steps, in each tenth one, and in two steps after it happened, ops are watched as well: named is the
     first op since the last finite tensor that makes NaN or infinity of finite values, with its line. Values are
-    measured, and carry no time.
+    measured, and carry no time. Of several ranks the one in which it began is named.
 
     A program that trains is flagged where a loss, a parameter or a gradient is not finite; infinite outputs that
     reach none of these are masks. Without a loss NaN of any output counts, and infinity that an op computed. Ops that
@@ -27,14 +27,16 @@ Fix:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from perfscope.analyzers.numerics.summary import split_line
-from perfscope.model.documents.numerics import Nonfinite, Numerics
+from perfscope.model.documents.numerics import KINDS, Nonfinite, Numerics
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
 
 NEEDS = ("numerics",)
+REPLACES = True
 
 _WORDS = {"nan": "NaN", "inf": "infinite", "-inf": "infinite"}
 _DIVIDES = frozenset(
@@ -78,6 +80,19 @@ def check(trace: Trace) -> Iterable[Finding]:
         ),
         evidence=tuple(_evidence(event) for event in events[:MOST_ROWS]),
     )
+
+
+def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
+    """Of several ranks the one in which it began: the others have it from the collective that follows."""
+    began = [
+        (events[0].step, KINDS.index(events[0].kind), index)
+        for index, trace in enumerate(traces)
+        if trace.numerics is not None and (events := _events(trace.numerics))
+    ]
+    if len(began) > 1:
+        first = traces[min(began)[2]]
+        ranks = () if first.source.rank is None else (first.source.rank,)
+        yield from (replace(finding, ranks=ranks) for finding in check(first))
 
 
 def _events(numerics: Numerics) -> list[Nonfinite]:

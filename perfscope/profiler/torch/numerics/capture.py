@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model.documents.numerics import NUMERICS_FILE, dump_numerics
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from perfscope.profiler.torch.numerics.recorder import Recorder
 
 PASS, TOOL = "numerics", "torch_numerics"
+WRITE_EVERY_S = 60.0
+"""Seconds between two writes: what a killed program loses at most."""
 NO_JAX = "numerics are recorded of PyTorch programs; those of JAX are not evaluated"
 
 
@@ -31,6 +34,7 @@ class NumericsCapture:
         """Nothing is hooked yet. ``deep``: ops are watched in all steps."""
         self._deep = deep
         self.wanted = wanted
+        self._written = 0.0
         self._finder = finder
         self._recorder: Recorder | None = None
 
@@ -59,15 +63,19 @@ class NumericsCapture:
             return []
         if self._recorder is None:
             return [Capture(pass_name=PASS, tool=TOOL, state="missing", reason=NO_JAX)]
+        path = directory / NUMERICS_FILE
+        recorded = Capture(pass_name=PASS, tool=TOOL, state="recorded", artifact=path.relative_to(run).as_posix())
         if last:
             self._recorder.stop()
+        elif monotonic() - self._written < WRITE_EVERY_S and path.is_file():
+            return [recorded]
+        self._written = monotonic()
         finder = self._finder()
         source = finder.source if finder.source is not None else finder.best()
         steps = _number((dict(finder.completed), self._recorder.scaler_updates), source)
         numerics = self._recorder.document(lambda moment: _number(moment, source), steps)
-        path = directory / NUMERICS_FILE
         write_atomically(path, dump_numerics(numerics), durable=False)
-        return [Capture(pass_name=PASS, tool=TOOL, state="recorded", artifact=path.relative_to(run).as_posix())]
+        return [recorded]
 
     def _now(self) -> Any:
         """Steps of the source that tells them; before it is known, of all sources."""
