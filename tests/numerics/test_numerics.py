@@ -182,6 +182,15 @@ def test_masks_of_infinity_are_clean(recorded: Any, trains: bool) -> None:
     assert [event.name for event in numerics.nonfinite] == ["Masked.mask"]  # seen, and no defect
 
 
+def test_a_loss_that_overflows_once(recorded: Any) -> None:
+    from tests.numerics.planted import Blocks, train
+
+    factors = [1e39 if step == 4 else 1.0 for step in range(8)]  # not watched; in the next step all parameters are NaN
+    numerics = recorded(lambda step: train(Blocks(1.0), batches(8), step, factors=factors))
+    (finding,) = judged_by("nonfinite")(trace_of(numerics)).findings
+    assert finding.title == "the loss is not finite from step 4 on"
+
+
 def test_of_several_ranks_the_one_is_named_in_which_it_began(recorded: Any) -> None:
     from tests.numerics.planted import Blocks, train
 

@@ -98,11 +98,15 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 def _events(numerics: Numerics) -> list[Nonfinite]:
     """Tensors that are not finite, where that is no mask and nothing that a loss scaler answers; first ones first."""
     events = [event for event in numerics.nonfinite if not event.scaled]
-    computed = [event for event in events if event.state == "nan" or event.op or not event.watched]
+    computed = [
+        event
+        for event in events
+        if event.kind not in ("input", "output") or event.state == "nan" or event.op or not event.watched
+    ]
     trains = any(tensor.kind in ("loss", "parameter gradient") for tensor in numerics.tensors)
     if trains and all(event.kind in ("input", "output") for event in events):
         return []
-    return computed or (events if trains else [])
+    return computed
 
 
 def _key(event: Nonfinite) -> tuple[str, str]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from perfscope.profiler.torch.numerics.recorder import Recorder
 
 PASS, TOOL = "numerics", "torch_numerics"
-WRITE_EVERY_S = 60.0
-"""Seconds between two writes: what a killed program loses at most."""
+WRITING_SHARE = 0.01
+"""Of the time at most, also where the history has grown."""
 NO_JAX = "numerics are recorded of PyTorch programs; those of JAX are not evaluated"
 
 
@@ -34,7 +34,7 @@ class NumericsCapture:
         """Nothing is hooked yet. ``deep``: ops are watched in all steps."""
         self._deep = deep
         self.wanted = wanted
-        self._written = 0.0
+        self._due = 0.0
         self._finder = finder
         self._recorder: Recorder | None = None
 
@@ -67,14 +67,15 @@ class NumericsCapture:
         recorded = Capture(pass_name=PASS, tool=TOOL, state="recorded", artifact=path.relative_to(run).as_posix())
         if last:
             self._recorder.stop()
-        elif monotonic() - self._written < WRITE_EVERY_S and path.is_file():
+        elif monotonic() < self._due and path.is_file():
             return [recorded]
-        self._written = monotonic()
+        began = monotonic()
         finder = self._finder()
         source = finder.source if finder.source is not None else finder.best()
         steps = _number((dict(finder.completed), self._recorder.scaler_updates), source)
         numerics = self._recorder.document(lambda moment: _number(moment, source), steps)
         write_atomically(path, dump_numerics(numerics), durable=False)
+        self._due = monotonic() + (monotonic() - began) / WRITING_SHARE
         return [recorded]
 
     def _now(self) -> Any:

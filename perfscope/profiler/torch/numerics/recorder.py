@@ -210,7 +210,7 @@ class Recorder:
         if values is None:
             return
         key = TensorKey(what, name, kind, str(values.dtype).removeprefix("torch."))
-        if self._history.row(key, self._line if what == "output" else str) is None:
+        if self._history.row(key, self._line if what in ("output", "loss") else str) is None:
             return
         numbers = extremes(values)
         if self._counts:
@@ -393,8 +393,8 @@ class Recorder:
         """Note the first time, and the op that made it where that is known then or soon after."""
         key = pending.key
         events = [event for _, event in self._history.nonfinite if (event.kind, event.name) == key[:2]]
-        if not began and (not events or events[0].watched or not watched):
-            return
+        if not began and (not events or events[0].watched or not watched or events[0].state != state):
+            return  # what was infinite and is NaN now has it from the parameters
         event = (
             events[0]
             if events
