@@ -36,22 +36,25 @@ def wrap(holder: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
 def wrap_calls(instance: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
     """Wrap the calls of one object: ``make(call)`` is called with the object and its arguments.
 
-    It is done on the object's class, so nothing is saved, copied or scripted with the object.
+    It is done on the object's class, so nothing is saved, copied or scripted with the object. Of a module it is what
+    torch's own ``__call__`` looks up: a loop may have bound that before (``generate`` of transformers).
     """
     kind, watched = type(instance), [weakref.ref(instance)]
+    inner = "__call__" not in vars(kind) and getattr(instance, "_compiled_call_impl", 0) is None
+    name = "_call_impl" if inner and hasattr(kind, "_call_impl") else "__call__"
 
     def inherited(called: Any, *arguments: Any, **named: Any) -> Any:
-        return super(kind, called).__call__(*arguments, **named)  # which may itself be replaced later
+        return getattr(super(kind, called), name)(*arguments, **named)  # which may itself be replaced later
 
-    original = vars(kind).get("__call__", inherited)
+    original = vars(kind).get(name, inherited)
     wrapped = make(original)
 
-    @functools.wraps(kind.__call__)
+    @functools.wraps(getattr(kind, name))
     def call(called: Any, *arguments: Any, **named: Any) -> Any:
         mine = watched and watched[0]() is called
         return (wrapped if mine else original)(called, *arguments, **named)
 
-    restore = replace(kind, "__call__", call)
+    restore = replace(kind, name, call)
 
     def undo() -> None:
         watched.clear()

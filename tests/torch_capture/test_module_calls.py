@@ -71,6 +71,16 @@ def test_calls_of_the_outermost_module_are_steps(found: tuple[Recorder, Hooks]) 
     assert recorder.begun == list(range(WARMUP, 11))
 
 
+def test_a_loop_that_bound_the_call_before_is_seen(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    model = net()
+    call = model.__call__  # as generate of transformers does
+    with torch.no_grad():
+        for _ in range(8):
+            call(torch.ones(1, 4))
+    assert recorder.begun == list(range(WARMUP, 9))
+
+
 def test_modules_that_are_called_once_or_twice_are_no_loop(found: tuple[Recorder, Hooks]) -> None:
     recorder, _ = found
     encoder, denoiser, decoder = torch.nn.Linear(4, 4), net(), torch.nn.Tanh()
@@ -168,9 +178,9 @@ def test_torch_is_left_as_it_was() -> None:
     with torch.no_grad():
         for _ in range(6):
             model(torch.ones(2, 4))
-    assert "__call__" in vars(torch.nn.Sequential)
+    assert "_call_impl" in vars(torch.nn.Sequential)
     hooks.forget(Source.MODULE)
     hooks.remove()
-    assert "__call__" not in vars(torch.nn.Sequential)
+    assert "_call_impl" not in vars(torch.nn.Sequential)
     now = (torch.compile, dict(torch_module._global_forward_hooks), dict(torch_module._global_forward_pre_hooks))
     assert now == before
