@@ -185,6 +185,7 @@ def test_memory_of_a_run() -> None:
 
 
 HEAVY = ("torch", "jax", "numpy", "pandas", "scipy", "dash", "plotly", "rich", "msgspec")
+NOT_FOR_A_TRACE = ("asyncio", "ssl", "sqlite3", "duckdb", "jinja2", "google.protobuf", "xml.sax", "unittest", "fsspec")
 FRAMEWORKS = ("torch", "jax", "pandas", "scipy", "dash", "plotly")
 
 HELP = "import sys\nfrom perfscope.__main__ import run\nassert run(['--help']) == 0"
@@ -226,6 +227,16 @@ def test_starting_up_loads_nothing_heavy(program: str) -> None:
 )
 def test_no_framework_before_it_is_needed(program: str) -> None:
     assert loaded_by(program, FRAMEWORKS) == []
+
+
+def test_analyzing_a_trace_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'
+    )
+    program = f"from perfscope.__main__ import run\nassert run(['analyze', '-q', '--no-cache', {str(trace)!r}]) == 0"
+    assert loaded_by(program, (*FRAMEWORKS, *NOT_FOR_A_TRACE)) == []
+    assert loaded_by(program, ("numpy", "msgspec")) == ["numpy", "msgspec"]
 
 
 def test_an_eager_import_is_noticed() -> None:

@@ -232,39 +232,63 @@ def _streams_of_waits(trace: Trace) -> dict[int, int]:
 def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> Graph:
     """Nodes in one order, and their dependencies."""
     host = _host_nodes(lane, work, awaited)
-    hosts = len(host["starts"])
-    starts = np.concatenate((host["starts"], work.starts))
-    order = np.lexsort((np.arange(len(starts)) >= hosts, starts))  # at one moment the host first; stable within
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+    hosts, size = len(host["starts"]), len(host["starts"]) + len(work)
     ends = np.concatenate((host["ends"], work.ends))
-    before = np.full((3, len(order)), MISSING, np.int64)
-    before[Via.ORDER, 1:hosts] = np.arange(hosts - 1)
-    before[Via.DEPENDENCY, :hosts] = np.where(host["awaits"] == MISSING, MISSING, host["awaits"] + hosts)
     on_streams = np.lexsort((work.starts, work.stream, work.device))
-    before[Via.ORDER, hosts:] = _before_on_stream(work, on_streams, hosts)
-    before[Via.LAUNCH, hosts:] = _launching(trace, lane, work, host)
-    before[:, hosts:] = _begun_before(before[:, hosts:], starts, work.starts)
-    _infer_dependencies(before, starts, ends, work, hosts)
-    lag, binds = _lags(before, starts, ends, hosts)
-    sequence = np.concatenate((place[:hosts], place[hosts + on_streams]))
-    position = np.empty(len(order), np.int64)
-    position[sequence] = np.arange(len(order))
+    work_before, work_lag, work_binds = _work_dependencies(trace, lane, work, host, on_streams)
+    # host nodes and works are each in order already; at one moment the host is first
+    on_lane = np.arange(hosts) + np.searchsorted(work.starts, host["starts"], side="left")
+    on_device = np.arange(len(work)) + np.searchsorted(host["starts"], work.starts, side="right")
+    place = np.concatenate((on_lane, on_device, [MISSING]))
+    before, lag = np.full((3, size), MISSING, np.int64), np.zeros((3, size), np.int64)
+    returns = np.flatnonzero(host["awaits"] != MISSING)
+    waited = host["awaits"][returns] + hosts
+    before[Via.ORDER, on_lane[1:]] = on_lane[:-1]
+    lag[Via.ORDER, on_lane[1:]] = host["starts"][1:] - host["ends"][:-1]
+    lag[Via.ORDER, on_lane[returns]] = 0  # the return of a wait is bound by the work
+    before[Via.DEPENDENCY, on_lane[returns]] = place[waited]
+    lag[Via.DEPENDENCY, on_lane[returns]] = host["starts"][returns] - ends[waited]
+    before[:, on_device], lag[:, on_device] = place[work_before], work_lag
+    host_binds = np.full(hosts, int(Via.ORDER))
+    host_binds[:1], host_binds[returns] = MISSING, int(Via.DEPENDENCY)
+
+    def merged(of_host: Int64, of_work: Int64) -> Int64:
+        column = np.empty(size, np.int64)
+        column[on_lane], column[on_device] = of_host, of_work
+        return column
+
+    sequence = np.concatenate((on_lane, on_device[on_streams]))
+    position = np.empty(size, np.int64)
+    position[sequence] = np.arange(size)
     return Graph(
         windows=windows,
-        starts=starts[order],
-        ends=ends[order],
-        kind=np.concatenate((host["kind"], work.kind))[order].astype(np.uint8),
-        row=np.concatenate((host["slice"], work.row))[order],
-        call=np.concatenate((host["call"], work.call))[order],
-        thread=np.concatenate((host["thread"], work.device))[order],
-        before=np.append(place, MISSING)[before[:, order]],  # the last one is that of MISSING
-        lag=lag[:, order],
-        binds=binds[order],
+        starts=merged(host["starts"], work.starts),
+        ends=merged(host["ends"], work.ends),
+        kind=merged(host["kind"], work.kind).astype(np.uint8),
+        row=merged(host["slice"], work.row),
+        call=merged(host["call"], work.call),
+        thread=merged(host["thread"], work.device),
+        before=before,
+        lag=lag,
+        binds=merged(host_binds, work_binds),
         finish=place[_finishing(trace, windows, lane, work, host)],
         sequence=sequence,
         position=position,
     )
+
+
+def _work_dependencies(
+    trace: Trace, lane: Lane, work: _Work, host: dict[str, Int64], on_streams: Int64
+) -> tuple[Int64, Int64, Int64]:
+    """Per work (nodes before it, lags, which binds): host nodes count from 0, works after them."""
+    hosts = len(host["starts"])
+    starts, ends = np.concatenate((host["starts"], work.starts)), np.concatenate((host["ends"], work.ends))
+    before = np.full((3, len(work)), MISSING, np.int64)
+    before[Via.ORDER] = _before_on_stream(work, on_streams, hosts)
+    before[Via.LAUNCH] = _launching(trace, lane, work, host)
+    before = _begun_before(before, starts, work.starts)
+    _infer_dependencies(before, ends, work, hosts)
+    return before, *_lags(before, work.starts, ends)
 
 
 def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> dict[str, Int64]:
@@ -331,9 +355,9 @@ def _begun_before(before: Int64, starts: Int64, own: Int64) -> Int64:
     return np.where((before != MISSING) & (starts[np.maximum(before, 0)] < own), before, MISSING)
 
 
-def _infer_dependencies(before: Int64, starts: Int64, ends: Int64, work: _Work, hosts: int) -> None:
+def _infer_dependencies(before: Int64, ends: Int64, work: _Work, hosts: int) -> None:
     """Work whose own launch and stream do not explain its begin depends on what ended last before it on its device."""
-    known = np.where(before[:, hosts:] == MISSING, _NO_END, ends[np.maximum(before[:, hosts:], 0)]).max(axis=0)
+    known = np.where(before == MISSING, _NO_END, ends[before]).max(axis=0)
     unexplained = np.flatnonzero((known == _NO_END) | (work.starts - np.maximum(known, 0) > DEPENDENCY_NS))
     for device in np.unique(work.device[unexplained]).tolist():
         mine = unexplained[work.device[unexplained] == device]
@@ -344,29 +368,20 @@ def _infer_dependencies(before: Int64, starts: Int64, ends: Int64, work: _Work, 
         end = work.ends[last]
         explains = (index >= 0) & (end > known[mine]) & (work.starts[mine] - end <= DEPENDENCY_NS)
         explains &= work.starts[last] < work.starts[mine]
-        before[Via.DEPENDENCY, hosts + mine[explains]] = last[explains] + hosts
+        before[Via.DEPENDENCY, mine[explains]] = last[explains] + hosts
 
 
-def _lags(before: Int64, starts: Int64, ends: Int64, hosts: int) -> tuple[Int64, Int64]:
+def _lags(before: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
     """(lag of each dependency, which one binds): exact for the one that binds, the least usual one for the others."""
-    lag, binds = np.zeros_like(before), np.full(before.shape[1], MISSING, np.int64)
-    of_host, of_work = before[:, :hosts], before[:, hosts:]
-    for via in (Via.ORDER, Via.DEPENDENCY):  # the return of a wait is bound by the work
-        bound = np.flatnonzero(of_host[via] != MISSING)
-        lag[via, bound] = starts[bound] - ends[of_host[via, bound]]
-        binds[bound] = int(via)
-    returns = of_host[Via.DEPENDENCY] != MISSING
-    lag[Via.ORDER, :hosts][returns] = 0
-    end = np.where(of_work == MISSING, _NO_END, ends[of_work])
-    binding = np.where((of_work == MISSING).all(axis=0), MISSING, np.argmax(end, axis=0))
-    after = starts[hosts:] - end
-    launched = binding == Via.LAUNCH
+    end = np.where(before == MISSING, _NO_END, ends[before])
+    binds = np.where((before == MISSING).all(axis=0), MISSING, np.argmax(end, axis=0))
+    after = starts - end
+    launched = binds == Via.LAUNCH
     usual = min(np.median(after[Via.LAUNCH, launched]), DEPENDENCY_NS) if launched.any() else LAUNCH_LAG_NS
     least = np.array([[ORDER_LAG_NS], [int(usual)], [ORDER_LAG_NS]], np.int64)
-    bound = np.flatnonzero(binding != MISSING)
-    lag[:, hosts:] = np.where(of_work == MISSING, 0, np.minimum(after, least))
-    lag[binding[bound], hosts + bound] = after[binding[bound], bound]
-    binds[hosts:] = binding
+    lag = np.where(before == MISSING, 0, np.minimum(after, least))
+    bound = np.flatnonzero(binds != MISSING)
+    lag[binds[bound], bound] = after[binds[bound], bound]
     return lag, binds
 
 

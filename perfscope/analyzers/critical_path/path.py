@@ -102,15 +102,15 @@ def _pieces(graph: Graph) -> tuple[Int64, ...]:
     gaps = np.where(first | (graph.binds[led_to] == MISSING), UNKNOWN_GAP, graph.binds[led_to])
     last = np.append(first[1:], np.True_)[: len(nodes)]  # nothing is known before it
     columns = (
-        (begins, arrives, np.where(last, low, begins)),
-        (arrives, np.minimum(following, high), begins),
-        (window, window, window),
-        (nodes, led_to, nodes),
-        (np.full(len(nodes), MISSING), gaps, np.full(len(nodes), UNKNOWN_GAP)),
+        (begins, arrives, window, nodes, np.broadcast_to(MISSING, len(nodes))),
+        (arrives, np.minimum(following, high), window, led_to, gaps),
+        (np.where(last, low, begins), begins, window, nodes, np.broadcast_to(UNKNOWN_GAP, len(nodes))),
     )
-    starts, *others = (np.stack(column, axis=1).ravel() for column in columns)
-    filled = np.flatnonzero(starts < others[0])
-    return starts[filled], *(column[filled] for column in others)
+    filled = [np.flatnonzero(starts < ends) for starts, ends, *_ in columns]
+    return tuple(
+        np.concatenate([part[rows][::-1] for part, rows in zip(parts, filled, strict=True)])
+        for parts in zip(*columns, strict=True)
+    )
 
 
 Piece = tuple[int, int, int, int]
