@@ -6,7 +6,6 @@ import gzip
 import json
 import lzma
 import random
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.kineto import decode, document
 from perfscope.analyzers.readers.kineto import decode as workers
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
-from perfscope.analyzers.readers.kineto.shard import EXACT_BELOW_US, floats_to_ns, text_to_ns, texts_to_ns
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
@@ -245,39 +243,6 @@ def test_what_has_no_time_is_counted_once_when_a_chunk_is_decoded_again(tmp_path
     trace = read(tmp_path, json.dumps({"traceEvents": found}))
     assert trace.source.unplaced == {"missing, negative or overflown duration": 1}
     assert len(trace.rows["slices"]) == 2
-
-
-@given(st.integers(0, int(EXACT_BELOW_US) * 1000 - 1))
-def test_floats_with_three_decimals_are_exact_below_the_limit(ns: int) -> None:
-    written = f"{ns // 1000}.{ns % 1000:03d}"
-    found = floats_to_ns(np.array([float(written)]))
-    assert found is not None
-    assert found.tolist() == [ns]
-
-
-@given(st.decimals(min_value=-(10**15), max_value=10**15, places=3))
-def test_text_is_exact(us: Decimal) -> None:
-    assert text_to_ns(str(us)) == int(us * 1000)
-
-
-def test_text_that_is_no_time() -> None:
-    assert [text_to_ns(bad) for bad in ("", "nan", "inf", "null", "1e300", "1e999999", "12:30", '"5"')] == [None] * 8
-    assert text_to_ns("1.6e3") == 1_600_000
-
-
-NUMBERS = st.one_of(
-    st.decimals(min_value=-(10**4), max_value=10**17, places=3).map(str),
-    st.integers(-1, 10**20).map(str),
-    st.from_regex(r"[0-9]{0,18}[.]?[0-9]{0,5}(e[0-9])?", fullmatch=True),
-    st.sampled_from(["", "nan", "null", "1.2.3", '"5"', "+5", "1 2"]),
-)
-
-
-@given(st.lists(NUMBERS, min_size=1, max_size=8))
-def test_many_texts_at_once_are_what_each_is_alone(texts: list[str]) -> None:
-    found, known = texts_to_ns([text.encode() for text in texts])
-    alone = [text_to_ns(text) for text in texts]
-    assert [int(ns) if is_known else None for ns, is_known in zip(found, known, strict=True)] == alone
 
 
 def test_several_processes_give_the_same_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
