@@ -53,9 +53,9 @@ def test_both_sides_and_their_changes_sum_by_cause() -> None:
         ("compute", ["head", "base"], [5, 3]), ("&lt;new&gt;", ["head", "base"], [0, 1])
     ]  # fmt: skip
     changes = [bar for bar in figure.data if bar.xaxis == "x2"]
-    assert [(list(bar.y), list(bar.x), bar.text[0]) for bar in changes] == [
-        (["compute"], [2], "+2.00 ms"), (["&lt;new&gt;"], [-1], "-1.00 ms")
-    ]  # fmt: skip
+    assert [(list(bar.y), list(bar.x)) for bar in changes] == [(["compute"], [2]), (["&lt;new&gt;"], [-1])]
+    labels = [label.text for label in figure.layout.annotations]
+    assert labels == ["compute <b>+2.00 ms</b>", "&lt;new&gt; <b>-1.00 ms</b>"]
     assert [bar.marker.color for bar in figure.data[:2]] == [CAUSE_COLORS["compute"]] * 2
 
 

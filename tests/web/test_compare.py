@@ -75,7 +75,7 @@ def test_a_flame_graph_is_wide_as_the_chosen_side_in_the_colours_of_the_change()
         "10% to 50% slower", "up to 10% slower", "added"
     ]  # fmt: skip
     assert head["said"][1] == ["90 ns → 98 ns, +8 ns (+8.9%)", "1 → 2 calls"]
-    assert base["said"][2] == ["removed: 10 ns", "1 calls"]
+    assert base["said"][2] == ["removed: 10 ns", "1 call"]
     assert (base["ids"][2], bool(base["ids"][1])) == ("", True)  # a name without its numbers is in no timeline
     assert held["alone"]["added"] == {"time": "30 ns", "count": 2}
     assert all(len(colors) == len(held["categories"]) for colors in held["colors"].values())

@@ -33,8 +33,8 @@ MOST_STEP_BARS = 300
 """Of an account: more are narrower than can be told apart; of several devices each has one bar then."""
 
 
-LABELLED = 1.5
-"""Of the largest change: how far the axis reaches, so that its number has room."""
+SIDES_PX, ROW_PX, BETWEEN_PX, AROUND_PX = 100, 36, 80, 220
+"""Of the comparison of two accounts: its bars, the row of a cause, the room between, the title and the legend."""
 
 
 def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]] = ()) -> go.Figure:
@@ -83,12 +83,13 @@ def account_change(account: Account) -> go.Figure:
     ``account``: of a comparison's document. The causes sum to the bars, their changes to the change of the step.
     """
     plotly = graph_objects()
-    figure = plotly.Figure()
-    figure.set_subplots(rows=2, cols=1, row_heights=[0.42, 0.58], vertical_spacing=0.17)
     order = [*CAUSE_COLORS, *(cause for cause in account.causes if cause not in CAUSE_COLORS)]
-    causes = {cause: account.causes[cause] for cause in order if cause in account.causes}
+    causes = [(cause, account.causes[cause]) for cause in order if cause in account.causes]
+    heights = [SIDES_PX, ROW_PX * max(len(causes), 1)]
+    figure = plotly.Figure()
+    figure.set_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=BETWEEN_PX / (sum(heights) + BETWEEN_PX))
     wholes = {"head": account.head_ns, "base": account.base_ns}
-    for cause, amount in causes.items():
+    for cause, amount in causes:
         words = plain(cause_words(cause, on_host=account.on_host))
         color = CAUSE_COLORS.get(cause, MARK)
         sides = {"head": amount.head_ns, "base": amount.base_ns}
@@ -99,16 +100,19 @@ def account_change(account: Account) -> go.Figure:
         )  # fmt: skip
         delta = amount.head_ns - amount.base_ns
         figure.add_bar(
-            name=words, x=[delta / MS], y=[words], orientation="h", showlegend=False, text=[signed_ns(delta)],
-            textposition="outside", cliponaxis=False, hoverinfo="skip", marker={"color": color}, row=2, col=1,
+            name=words, x=[delta / MS], y=[words], orientation="h", showlegend=False, width=0.34, hoverinfo="skip",
+            marker={"color": color}, row=2, col=1,
         )  # fmt: skip
-    changes = [abs(amount.head_ns - amount.base_ns) / MS for amount in causes.values()]
-    reach = LABELLED * max(changes, default=0) or 1
-    figure.update_xaxes(range=[-reach, reach], zeroline=True, zerolinecolor=MARK, row=2, col=1)
-    figure.update_yaxes(autorange="reversed", row=2, col=1)
+        figure.add_annotation(  # above its bar: on a phone there is no room beside it
+            text=f"{words} <b>{signed_ns(delta)}</b>", x=0, xref="x2 domain", xanchor="left", y=words, yref="y2",
+            yshift=ROW_PX * 0.36, showarrow=False, font={"size": 11},
+        )  # fmt: skip
+    figure.update_xaxes(zeroline=True, zerolinecolor=MARK, row=2, col=1)
+    figure.update_yaxes(autorange="reversed", showticklabels=False, row=2, col=1)
     figure.update_layout(barmode="stack", bargap=0.25)
-    laid_out(figure, title="Mean step by cause, base and head", x="ms", rows=len(causes) + 4)
-    return figure.update_layout(xaxis2={"title": {"text": "ms, head less base"}}, yaxis2={"automargin": True})
+    laid_out(figure, title="Mean step by cause, base and head", x="ms")
+    figure.update_layout(height=sum(heights) + BETWEEN_PX + AROUND_PX, xaxis2={"title": {"text": "ms, head less base"}})
+    return figure
 
 
 def _account_label(account: StepAccount, accounts: Sequence[StepAccount]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.dashboards.figures import heat_map
+from perfscope.dashboards.report.sections.compile import counted
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import bars, chart, chosen, origins, planned, tabs
@@ -127,7 +128,8 @@ def _bars(job: dict[str, Any]) -> Any:
     rows = [
         {
             "label": row["label"] + ("" if row["bytes"] is None else f", {format_bytes(row['bytes'])}"),
-            "said": f"{row['count']:,} calls; itself {format_ns(row['core_ns'])}, waiting {format_ns(row['wait_ns'])}",
+            "said": f"{counted(row['count'], 'call')}; itself {format_ns(row['core_ns'])}, "
+            f"waiting {format_ns(row['wait_ns'])}",
             "parts": {"the collective itself": row["core_ns"], "waiting": row["wait_ns"]},
         }
         for row in job["bars"]

@@ -81,10 +81,14 @@ def _category(node: TreeNode) -> str:
 
 def _words(node: TreeNode) -> list[str]:
     """Time and calls on both sides."""
-    if node.change in ("added", "removed"):
+    if node.change in ("added", "removed", "moved"):
         ns, count = max(node.base_ns, node.head_ns), max(node.base_calls, node.head_calls)
-        return [f"{node.change}: {format_ns(ns)}", f"{count:,.4g} calls"]
+        return [f"{node.change}: {format_ns(ns)}", _calls(count)]
     grown = f"{format_ns(node.base_ns)} → {format_ns(node.head_ns)}"
     calls = "" if node.base_calls == node.head_calls else f"{node.base_calls:,.4g} → "
     share = f" ({percent(node.head_ns / node.base_ns - 1)})" if node.base_ns else ""
-    return [f"{grown}, {signed_ns(node.head_ns - node.base_ns)}{share}", f"{calls}{node.head_calls:,.4g} calls"]
+    return [f"{grown}, {signed_ns(node.head_ns - node.base_ns)}{share}", f"{calls}{_calls(node.head_calls)}"]
+
+
+def _calls(count: float) -> str:
+    return f"{count:,.4g} {'call' if count == 1 else 'calls'}"
