@@ -167,6 +167,17 @@ def test_the_worst_finding_is_that_of_the_report(here: Path) -> None:
     assert "input_stall 3.00 ms" in ask()
 
 
+def test_without_times_the_most_severe_finding_is_the_worst(here: Path) -> None:
+    outcomes = [
+        {"rule": rule, "findings": [finding(None, severity=severity)]}
+        for rule, severity in (("a_rule", "medium"), ("nonfinite", "high"), ("z_rule", "low"))
+    ]
+    report = {"schema": "perfscope.report/1", "outcomes": outcomes}
+    (put(here, "20260101-000000-train-aaaa") / "report.json").write_text(json.dumps(report))
+    (row,) = json.loads(ask("--json"))
+    assert row["worst_finding"]["rule"] == "nonfinite"
+
+
 def test_commit_device_and_age_are_shown(here: Path) -> None:
     directory = put(here, "20260101-000000-train-aaaa")
     run = run_folders.read(directory)

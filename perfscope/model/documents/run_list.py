@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfscope.model.documents.run_folders import ListedRun, step_ns_of, tags_of
+from perfscope.model.finding import SEVERITIES
 
 if TYPE_CHECKING:
     from perfscope.model.documents.compile_manifest import Compiled
@@ -133,7 +134,11 @@ def findings_of(directory: Path) -> dict[str, Any]:
     ]
     if not findings:
         return {"findings": 0, "worst_finding": None}
-    cost, rule, severity = max(findings, key=lambda finding: -1 if finding[0] is None else finding[0])
+    ranks: tuple[str, ...] = SEVERITIES
+    cost, rule, severity = max(
+        findings,
+        key=lambda item: (-1 if item[0] is None else item[0], ranks.index(item[2]) if item[2] in ranks else -1),
+    )
     worst = {"rule": rule, "severity": severity, "cost_ns": cost, "count": len(findings)}
     return {"findings": len(findings), "worst_finding": worst}
 
