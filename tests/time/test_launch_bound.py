@@ -118,9 +118,28 @@ def test_abstains_where_most_idle_time_follows_unknown_launches():
     assert _judge(b).status == "abstained"
 
 
-def test_abstains_without_a_device():
+def _on_host(*gaps: float) -> TraceBuilder:
+    """Steps of 100 us without a device, each of two ops with a gap between them."""
     b = TraceBuilder(recorded=EVERYTHING - {"device_work", "launch_links", "runtime_calls"})
-    b.op("aten::add", 0, 10)
-    outcome = _judge(b)
-    assert outcome.status == "abstained"
-    assert "accelerator" in (outcome.reason or "")
+    for number, gap in enumerate(gaps):
+        start = 1000 + 100 * number
+        b.step(number + 1, start, start + 100)
+        b.op("aten::add", start, start + 50 - gap / 2)
+        b.op("aten::mul", start + 50 + gap / 2, start + 100)
+    return b
+
+
+def test_without_a_device_the_time_between_ops_is_judged():
+    (finding,) = _judge(_on_host(60, 80)).findings
+    assert (finding.subject, finding.cost_ns, finding.basis) == ("between ops", 140_000, "measured")
+    assert (finding.covers_ns, finding.spans[0].end_ns - finding.spans[0].start_ns) == ({"launch": 140_000}, 80_000)
+
+
+def test_without_a_device_it_must_be_half_of_every_step():
+    outcome = _judge(_on_host(60, 40, 80))
+    assert (outcome.status, outcome.examined_what) == ("clean", "ops and calls of the host in the recording")
+
+
+def test_abstains_without_any_work():
+    outcome = _judge(TraceBuilder(recorded=frozenset()))
+    assert (outcome.status, outcome.missing) == ("abstained", ("host_ops",))

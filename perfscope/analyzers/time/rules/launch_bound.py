@@ -9,7 +9,9 @@ that ended it came late, and no wait for the device (`host_sync`), no data loade
 (`warmup_compile`) explains that. Two things are told apart: launching (idle intervals under 1 ms, and calls and ops
 that launch), and time in device memory calls such as `cudaMalloc` and `cudaFree`. What the host does in longer
 intervals `host_bound` judges. All of the cost is idle time of the device, so overlap is accounted for. Kernels whose
-launch was not recorded are not judged.
+launch was not recorded are not judged. Without an accelerator in the recording the time between the ops of the main
+thread is judged, in intervals under 1 ms, if it is more than half of every step: Python and the framework then take
+longer than the ops, on an accelerator even more so. The profiler's own time for each op is in it.
 
 Fix: take the host out of the loop: `torch.compile(model, mode="reduce-overhead")` or
 `torch.cuda.CUDAGraph` replays a whole step with one launch; larger batches and fused ops
@@ -29,22 +31,30 @@ from perfscope.analyzers.time.account import (
     IdlePieces,
     StepAccount,
     abstain_if_unrecorded,
+    account_windows,
+    cause_intervals,
     idle_pieces,
     of_device,
     step_accounts,
 )
 from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, launch_delays, ops_of_calls
-from perfscope.analyzers.time.records import launched_records
+from perfscope.analyzers.time.records import host_records, launched_records
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.intervals import intersection, union
+from perfscope.model.trace import MISSING, RECORDED, Trace
+from perfscope.model.units import format_ns
 
-NEEDS = ("device_work", "launch_links", "runtime_calls")
+NEEDS = ()
+_LINKED = ("launch_links", "runtime_calls")
 
 LATE_SHARE = 0.10
 """Of the step. Below a tenth the device's own work decides how long the step takes."""
+
+SHARE_ON_HOST = 0.5
+"""Of every step, between the ops of a program without an accelerator: above it the ops are the smaller part."""
 
 PART_SHARE = 0.01
 """Of the step: a part smaller than this gets no finding of its own."""
@@ -62,6 +72,10 @@ _CUDA_ADVICE = (
     "Launch less often: capture what repeats in a CUDA graph (`cudaStreamBeginCapture`, `cudaGraphLaunch`), and merge "
     "small kernels."
 )
+_HOST_ADVICE = (
+    "Give each op more work: larger batches, and `torch.compile(model)`, which merges small ops. "
+    "Move Python out of the step."
+)
 _KEEP_SHAPES = (
     "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. Keep shapes "
     "stable and warm up with the largest batch, so that the caching allocator keeps the memory it has."
@@ -77,11 +91,19 @@ _MEMORY: dict[Framework, str] = {
 }
 
 
-examined = launched_records
+def examined(trace: Trace) -> Scope:
+    """Kernels whose launch is known; without device work what the host did."""
+    return launched_records(trace) if "device_work" in trace.recorded else host_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield up to two findings for the device that waits longest for its launches."""
+    """Yield up to two findings for the device that waits longest for its launches; without one, of the host."""
+    if "device_work" not in trace.recorded:
+        yield from _on_host(trace)
+        return
+    absent = [key for key in _LINKED if key not in trace.recorded]
+    if absent:
+        raise AbstainError(f"not recorded: {'; '.join(RECORDED[key] for key in absent)}", absent)
     accounts = [account for account in trace.fact(step_accounts) if account.device != MISSING and account.whole_ns]
     late = [account for account in accounts if _late_ns(account) >= LATE_SHARE * account.whole_ns]
     if late:
@@ -89,6 +111,29 @@ def check(trace: Trace) -> Iterable[Finding]:
         return
     for account in accounts:
         abstain_if_unrecorded([account], LATE_SHARE * account.whole_ns)
+
+
+def _on_host(trace: Trace) -> Iterator[Finding]:
+    """The time between the ops of the main thread, where it is most of every step."""
+    accounts = [account for account in trace.fact(step_accounts) if account.whole_ns]
+    if not accounts:
+        raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
+    (account,) = accounts
+    wholes = [sum(step) for step in zip(*account.causes_ns.values(), strict=True)]
+    if any(gaps <= SHARE_ON_HOST * whole for gaps, whole in zip(account.causes_ns["launch"], wholes, strict=True)):
+        return
+    windows = trace.fact(account_windows)
+    gaps = intersection(trace.fact(cause_intervals)[MISSING]["launch"], union(windows.starts, windows.ends))
+    cost, count = account.total_ns["launch"], len(gaps.starts)
+    yield Finding(
+        subject="between ops",
+        title=f"the host is between ops most of the time: {count:,} gaps, {format_ns(cost // count)} on average",
+        detail="Python and the framework take longer than the ops. The profiler's own time for each op is in it.",
+        **timed_cost(trace, cost, account.whole_ns),
+        covers_ns={"launch": cost},
+        advice=_JAX_ADVICE if framework(trace) == "jax" else _HOST_ADVICE,
+        spans=worst_spans(gaps.starts, gaps.ends, gaps.ends - gaps.starts),
+    )
 
 
 def _late_ns(account: StepAccount) -> int:
