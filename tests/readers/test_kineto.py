@@ -19,7 +19,6 @@ from perfscope.analyzers.readers import file_bytes
 from perfscope.analyzers.readers.columns import innermost, nesting_order, parents
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.kineto import decode, document
-from perfscope.analyzers.readers.kineto import decode as workers
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.errors import DataError
@@ -252,7 +251,7 @@ def test_several_processes_give_the_same_trace(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "trace.json"
     path.write_text(text(found, indent=1))
     alone = kineto_reader.read(path)
-    monkeypatch.setattr(workers, "processes", lambda size: 3)
+    monkeypatch.setattr(decode, "processes", lambda size: 3)
     monkeypatch.setattr(decode, "CHUNK", 5000)
     together = kineto_reader.read(path)
     together.check()
@@ -324,7 +323,7 @@ def test_cuts_inside_strings_do_no_harm(tmp_path: Path, monkeypatch: pytest.Monk
     for event in found:
         if event["ph"] == "X":
             event["name"] += "}, {" * 30
-    monkeypatch.setattr(workers, "processes", lambda size: 4)
+    monkeypatch.setattr(decode, "processes", lambda size: 4)
     monkeypatch.setattr(decode, "CHUNK", 400)
     trace = read(tmp_path, text(found))
     assert trace.source.events_read == len(found)
