@@ -361,6 +361,26 @@ def test_results_stay_bit_identical(recorded: Any) -> None:
     assert torch.equal(weights(lambda program: program([0])), weights(recorded))
 
 
+def test_a_compiled_model_is_compiled_once_and_seen_from_outside(recorded: Any) -> None:
+    from tests.numerics.planted import Blocks, train
+
+    graphs = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def program(step: list[int]) -> None:
+        train(torch.compile(Blocks(1.0), backend=backend), batches(5), step)
+
+    numerics = recorded(program)
+    assert len(graphs) == 1
+    assert "TORCHDYNAMO_DISABLE=1" in numerics.notes[0]
+    assert {item.kind for item in numerics.tensors} >= {"input", "output", "loss", "parameter", "parameter gradient"}
+    assert not [item for item in numerics.tensors if "blocks.0.up" in item.name and item.kind == "output"]
+    assert numerics.watched == ()
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_not_evaluated_without_numerics(rule: str) -> None:
     source = Source(path="run", format="run", rank=None, events_read=0, events_unplaced=0)
