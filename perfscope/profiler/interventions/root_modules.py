@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from perfscope.profiler.patching import wrap_calls
+from perfscope.profiler.torch.watched_calls import watch_calls
 
 
 def _same(_module: Any, _arguments: tuple[Any, ...]) -> Any:
@@ -100,7 +100,7 @@ class RootModules:
             self._handles.pop().remove()
         if self._enter_model is not _same or self._leave_model is not _ignore:
             for root in self._roots:
-                wrap_calls(root, self._around)
+                watch_calls(root, self._around)
         self._found(self._roots)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:

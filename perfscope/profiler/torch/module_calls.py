@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from perfscope.profiler.patching import Undo, wrap, wrap_calls
+from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.watched_calls import watch_calls
 
 TRAINING_CALLS = 16
 """Further calls that are awaited while gradients are recorded: an optimizer that steps after several batches comes
@@ -71,7 +72,7 @@ class ModuleCalls:
             self._all = []
             compiled = original(*arguments, **named)
             if isinstance(compiled, torch.nn.Module):
-                self._single.append(wrap_calls(compiled, self._called_alone))
+                self._single.append(watch_calls(compiled, self._called_alone))
             return compiled
 
         return compile_
@@ -111,7 +112,7 @@ class ModuleCalls:
         """The calls of ``module`` are the steps: one ended now, and ``before`` earlier."""
         self._remove()
         self._calls = {}
-        self._single = [wrap_calls(module, self._again)]
+        self._single = [watch_calls(module, self._again)]
         self._finder.called(Source.MODULE, type(module).__name__, before)
 
     def _again(self, original: Callable[..., Any]) -> Callable[..., Any]:
