@@ -253,6 +253,28 @@ def test_a_program_that_evaluates_first_is_planned_while_it_trains(tmp_path: Pat
     assert [value.what for value in plan.made_up] == ["item", "item"]
 
 
+AFTER_THE_FIRST = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 100 == 0:
+        with torch.no_grad():
+            for _ in range(10):
+                model(torch.randn(8, 64, device="cuda"))
+"""
+
+
+def test_what_a_program_does_after_its_first_step_is_not_of_the_step_that_is_kept(tmp_path: Path) -> None:
+    graph = only(planned(tmp_path, AFTER_THE_FIRST)).eager
+    assert graph is not None
+    assert [op.name for op in graph.ops].count("aten.addmm.default") == 1
+
+
 def test_a_generating_loop_is_planned_and_its_graphs_are_said_not_to_be_replayed(tmp_path: Path) -> None:
     plan = only(planned(tmp_path, torch_programs.GENERATES)).plan
     assert plan.failure is None

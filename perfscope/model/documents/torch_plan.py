@@ -211,7 +211,7 @@ MAX_REFUSALS = 1_000
 """Written of one graph, those with the most shared bytes first."""
 MAX_ROWS = 1_000
 """Breaks, recompilations, made-up values, notes."""
-ALL_STEPS = "after four steps: one as it is, one eagerly, one planned, one more"
+ALL_STEPS = "after five steps: one as it is, one eagerly, two planned, one eagerly again"
 """``TorchPlan.stopped`` of a program that ran as far as it had to."""
 
 KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention", "collective", "extern"]

@@ -20,7 +20,7 @@ function begins. `line_is` in the evidence tells.
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
 accelerator drain its queue. These findings are structural and carry no time. The range check that
 `one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
-Of a planned program (`perfscope compile`) two more are left out: a line that read once in the four steps
+Of a planned program (`perfscope compile`) two more are left out: a line that read once in the five steps
 that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
 the host (the optimizer's counters).
 Of a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`,

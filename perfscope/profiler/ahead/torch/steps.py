@@ -1,8 +1,9 @@
-"""Which step of the program is for what: one as it is, one eagerly with every op kept, one through the plan.
+"""Which step of the program is for what: one as it is, one eagerly with every op kept, two through the plan.
 
 Steps are found as `perfscope run` finds them. The first step is left alone (caches, the optimizer's state); it also
 tells whether the program compiles anything itself. In the second torch.compile is off and the ops are kept. From the
-third on it is on, for the outermost modules too where the program compiles none; then one step more, and it is enough.
+third on it is on, for the outermost modules too where the program compiles none. In the fifth it is off again, and its
+ops replace those of the second, with which many programs do more (evaluation, logging); then it is enough.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
 from perfscope.profiler.torch.op_graph.frames import Frames
 
-EAGER, PLANNED, EXTRA = 0, 1, 2
+EAGER, PLANNED, AGAIN = 0, 1, 3
 """Steps counted from the first that begins after steps are known."""
 MOST_EVALUATIONS = 1_000
 """Further calls of the model that are awaited where there is an optimizer: many programs evaluate before they train."""
@@ -77,7 +78,7 @@ class PlanSteps:
         """Classes of those that stepped."""
         self.seen_planned = False
         self._optimizer_exists: bool | None = None
-        """Whether the program had made an optimizer when four calls of its model were seen."""
+        """Whether the program had made an optimizer when the last step was seen."""
 
     def install(self) -> None:
         """Listen for steps."""
@@ -108,8 +109,10 @@ class PlanSteps:
         what = number - self._first
         self._memory.begin()
         self._processes.begin()
-        if what == EAGER:
-            self.decide()
+        if what in (EAGER, AGAIN):
+            if what == EAGER:
+                self.decide()
+            self._unwrap()
             torch.compiler.set_stance("force_eager")
             self._record(f"{self._name}.eager.opgraph.json.gz", number, modules=True)
         elif what == PLANNED:
@@ -123,16 +126,17 @@ class PlanSteps:
         """A step ended."""
         self.optimizers |= {type(optimizer).__name__ for optimizer in self._hooks.optimizers}
         what = self._number - self._first
-        self._memory.end(self._hooks.optimizers, eager=what == EAGER)
-        self._processes.end(eager=what == EAGER, planned=what == PLANNED)
-        if what == EAGER:
+        eager = what == EAGER or what >= AGAIN
+        self._memory.end(self._hooks.optimizers, eager=eager)
+        self._processes.end(eager=eager, planned=what == PLANNED)
+        if what in (EAGER, AGAIN):
             self.eager_file = self._close()
         elif what == PLANNED:
             self.counting, self.seen_planned = False, True
             self.outside_file = self._close()
-        elif what >= EXTRA:
+        if what >= AGAIN:
             self.stopped = ALL_STEPS
-            if what - EXTRA < MOST_EVALUATIONS and self._training_follows():
+            if what - AGAIN < MOST_EVALUATIONS and self._training_follows():
                 return
             self._hooks.forget_sources()
             raise StopPlanningError
@@ -154,8 +158,8 @@ class PlanSteps:
     @property
     def ended(self) -> str:
         """How a program ended that neither raised nor was stopped."""
-        if self._number == self._first >= 0 and self.eager_file is None:
-            return "the program ended after its first step, and a plan walks through four"
+        if self._number >= 0 and self.eager_file is None:
+            return f"steps before the end of the program: {self._number - self._first + 1}; a plan walks through five"
         return "the program ended by itself"
 
     def decide(self) -> None:
@@ -165,6 +169,9 @@ class PlanSteps:
     def finish(self) -> None:
         """The program is over."""
         what, ops = self._number - self._first, self.ops
+        if what >= AGAIN and self._recorder is not None:  # not whole: the first eager step stays
+            self._recorder.stop()
+            self._recorder = None
         file = self._close()
         if self._number >= 0 and file is not None and ops:
             if what == EAGER:
