@@ -266,13 +266,18 @@ for step in range(8):
         with torch.no_grad():
             for _ in range(10):
                 model(torch.randn(8, 64, device="cuda"))
+        torch.save(model.state_dict(), "CHECKPOINT")
 """
 
 
 def test_what_a_program_does_after_its_first_step_is_not_of_the_step_that_is_kept(tmp_path: Path) -> None:
-    graph = only(planned(tmp_path, AFTER_THE_FIRST)).eager
-    assert graph is not None
-    assert [op.name for op in graph.ops].count("aten.addmm.default") == 1
+    checkpoint = tmp_path / "model.pt"
+    checkpoint.write_text("of a real run")
+    plan = only(planned(tmp_path, AFTER_THE_FIRST.replace("CHECKPOINT", str(checkpoint))))
+    assert plan.eager is not None
+    assert [op.name for op in plan.eager.ops].count("aten.addmm.default") == 1
+    assert checkpoint.read_text() == "of a real run"
+    assert [(value.what, value.times) for value in plan.plan.made_up] == [("torch.save", 1)]
 
 
 def test_a_generating_loop_is_planned_and_its_graphs_are_said_not_to_be_replayed(tmp_path: Path) -> None:
