@@ -50,6 +50,7 @@ from perfscope.analyzers.time import (
 from perfscope.model import hooks
 from perfscope.model.errors import log_failure
 from perfscope.model.finding import (
+    SEVERITIES,
     TITLE_LENGTH,
     AbstainError,
     Cell,
@@ -559,12 +560,13 @@ def _placed(spans: Iterable[Span], traces: Sequence[Trace]) -> tuple[Span, ...]:
     )
 
 
-def _cost_order(finding: Finding) -> tuple[int, int, int, str]:
-    """By time; those without one after all others, by the bytes they move."""
+def _cost_order(finding: Finding) -> tuple[int, int, int, int, str]:
+    """By time; those without one after all others, by severity and the bytes they move."""
     per_step = finding.cost_ns_per_step if finding.untraced_ns_per_step is None else finding.untraced_ns_per_step
     cost = finding.cost_ns if per_step is None else per_step
-    untimed = -(finding.cost_bytes or 0) if cost is None else 0
-    return (0 if cost is not None else 1, -(cost or 0), untimed, finding.title)
+    if cost is not None:
+        return (0, -cost, 0, 0, finding.title)
+    return (1, 0, -SEVERITIES.index(finding.severity), -(finding.cost_bytes or 0), finding.title)
 
 
 def _steps(trace: Trace) -> Iterator[Step]:
