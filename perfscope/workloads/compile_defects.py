@@ -40,7 +40,7 @@ def length_of(step: int, length: int) -> int:
 
 def printing(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Prints how loud the activations are."""
-    print("loudest", x_BLD.detach().abs().amax().item())  # defect: graph_break, host_sync: ends the graph
+    print("loudest", x_BLD.detach().abs().amax().item())  # defect: graph_break, eager_fallback, host_sync: a break
     return x_BLD
 
 
@@ -63,7 +63,7 @@ def selecting(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
 
 def counting(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Takes from every token the mean of those above the middle."""
-    loud_ND = x_BLD[x_BLD.mean(-1) > 0]  # defect: graph_break: N depends on the data
+    loud_ND = x_BLD[x_BLD.mean(-1) > 0]  # defect: graph_break, eager_fallback: N depends on the data
     return x_BLD - loud_ND.sum((0, 1)) / max(1, loud_ND.numel())
 
 

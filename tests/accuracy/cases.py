@@ -210,11 +210,11 @@ def _eager() -> list[Case]:
 
 def _compiled() -> list[Case]:
     lines = {
-        "print": {"graph_break": "print(", "host_sync": "print("},
+        "print": {"eager_fallback": "print(", "host_sync": "print("},
         "branch": {"graph_break": "> LIMIT:", "host_sync": "> LIMIT:"},
-        "unsupported": {"graph_break": "loud_ND = "},
-        "float-arg": {"recompilation": "p=rate)", "warmup_compile": None},
-        "shapes": {"dynamic_shape_churn": "dynamic=False", "warmup_compile": None},
+        "unsupported": {"eager_fallback": "loud_ND = "},
+        "float-arg": {"recompilation": "p=rate)"},
+        "shapes": {"dynamic_shape_churn": "dynamic=False"},
     }
     return [
         Case(
@@ -255,7 +255,7 @@ def _jit() -> list[Case]:
             "retrace",
             jax_program("attention", *naive, "--defect", "retrace", steps=9),
             jax_program("attention", *naive, steps=9),
-            {"recompilation": "number + 1", "warmup_compile": None},
+            {"recompilation": "number + 1"},
             False,
         ),
         (
@@ -325,7 +325,7 @@ def _jit() -> list[Case]:
             "shapes",
             jax_program("loop", *naive, "--layers", "1", "--defect", "shapes", steps=9),
             jax_program("loop", *naive, "--layers", "1", "--twin", "shapes", steps=9),
-            {"recompilation": "update(state, batch_BM)", "warmup_compile": None},
+            {"recompilation": "update(state, batch_BM)"},
             False,
         ),
         *(

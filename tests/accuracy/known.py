@@ -37,8 +37,8 @@ class Limit:
 RIGHT = (
     Right(
         rule="eager_fallback",
-        cases="torch compiled: (print|unsupported|float-arg|shapes)$",
-        why="a graph that ends inside the loop over the blocks, or too many compilations, leaves it to eager mode",
+        cases="torch compiled: (float-arg|shapes)$",
+        why="too many compilations leave it to eager mode",
     ),
     Right(rule="host_bound", cases="4 gloo processes", of="both", why="every rank sleeps in every step, by design"),
     Right(
