@@ -62,5 +62,5 @@ def test_sparse_gradients_of_a_compiled_module_are_named(tmp_path: Path) -> None
 
 def test_a_single_step_is_too_few(tmp_path: Path) -> None:
     program = SPARSE.replace("sparse=True", "sparse=False").replace("range(6)", "range(1)")
-    with pytest.raises(PerfscopeError, match="steps before the end of the program: 1; a plan walks through five"):
+    with pytest.raises(PerfscopeError, match="the program ended after 1 of the five steps that a plan walks through"):
         planned(tmp_path, program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_module
 from perfscope.model.capture import CaptureOptions
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch.hooks import Hooks
+from perfscope.profiler.torch.watched_calls import Call, watch_calls
 
 pytestmark = pytest.mark.torch
 
@@ -167,6 +168,36 @@ def test_a_watched_module_can_be_saved_copied_and_scripted(
             assert torch.equal(twin(value), plain(value))
     saved = zipfile.ZipFile(tmp_path / "model.pt")
     assert not any(b"perfscope" in saved.read(name) for name in saved.namelist())
+
+
+def test_modules_of_one_class_share_what_wraps_their_calls() -> None:
+    seen: list[tuple[str, torch.nn.Module]] = []
+
+    def make(name: str) -> Callable[[Call], Call]:
+        def wrapped(call: Call) -> Call:
+            def called(module: torch.nn.Module, *arguments: object) -> object:
+                seen.append((name, module))
+                return call(module, *arguments)
+
+            return called
+
+        return wrapped
+
+    class Block(torch.nn.Linear):
+        pass
+
+    blocks = [Block(2, 2) for _ in range(3)]
+    undo = [watch_calls(block, make("first")) for block in blocks]
+    shared = vars(Block)["__call__"]
+    undo.append(watch_calls(blocks[0], make("again")))
+    assert vars(Block)["__call__"] is not shared
+    for block in blocks:
+        block(torch.ones(2))
+    assert [name for name, _ in seen] == ["again", "first", "first", "first"]
+    assert [module for _, module in seen] == [blocks[0], *blocks]
+    while undo:
+        undo.pop()()
+    assert not {"__call__", "_call_impl"} & set(vars(Block))
 
 
 def test_torch_is_left_as_it_was() -> None:

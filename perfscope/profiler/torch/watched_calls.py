@@ -1,4 +1,4 @@
-"""Calls of one module, seen from outside: on its class, so nothing is saved, copied or scripted with the module."""
+"""Calls of single modules, seen from outside: on their class, so nothing is saved, copied or scripted with a module."""
 
 from __future__ import annotations
 
@@ -13,53 +13,75 @@ from perfscope.profiler.torch.compat import is_compiling
 Call = Callable[..., Any]
 
 
+class _Watched:
+    """One module whose calls are wrapped."""
+
+    def __init__(self, module: Any, layer: _Layer, make: Callable[[Call], Call]) -> None:
+        self.module = weakref.ref(module)
+        self.outer, self.inner = make(layer.outer), make(layer.inner)
+        self.depth = 0
+
+
+class _Layer:
+    """Wraps the calls of a class, for the modules in ``watched``."""
+
+    def __init__(self, kind: Any) -> None:
+        self.watched: dict[int, _Watched] = {}
+        self.outer, self.inner = _original(kind, "__call__"), _original(kind, "_call_impl")
+
+        @functools.wraps(kind.__call__)
+        def outer(module: Any, *arguments: Any, **named: Any) -> Any:
+            mine = self._of(module)
+            if mine is None:
+                return self.outer(module, *arguments, **named)
+            mine.depth += 1
+            try:
+                return mine.outer(module, *arguments, **named)
+            finally:
+                mine.depth -= 1
+
+        @functools.wraps(kind._call_impl)
+        def inner(module: Any, *arguments: Any, **named: Any) -> Any:
+            mine = None if is_compiling() else self._of(module)
+            call = self.inner if mine is None or mine.depth else mine.inner
+            return call(module, *arguments, **named)
+
+        self.remove = undo_all([replace(kind, "_call_impl", inner), replace(kind, "__call__", outer)])
+
+    def _of(self, module: Any) -> _Watched | None:
+        found = self.watched.get(id(module))
+        return found if found is not None and found.module() is module else None
+
+
+_LAYERS: dict[Any, list[_Layer]] = {}
+"""By class: a second one where a module is watched twice."""
+
+
 def watch_calls(module: Any, make: Callable[[Call], Call]) -> Undo:
     """Wrap the calls of one module: what ``make(call)`` returns is called with the module and its arguments.
 
     Both ``__call__`` and what torch's own ``__call__`` looks up are wrapped, and one of them acts in a call: a loop may
     have bound the first before (``generate`` of transformers), and the second is compiled with the module.
     """
-    watched, depth = [weakref.ref(module)], [0]
-
-    def is_watched(called: Any) -> bool:
-        return bool(watched) and watched[0]() is called
-
-    def outer(original: Call) -> Call:
-        wrapped = make(original)
-
-        def call(called: Any, *arguments: Any, **named: Any) -> Any:
-            if not is_watched(called):
-                return original(called, *arguments, **named)
-            depth[0] += 1
-            try:
-                return wrapped(called, *arguments, **named)
-            finally:
-                depth[0] -= 1
-
-        return call
-
-    def inner(original: Call) -> Call:
-        wrapped = make(original)
-
-        def call(called: Any, *arguments: Any, **named: Any) -> Any:
-            if is_compiling() or depth[0] or not is_watched(called):
-                return original(called, *arguments, **named)
-            return wrapped(called, *arguments, **named)
-
-        return call
-
-    kind = type(module)
-    restore = undo_all([_wrap(kind, "_call_impl", inner), _wrap(kind, "__call__", outer)])
+    layers, number = _LAYERS.setdefault(type(module), []), id(module)
+    layer = next((layer for layer in layers if number not in layer.watched), None)
+    if layer is None:
+        layer = _Layer(type(module))
+        layers.append(layer)
+    layer.watched[number] = _Watched(module, layer, make)
 
     def undo() -> None:
-        watched.clear()
-        restore()
+        layer.watched.pop(number, None)
+        if not layer.watched and layer in layers:
+            layers.remove(layer)
+            layer.remove()
 
     return undo
 
 
-def _wrap(kind: Any, name: str, make: Callable[[Call], Call]) -> Undo:
-    def inherited(called: Any, *arguments: Any, **named: Any) -> Any:
-        return getattr(super(kind, called), name)(*arguments, **named)  # which may itself be replaced later
+def _original(kind: Any, name: str) -> Call:
+    def inherited(module: Any, *arguments: Any, **named: Any) -> Any:
+        return getattr(super(kind, module), name)(*arguments, **named)  # which may itself be replaced later
 
-    return replace(kind, name, functools.wraps(getattr(kind, name))(make(vars(kind).get(name, inherited))))
+    own: Call = vars(kind).get(name, inherited)
+    return own

@@ -115,10 +115,9 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _on_host(trace: Trace) -> Iterator[Finding]:
     """The time between the ops of the main thread, where it is most of every step."""
-    accounts = [account for account in trace.fact(step_accounts) if account.whole_ns]
-    if not accounts:
+    account = next((item for item in trace.fact(step_accounts) if item.device == MISSING and item.whole_ns), None)
+    if account is None:
         raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
-    (account,) = accounts
     wholes = [sum(step) for step in zip(*account.causes_ns.values(), strict=True)]
     if any(gaps <= SHARE_ON_HOST * whole for gaps, whole in zip(account.causes_ns["launch"], wholes, strict=True)):
         return

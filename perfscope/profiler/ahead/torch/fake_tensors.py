@@ -9,6 +9,7 @@ numbers that the program draws or counts on the host have their values: they pic
 from __future__ import annotations
 
 import copy
+import io
 import os
 import sys
 from collections import Counter
@@ -108,9 +109,17 @@ class FakeWorld:
         compat.hook_fake_dispatch(on_host)
         torch.utils.swap_tensors = self._swapped
         FakeTensor.numpy = lambda tensor, **_: self._numpy(tensor)
-        torch.save = lambda *_, **__: self.note("torch.save", "nothing is written")
+        save = torch.save
+        torch.save = lambda thing, file, *_, **__: self._saved(save, thing, file)
         FakeTensor.__format__ = _formatted
         FakeTensor.__deepcopy__ = lambda tensor, memo: self._deep_copied(tensor, memo)
+
+    def _saved(self, save: Callable[..., None], thing: Any, file: Any) -> None:
+        """No file: it would be a checkpoint without values, perhaps over one of a real run."""
+        if isinstance(file, io.BytesIO):
+            save(thing, file)
+        else:
+            self.note("torch.save", "nothing is written")
 
     def _swapped(self, left: Any, right: Any) -> None:
         """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ EAGER, PLANNED, AGAIN = 0, 1, 3
 """Steps counted from the first that begins after steps are known."""
 MOST_EVALUATIONS = 1_000
 """Further calls of the model that are awaited where there is an optimizer: many programs evaluate before they train."""
+MOST_SECONDS = 120
+"""That the calls are awaited: the plan must be written before its time is over."""
 
 
 class StopPlanningError(BaseException):
@@ -77,6 +80,7 @@ class PlanSteps:
         self.optimizers: set[str] = set()
         """Classes of those that stepped."""
         self.seen_planned = False
+        self._done_at = 0.0
         self._optimizer_exists: bool | None = None
         """Whether the program had made an optimizer when the last step was seen."""
 
@@ -136,7 +140,10 @@ class PlanSteps:
             self.outside_file = self._close()
         if what >= AGAIN:
             self.stopped = ALL_STEPS
-            if what - AGAIN < MOST_EVALUATIONS and self._training_follows():
+            if what == AGAIN:
+                self._done_at = monotonic()
+            waits = what - AGAIN < MOST_EVALUATIONS and monotonic() - self._done_at < MOST_SECONDS
+            if waits and self._training_follows():
                 return
             self._hooks.forget_sources()
             raise StopPlanningError
@@ -159,7 +166,9 @@ class PlanSteps:
     def ended(self) -> str:
         """How a program ended that neither raised nor was stopped."""
         if self._number >= 0 and self.eager_file is None:
-            return f"steps before the end of the program: {self._number - self._first + 1}; a plan walks through five"
+            return (
+                f"the program ended after {self._number - self._first + 1} of the five steps that a plan walks through"
+            )
         return "the program ended by itself"
 
     def decide(self) -> None:
