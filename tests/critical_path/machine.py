@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hypothesis import strategies as st
+
 from perfscope.model.trace import CallKind, Trace
 from tests.build import TraceBuilder
 
@@ -25,6 +27,21 @@ class Op:
     stream: int = 7
     waits: bool = False
     """Waits for all work after that."""
+
+
+OPS = st.lists(
+    st.builds(
+        Op,
+        name=st.sampled_from("abc"),
+        host=st.integers(1, 60),
+        kernel=st.integers(0, 120),
+        stream=st.sampled_from([7, 8]),
+        waits=st.booleans(),
+    ),
+    min_size=1,
+    max_size=14,
+)
+"""Drawn programs."""
 
 
 def run(ops: list[Op], *, stall: int = 0) -> tuple[Trace, int]:

@@ -29,7 +29,7 @@ from perfscope.analyzers.time import account_windows
 from perfscope.model.trace import MISSING, CallKind, Trace
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
-from tests.critical_path.machine import BACK, BETWEEN, LATENCY, Op, run
+from tests.critical_path.machine import BACK, BETWEEN, LATENCY, OPS, Op, run
 
 US = 1000
 
@@ -196,20 +196,6 @@ def leading_to(graph: Graph, node: int) -> set[int]:
         found |= before
         left += before
     return found
-
-
-OPS = st.lists(
-    st.builds(
-        Op,
-        name=st.sampled_from("abc"),
-        host=st.integers(1, 60),
-        kernel=st.integers(0, 120),
-        stream=st.sampled_from([7, 8]),
-        waits=st.booleans(),
-    ),
-    min_size=1,
-    max_size=14,
-)
 
 
 class TestDrawnPrograms:

@@ -14,20 +14,7 @@ from perfscope.analyzers.critical_path.path import Walk
 from perfscope.analyzers.critical_path.replay import Replay
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.trace import MISSING, Trace
-from tests.critical_path.machine import Op, run
-
-OPS = st.lists(
-    st.builds(
-        Op,
-        name=st.sampled_from("abc"),
-        host=st.integers(1, 60),
-        kernel=st.integers(0, 120),
-        stream=st.sampled_from([7, 8]),
-        waits=st.booleans(),
-    ),
-    min_size=1,
-    max_size=14,
-)
+from tests.critical_path.machine import OPS, Op, run
 
 
 def ends_one_by_one(graph: Graph, change: Change) -> list[int]:

@@ -267,12 +267,18 @@ def _advised(change: FindingChange) -> str:
     return f"What to do: {change.rule}{f' at {where}' if where else ''}"
 
 
-KIND_COLUMNS: tuple[Column[tuple[str, int, int]], ...] = (
-    Column("part", lambda row: row[0]),
-    Column("base", lambda row: row[1], "ns"),
-    Column("head", lambda row: row[2], "ns"),
-    _delta("change", lambda row: row[2] - row[1]),
-)
+def _both_sides(of: str) -> tuple[Column[tuple[str, int, int]], ...]:
+    """Columns of rows (what, base ns, head ns)."""
+    return (
+        Column(of, lambda row: row[0]),
+        Column("base", lambda row: row[1], "ns"),
+        Column("head", lambda row: row[2], "ns"),
+        _delta("change", lambda row: row[2] - row[1]),
+    )
+
+
+KIND_COLUMNS = _both_sides("part")
+ACCOUNT_COLUMNS = _both_sides("cause")
 
 
 def _step(document: Document) -> Iterator[Section]:
@@ -296,14 +302,6 @@ def _step(document: Document) -> Iterator[Section]:
             *tables(_parts(step, moved)),
         ),
     )
-
-
-ACCOUNT_COLUMNS: tuple[Column[tuple[str, int, int]], ...] = (
-    Column("cause", lambda row: row[0]),
-    Column("base", lambda row: row[1], "ns"),
-    Column("head", lambda row: row[2], "ns"),
-    _delta("change", lambda row: row[2] - row[1]),
-)
 
 
 def account_sections(document: Document) -> Iterator[Section]:

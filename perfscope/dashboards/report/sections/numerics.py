@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.report.blocks import Column, Section, Text, table, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from perfscope.analyzers.numerics import FormatRow, NumericsSummary, TensorRow
 
@@ -88,7 +88,7 @@ def _columns() -> Iterator[Column[TensorRow]]:
         yield Column(f"{SHORT[name]} under", _share(name, over=False), "share", drop=4 + order)
 
 
-def _share(name: str, *, over: bool):  # type: ignore[no-untyped-def]
+def _share(name: str, *, over: bool) -> Callable[[TensorRow], float | None]:
     return lambda row: (row.overflow if over else row.underflow).get(name) or None
 
 
