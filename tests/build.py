@@ -99,7 +99,8 @@ class TraceBuilder:
                   host_memory=int(host_memory), bytes=size)  # fmt: skip
 
     def sample(self, stack: str, at: float, *, lasts: float = 1_000, cpu: float | None = None, step: int = -1,
-               delay: float = 0, tid: int = 1, worker: str | None = None) -> None:  # fmt: skip
+               delay: float = 0, tid: int = 1, worker: str | None = None,
+               step_us: float | None = None) -> None:  # fmt: skip
         """A sampled stack, outermost first: ``train.py(3): main > train.py(9): tokenize > str``."""
         frame = -1
         for text in stack.split(" > "):
@@ -111,7 +112,8 @@ class TraceBuilder:
             )  # fmt: skip
         thread = self.thread(tid) if worker is None else self._worker(worker)
         self._add("samples", time_ns=_ns(at), lasts_ns=_ns(lasts), delay_ns=_ns(delay), thread=thread, frame=frame,
-                  cpu_ns=_ns(lasts if cpu is None else cpu), worker=worker is not None, step=step)  # fmt: skip
+                  cpu_ns=_ns(lasts if cpu is None else cpu), worker=worker is not None, step=step,
+                  step_ns=-1 if step_us is None else _ns(step_us))  # fmt: skip
 
     def _frame(self, **values: int) -> int:
         known = self.tables.setdefault("frames", [])

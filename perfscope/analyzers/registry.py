@@ -47,6 +47,7 @@ RULES: dict[str, str] = {
     "recompilation": "perfscope.analyzers.torch_compile.rules.recompilation",
     "resharding_collective": "perfscope.analyzers.programs.rules.resharding_collective",
     "sequential_scan": "perfscope.analyzers.programs.rules.sequential_scan",
+    "slow_steps": "perfscope.analyzers.time.rules.slow_steps",
     "small_collectives": "perfscope.analyzers.ranks.rules.small_collectives",
     "small_kernels": "perfscope.analyzers.time.rules.small_kernels",
     "straggler": "perfscope.analyzers.ranks.rules.straggler",

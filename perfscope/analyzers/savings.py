@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.time import HOST_AHEAD
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 FEW_STEPS = 10
 """Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
+
+
+SLOW_STEPS = "slow_steps"
+"""The rule that says which steps the program itself makes slow."""
+
+SKEWED = 1.25
+"""Mean over median: above it the median says too little of what the steps take."""
 
 
 class Wholes:
@@ -35,16 +42,20 @@ class Wholes:
         for account in analysis.accounts:
             self._spans[account.rank] = max(account.whole_ns, self._spans.get(account.rank, 0))
 
+        self._uneven = any(rule == SLOW_STEPS for rule, _ in analysis.findings())
         self._untraced: dict[int | None, list[int]] = {}
         for step in analysis.steps:
             if not step.traced:
                 self._untraced.setdefault(step.rank, []).append(step.duration_ns)
 
     def untraced(self, finding: Finding) -> float | None:
-        """Median step without a profiler of the ranks that pay, in ns; ``None`` where none was timed."""
+        """A step without a profiler of the ranks that pay, in ns; ``None`` where none was timed.
+
+        The median, as single steps may be held up by the machine; the mean where slow ones are the program's own.
+        """
         mine = {*finding.ranks, None}
         times = [time for rank, each in self._untraced.items() if not finding.ranks or rank in mine for time in each]
-        return median(times) if times else None
+        return (fmean(times) if self._uneven else median(times)) if times else None
 
     def of(self, finding: Finding) -> float | None:
         """ns, ``None`` if neither steps nor devices tell."""
@@ -67,6 +78,13 @@ class Spread:
     high_ns: float
     how: str
     """``'min-max'`` or ``'p10-p90'``."""
+    mean_ns: float
+    """Where it is far above the median, some of them take far longer than most."""
+
+    @property
+    def skewed(self) -> bool:
+        """Whether the mean has to be told beside the median."""
+        return self.mean_ns >= SKEWED * self.median_ns
 
     @classmethod
     def of(cls, durations_ns: Sequence[int]) -> Spread | None:
@@ -77,7 +95,8 @@ class Spread:
         if len(durations_ns) >= FEW_STEPS:
             deciles = quantiles(durations_ns, n=10, method="inclusive")
             low, high, how = deciles[0], deciles[-1], "p10-p90"
-        return cls(count=len(durations_ns), median_ns=median(durations_ns), low_ns=low, high_ns=high, how=how)
+        middle, mean = median(durations_ns), fmean(durations_ns)
+        return cls(count=len(durations_ns), median_ns=middle, low_ns=low, high_ns=high, how=how, mean_ns=mean)
 
 
 def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] | None:

@@ -121,8 +121,8 @@ class Finding:
     cost_ns: int | None = None
     cost_ns_per_step: int | None = None
     untraced_ns_per_step: int | None = None
-    """What of ``cost_ns_per_step`` a step without a profiler leaves (filled by the engine); ``None`` where no such
-    step was timed."""
+    """What of ``cost_ns_per_step`` a step without a profiler leaves (filled by the engine, or by a rule that measures
+    such steps); ``None`` where no such step was timed."""
     path_ns: int | None = None
     """What all steps together are shorter by when the recorded dependencies are replayed without what it is about:
     ``cost_ns`` is at most that and 5 % (filled by the engine). ``None``: ``cost_ns`` is the rule's own bound."""

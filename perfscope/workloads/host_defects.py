@@ -28,6 +28,7 @@ HOST_DEFECTS = {
     "save": "save the weights in every step",
     "thread": "a thread beside the loop that computes in Python and holds the interpreter's lock",
     "collect": "collect garbage in every step, with a large heap",
+    "evaluate": "tokenise a document of the validation set in every eighth step",
 }
 
 WORDS = 30_000
@@ -38,6 +39,7 @@ METRICS = 6_000
 OBJECTS = 150_000
 """Live containers that a collection looks at: about 10 ms."""
 SAVES_KEPT = 2
+EVALUATE_EVERY = 8
 _WORD = re.compile(r"\w+")
 
 
@@ -70,7 +72,7 @@ class HostWork:
     def __enter__(self) -> Self:
         self.folder = tempfile.TemporaryDirectory(prefix="loop-")
         self.log = (Path(self.folder.name) / "log.jsonl").open("w")
-        if self.name == "tokenize":
+        if self.name in ("tokenize", "evaluate"):
             self.tokens = encoded(self.document)
         if self.name == "thread":
             threading.Thread(target=self.target, daemon=True).start()
@@ -88,6 +90,9 @@ class HostWork:
             json.dump({"step": step, "metrics": self.record}, self.log, indent=1)  # defect: host_bound
         elif self.defect == "save":
             self.save(Path(self.folder.name) / f"{step % SAVES_KEPT}")
+        elif self.defect == "evaluate":
+            if step % EVALUATE_EVERY == 0:
+                self.tokens = encoded(self.document)
         elif self.defect == "collect":
             gc.collect()  # defect: host_bound: looks at every object that lives
         elif self.name == "log":

@@ -38,7 +38,7 @@ def train(options: Options, host: HostWork) -> list[float]:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            host(step)
+            host(step)  # defect: slow_steps
             losses.append(loss.detach())
     return report(losses)
 

@@ -205,6 +205,16 @@ def _eager() -> list[Case]:
                 measured=True,
             )
         )
+    cases.append(
+        Case(
+            name="host: evaluate",
+            framework="torch",
+            mode="eager",
+            source=torch_program("loop", "--defect", "evaluate", steps=100),
+            twin=torch_program("loop", "--twin", "evaluate", steps=100),
+            expects={"slow_steps": "host(step)"},
+        )
+    )
     return cases
 
 

@@ -265,3 +265,12 @@ assert count > 1000, count
 def test_reading_stacks_of_generators_does_not_kill_the_program() -> None:
     done = subprocess.run([sys.executable, "-c", GENERATORS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_steps_that_were_none_are_forgotten_with_their_samples(sampler: StackSampler) -> None:
+    before = sampled(sampler, lambda: spin(0.3))
+    assert before.steps
+    assert before.time_ns
+    sampler.start_over()
+    after = sampler.document()
+    assert (after.steps, after.time_ns) == ((), ())

@@ -121,17 +121,6 @@ def test_too_few_samples_in_traced_steps_are_replaced_by_those_of_free_steps() -
     assert "without a profiler" in finding.advice
 
 
-@pytest.mark.parametrize(("saves", "status"), [(12, "flagged"), (9, "clean"), (11, "clean")])
-def test_what_is_saved_now_and_then_is_seen_in_other_steps(saves: int, status: str) -> None:
-    b = host_loop(work_us=100)
-    for number in range(110 if saves == 12 else 111):
-        inner = "site-packages/torch/serialization.py(9): save" if number < saves else "torch.relu"
-        b.sample(f"{LOOP} > train.py(12): keep > {inner}", 1_000_000 + number, step=100 + number)
-    outcome = judge(HOST_BOUND, b.build())
-    assert outcome.status == status
-    assert [finding.where.line for finding in outcome.findings] == [12] * (status == "flagged")
-
-
 def lock_loop(*, delay: float, cpu: float, callee: str = "torch.relu") -> Trace:
     b = host_loop(work_us=1_500)
     for number in range(20):

@@ -27,9 +27,12 @@ HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_boun
 
 
 def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:
-    """The finding with costs of at most the steps, and what of it a step without a profiler leaves."""
+    """The finding with costs of at most the steps, and what of it a step without a profiler leaves.
+
+    One that was measured in steps without a profiler stays as it is.
+    """
     count = trace.fact(step_windows).count
-    if not count or finding.cost_ns_per_step is None:
+    if not count or finding.cost_ns_per_step is None or finding.untraced_ns_per_step is not None:
         return finding
     step = round(whole_ns(trace) / count)
     cost = min(finding.cost_ns_per_step, step)

@@ -145,7 +145,8 @@ def _tiles(summary: Summary, analysis: Analysis) -> Iterator[Tile]:
     elif spread is not None:
         how = "no profiler on" if free else "while traced"
         around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
-        note = f"median of {spread.count:,}, {how}; {around}" if spread.count > 1 else f"one, {how}"
+        mean = f"; mean {format_ns(spread.mean_ns)}" if spread.skewed else ""
+        note = f"median of {spread.count:,}, {how}; {around}{mean}" if spread.count > 1 else f"one, {how}"
         yield Tile("step time", format_ns(spread.median_ns), note)
     yield from summary.tiles
     spans = sum(device.span_ns for device in analysis.devices)

@@ -318,7 +318,8 @@ def spread_text(spread: Spread, when: str) -> str:
     if spread.count == 1:
         return f"{middle} (one, {when})"
     around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
-    return f"{middle} (median of {spread.count:,} {when}, {around})"
+    mean = f", mean {format_ns(spread.mean_ns)}" if spread.skewed else ""
+    return f"{middle} (median of {spread.count:,} {when}, {around}{mean})"
 
 
 def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:

@@ -481,6 +481,7 @@ SAMPLES = Table(
             doc="number of the step it was taken in, also of steps that were not traced; missing: between steps",
             nullable=True,
         ),
+        Column(name="step_ns", dtype="int64", unit="ns", doc="duration of that step", nullable=True),
     ),
 )
 

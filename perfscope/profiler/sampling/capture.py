@@ -58,6 +58,11 @@ class StackCapture:
         if self._sampler is not None:
             self._sampler.step(number, begin_ns, end_ns)
 
+    def start_over(self) -> None:
+        """What was sampled so far was not of steps."""
+        if self._sampler is not None:
+            self._sampler.start_over()
+
     def stop(self) -> None:
         """No more samples."""
         self._loaders.stop()

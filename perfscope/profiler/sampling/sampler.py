@@ -116,6 +116,10 @@ class StackSampler:
         if not self._ended and self._awake.is_set() and len(self._steps) < MOST_STEPS:
             self._steps.append((number, begin_ns, end_ns))
 
+    def start_over(self) -> None:
+        """Forget the steps so far, and their samples: they were none."""
+        self._steps, self._rows = [], []
+
     def stop(self) -> None:
         """End the thread; what was sampled stays."""
         self._ended = True

@@ -181,6 +181,7 @@ class Session:
             self._marks.start_over()
         self._times.clear()
         self._tokens.clear()
+        self._stacks.start_over()
         self._windows = self._new_windows()
         if self._jax is not None:
             self._jax.unsettled()

@@ -49,6 +49,7 @@ def _samples(
     first = _add_frames(builder, process)
     threads = _add_threads(builder, process, worker=worker)
     frames, time = np.array(process.frame, np.int64), np.array(process.time_ns, np.int64)
+    step, step_ns = _steps_at(program, time)
     columns = {
         "time_ns": time + offset,
         "lasts_ns": np.maximum(np.array(process.lasts_ns, np.int64), 0),
@@ -57,20 +58,21 @@ def _samples(
         "thread": threads[np.array(process.thread, np.int64)],
         "frame": np.where(frames == -1, MISSING, frames + first).astype(np.int32),
         "worker": np.full(len(time), worker),
-        "step": _step_at(program, time),
+        "step": step,
+        "step_ns": step_ns,
     }
     loops = np.array([thread.loop for thread in process.threads], bool)
     chosen = loops[np.array(process.thread, np.int64)] | (not worker)
     return {name: values[chosen] for name, values in columns.items()}
 
 
-def _step_at(program: StackSamples, times: Int64) -> Int64:
-    """Number of the step that each time of the program's clock lies in; ``MISSING`` between steps."""
+def _steps_at(program: StackSamples, times: Int64) -> tuple[Int64, Int64]:
+    """Number and duration of the step that each time of the program's clock lies in; ``MISSING`` between steps."""
     steps = sorted(program.steps, key=lambda step: step[1])
-    numbers, begins, ends = np.array(steps or np.empty((0, 3)), np.int64).T
-    row = np.searchsorted(begins, times, side="right") - 1
-    inside = (row >= 0) & (times < ends[np.maximum(row, 0)]) if len(begins) else np.zeros(len(times), bool)
-    return np.where(inside, numbers[np.maximum(row, 0)], MISSING) if len(begins) else np.full(len(times), MISSING)
+    numbers, begins, ends = np.array([(MISSING, 0, 0), *steps], np.int64).T
+    row = np.searchsorted(begins[1:], times, side="right")
+    row = np.where(times < ends[row], row, 0)
+    return numbers[row], np.where(row > 0, (ends - begins)[row], MISSING)
 
 
 def _add_frames(builder: TraceBuilder, process: StackSamples) -> int:

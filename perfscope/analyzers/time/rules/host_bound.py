@@ -11,10 +11,10 @@ it waited; only what goes beyond that counts here. The time is given to the inne
 or to the line of the sampled stacks in it (`perfscope run`); where the timed steps have neither, to the lines of the
 stacks sampled in other steps, or to the functions of the detail pass. A thread that sleeps or waits shows by its
 processor time; one that waits for the interpreter's lock shows where another thread of the program works in Python
-meanwhile, and is a finding of its own that names that thread and its line. So is saving, logging and collecting that
-is not in the traced steps but takes a tenth of the sampled time of others. Without an accelerator in the recording the
-main thread's time outside every op and data loader is judged, if every step has it: on an accelerator it would be idle
-time unless the device is still busy then. All of it is measured; the saving is an upper bound.
+meanwhile, and is a finding of its own that names that thread and its line. What only some steps do is judged by
+`slow_steps`. Without an accelerator in the recording the main thread's time outside every op and data loader is judged,
+if every step has it: on an accelerator it would be idle time unless the device is still busy then. All of it is
+measured; the saving is an upper bound.
 
 Fix: move the work out of the loop (do it once, before), to another process (`DataLoader(num_workers=...)`), or to a
 thread that runs while the device computes. Write logs and metrics every N steps, save checkpoints asynchronously
@@ -63,9 +63,6 @@ LEAST_SHARE_ON_HOST = 0.1
 
 PART_SHARE = MEDIUM_SHARE
 """Of the step: a kind of work with less gets no finding of its own."""
-
-_NOW_AND_THEN: tuple[Cause, ...] = ("saving", "garbage_collection")
-"""Work that programs do every N steps, so that the few traced steps may have none of it."""
 
 LEAST_SAMPLES = 10
 """Of steps without a profiler: fewer do not tell which line has most of the time."""
@@ -118,12 +115,9 @@ def check(trace: Trace) -> Iterable[Finding]:
         return
     yield from _waits_for_lock(trace, account)
     total = account.total_ns if keeps_idle(account) else {}
-    flagged = [cause for cause in _WORK if total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns)]
-    for cause in flagged:
-        yield _finding(trace, account, cause, total[cause])
-    for cause in _NOW_AND_THEN:
-        if cause not in flagged:
-            yield from _in_other_steps(trace, account, cause)
+    for cause in _WORK:
+        if total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns):
+            yield _finding(trace, account, cause, total[cause])
 
 
 def keeps_idle(account: StepAccount) -> bool:
@@ -264,37 +258,6 @@ def _most(lines: Sequence[_Line]) -> tuple[str | None, CallSite]:
     if functions[most] <= HALF or (best.name == NOT_RECORDED and best.site.file is None):
         return None, best.site
     return best.name if most[1] in (None, "<module>") else most[1], best.site
-
-
-def _in_other_steps(trace: Trace, account: StepAccount, cause: Cause) -> Iterable[Finding]:
-    """What is not in the traced steps and yet in many others: a checkpoint every 50 steps, logging every 10."""
-    steps, rows = free_samples(trace, trace.fact(main_thread)), _free_rows(trace, cause)
-    lasts = trace.rows["samples"]["lasts_ns"]
-    share = lasts[rows].sum() / lasts[steps].sum() if len(rows) >= LEAST_SAMPLES else 0.0
-    if share < LEAST_SHARE_ON_HOST:
-        return
-    subject, verb, advice = _WORK[cause]
-    lines = sampled_lines(trace, rows)
-    cost, function = round(share * account.whole_ns), lines[0].site.function or lines[0].innermost
-    yield Finding(
-        subject=f"{subject} now and then",
-        title=fit_title(
-            f"the host {verb} in steps that were not traced: {share:.1%} of the time, most in {function}", function
-        ),
-        detail="What the device does meanwhile is not known: what overlaps with its work saves nothing.",
-        **timed_cost(trace, cost, account.whole_ns),
-        advice=advice,
-        where=lines[0].site.where(),
-        evidence=tuple(
-            {
-                "host_was_in": line.innermost,
-                "site": line.site.where().label(),
-                "share": round(share * line.share, 4),
-                "samples": line.samples,
-            }
-            for line in lines[:MOST_ROWS]
-        ),
-    )
 
 
 def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:

@@ -1,0 +1,101 @@
+"""Some steps take far longer than the others, for work that only they do.
+
+Why it costs: an evaluation, a checkpoint, collecting new data or logging every N steps takes its time from training.
+The median step shows none of it, and the traced steps rarely contain it, so it is easily overlooked.
+
+How it is found: steps without a profiler of at least twice the median are slow. Of the stacks sampled in them
+(`perfscope run`) the calls count whose share of the slow steps is ten times that in the other steps; so a step that the
+machine held up is none. Waiting for a device and compiling are left out: other rules judge those. The cost is the
+sampled time of these calls by all steps, if it is a tenth of it and at least two steps have it. What the device
+does meanwhile is not known: the saving is an upper bound.
+
+Fix: do it less often, move it to another process or thread, or make it faster. Save checkpoints asynchronously
+(`torch.distributed.checkpoint.async_save`), evaluate on fewer batches, step environments in worker processes. To see
+what such a step does, trace it: `perfscope run --steps A:B` with its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perfscope.analyzers.time.host_activity import HostActivity
+from perfscope.analyzers.time.records import host_records
+from perfscope.analyzers.time.samples import sampled_site
+from perfscope.analyzers.time.slow_steps import LEAST_STEPS, OwnCall, SlowSteps, frame_text, slow_steps
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_title, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
+
+NEEDS = ("python_samples",)
+
+LEAST_SHARE = 0.1
+"""Of the time of all steps: below it the longer steps of a busy machine may be the cause."""
+
+LEAST_SLOW = 2
+"""Steps: one may be the end of the program."""
+
+LEAST_SAMPLES = 10
+"""Fewer do not tell which call has most of the time."""
+
+_ADVICE: dict[int, str] = {
+    HostActivity.SAVING: "Save less often, or asynchronously (`torch.distributed.checkpoint.async_save`)",
+    HostActivity.GARBAGE_COLLECTION: "Freeze what the warm-up made (`gc.collect(); gc.freeze()`)",
+    HostActivity.INPUT: "Keep the workers of the data loader (`persistent_workers=True`), or load ahead",
+}
+
+examined = host_records
+
+
+def check(trace: Trace) -> Iterator[Finding]:
+    """Yield one finding for all work that only slow steps do."""
+    if len(trace.step_times_ns) < LEAST_STEPS:
+        raise AbstainError(f"fewer than {LEAST_STEPS} steps were timed without a profiler")
+    found = trace.fact(slow_steps)
+    if found is None or found.share < LEAST_SHARE or len(found.numbers) < LEAST_SLOW:
+        return
+    if sum(call.samples for call in found.calls) < LEAST_SAMPLES:
+        return
+    whole = sum(trace.step_times_ns)
+    cost, first = round(found.share * whole), found.calls[0]
+    per_step = round(cost / len(trace.step_times_ns))
+    site = sampled_site(trace, first.frame)
+    place = site.where().label() if site.function in (None, "<module>") else site.function
+    name = place if site.file is not None else frame_text(trace, first.frame)
+    number = found.numbers[-1]
+    advice = _ADVICE.get(first.activity, "Do it less often, or make it faster")
+    yield Finding(
+        subject="work of slow steps",
+        title=fit_title(f"{_which(found, trace)}: {found.share:.0%} of the time, most in {name}", name),
+        detail=f"They take {format_ns(found.slow_ns)}, the others {format_ns(found.other_ns)} (medians, without a "
+        "profiler). The traced steps do not show this work unless one of them is such a step.",
+        severity=severity_of(cost, whole),
+        basis="measured",
+        advice=f"{advice}; `perfscope run --steps {number}:{number + 1} ...` traces such a step.",
+        cost_ns=cost,
+        cost_ns_per_step=per_step,
+        untraced_ns_per_step=per_step,
+        where=site.where(),
+        evidence=tuple(_row(trace, call, per_step / found.share) for call in found.calls[:MOST_ROWS]),
+    )
+
+
+def _which(found: SlowSteps, trace: Trace) -> str:
+    if found.every is not None:
+        return f"every {_ordinal(found.every)} step is slow"
+    return f"{len(found.numbers)} of {len(trace.step_times_ns):,} steps are slow"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _row(trace: Trace, call: OwnCall, mean_ns: float) -> dict[str, Cell]:
+    return {
+        "host_was_in": frame_text(trace, call.frame),
+        "site": sampled_site(trace, call.frame).where().label(),
+        "most_in": frame_text(trace, call.inner),
+        "time_per_step_ns": round(call.share * mean_ns),
+        "share": round(call.share, 4),
+        "samples": call.samples,
+    }

@@ -1,0 +1,157 @@
+"""Steps that take far longer than most, and the work that only they do.
+
+Programs do some work every N steps: evaluate, save a checkpoint, collect new data, log. The median step shows none of
+it, and the few traced steps rarely contain it. Durations of steps without a profiler tell how much time it takes, and
+stacks sampled in those steps tell which calls it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
+from perfscope.analyzers.time.samples import device_waits, free_samples, stacks
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+
+SLOW = 2.0
+"""Times the median step. A step with half as much again may be a longer batch; a second task of the size of a step is
+other work."""
+
+ONLY_THERE = 10.0
+"""Times its share in other steps that a call has in slow ones to be work of their own."""
+
+LEAST_STEPS = 10
+"""Without a profiler: the median of fewer does not tell which of them are slow."""
+
+LEAST_SAMPLES = 2
+"""Of a call: one may be where the machine held up the program."""
+
+_OTHERS_JUDGE = (HostActivity.SYNC, HostActivity.COMPILATION)
+"""A wait for a device, as any call that may be one, is the time of its queue; compilation has rules of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCall:
+    """A call that slow steps make and others do not."""
+
+    frame: int
+    """Row of ``frames``: the outermost frame that the other steps do not have."""
+    inner: int
+    """Row of ``frames``: the innermost frame below it with most time."""
+    share: float
+    """Of the time of all steps without a profiler."""
+    samples: int
+    activity: int
+    """Most of its time; ``MISSING``: other work in Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowSteps:
+    """Steps without a profiler that do work of their own and are slow for it."""
+
+    numbers: tuple[int, ...]
+    every: int | None
+    """Distance of most of them, in steps; ``None``: they come irregularly."""
+    slow_ns: int
+    """Median of them."""
+    other_ns: int
+    """Median of all others."""
+    calls: tuple[OwnCall, ...]
+    """Most time first."""
+
+    @property
+    def share(self) -> float:
+        """Of the time of all steps without a profiler: what only slow steps do."""
+        return sum(call.share for call in self.calls)
+
+
+def slow_steps(trace: Trace) -> SlowSteps | None:
+    """``None``: too few steps without a profiler, none of them slow for work of its own, or no stacks sampled in it."""
+    times = np.array(trace.step_times_ns, np.int64)
+    if len(times) < LEAST_STEPS:
+        return None
+    samples, rows = trace.rows["samples"], free_samples(trace, trace.fact(main_thread))
+    slow = samples["step_ns"][rows] >= SLOW * float(np.median(times))
+    own = _own_frames(trace, rows, slow)
+    mine = own != MISSING
+    numbers, first = np.unique(samples["step"][rows[mine]], return_index=True)
+    if not len(numbers):
+        return None
+    lasting = samples["step_ns"][rows[mine]][first]
+    return SlowSteps(
+        numbers=tuple(numbers.tolist()),
+        every=_distance(numbers.tolist()),
+        slow_ns=round(float(np.median(lasting))),
+        other_ns=round(float(np.median(times[~np.isin(times, lasting)]))),
+        calls=_own_calls(trace, rows, own),
+    )
+
+
+def _distance(numbers: list[int]) -> int | None:
+    gaps = Counter(after - before for before, after in pairwise(numbers))
+    gap, often = gaps.most_common(1)[0] if gaps else (0, 0)
+    return gap if often >= 2 and 2 * often > sum(gaps.values()) else None
+
+
+def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray) -> Int64:
+    """Per row of ``samples`` in ``rows`` the outermost frame with ``ONLY_THERE`` times its share of other steps."""
+    samples, parents = trace.rows["samples"], trace.rows["frames"]["parent"]
+    lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
+    judged = (frames != MISSING) & ~np.isin(trace.fact(sample_activities)[rows], _OTHERS_JUDGE)
+    judged &= ~trace.fact(device_waits)[rows]
+    inside = _inclusive(parents, frames[judged & slow], lasts[judged & slow])
+    elsewhere = _inclusive(parents, frames[judged & ~slow], lasts[judged & ~slow])
+    often = _inclusive(parents, frames[judged & slow], np.ones(int((judged & slow).sum()))) >= LEAST_SAMPLES
+    own = often & (inside * int(lasts[~slow].sum()) > ONLY_THERE * elsewhere * int(lasts[slow].sum()))
+    return np.where(judged & slow, np.append(_outermost(parents, own), MISSING)[frames], MISSING)
+
+
+def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
+    samples, activity = trace.rows["samples"], trace.fact(sample_activities)[rows]
+    lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
+    calls = []
+    for frame in np.unique(own[own != MISSING]).tolist():
+        mine = own == frame
+        calls.append(
+            OwnCall(
+                frame=frame,
+                inner=_most(frames[mine], lasts[mine]),
+                share=float(lasts[mine].sum() / lasts.sum()),
+                samples=int(mine.sum()),
+                activity=_most(activity[mine], lasts[mine]),
+            )
+        )
+    return tuple(sorted(calls, key=lambda call: -call.share))
+
+
+def _inclusive(parents: Int64, frames: Int64, weights: np.ndarray) -> np.ndarray:
+    """Weight of each frame and those that it calls. A caller stands before those it calls."""
+    time = np.bincount(frames, weights, len(parents))
+    for row in range(len(parents) - 1, -1, -1):
+        if MISSING < parents[row] < row:
+            time[parents[row]] += time[row]
+    return time
+
+
+def _outermost(parents: Int64, chosen: np.ndarray) -> Int64:
+    """Per frame the outermost chosen one on its stack; ``MISSING`` where none is."""
+    found = np.full(len(parents), MISSING, np.int64)
+    for row, parent in enumerate(parents.tolist()):
+        above = found[parent] if MISSING < parent < row else MISSING
+        found[row] = above if above != MISSING or not chosen[row] else row
+    return found
+
+
+def _most(values: Int64, weights: Int64) -> int:
+    unique, place = np.unique(values, return_inverse=True)
+    return int(unique[np.bincount(place, weights).argmax()])
+
+
+def frame_text(trace: Trace, row: int) -> str:
+    """``file(line): function``, or what is called."""
+    return trace.fact(stacks).texts[row]

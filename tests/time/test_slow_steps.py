@@ -1,0 +1,90 @@
+"""Steps that are slow for work of their own: evaluations, checkpoints, rollouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.model.finding import Finding
+from tests.build import EVERYTHING, TraceBuilder
+from tests.rules import judged_by
+
+judge = judged_by("slow_steps")
+
+TRAIN = "train.py(30): main > train.py(12): forward > torch.relu"
+EVALUATE = "train.py(33): main > train.py(50): evaluate > train.py(12): forward > torch.relu"
+SAVE = "train.py(35): main > site-packages/torch/serialization.py(9): save"
+
+STEP_US, STEPS = 10_000.0, 40
+
+
+def training(rare: str, *, every: int = 8, rare_us: float = 40_000, steps: int = STEPS) -> TraceBuilder:
+    """Steps of 10 ms without a profiler, the stacks sampled every 5 ms; each ``every``-th does ``rare`` as well."""
+    b = TraceBuilder(recorded=EVERYTHING | {"python_samples"})
+    b.step(0, 0, STEP_US)
+    b.op("aten::relu", 0, STEP_US)
+    times, at = [], 1_000_000.0
+    for number in range(1, steps + 1):
+        own = rare_us if number % every == 0 else 0.0
+        times.append(STEP_US + own)
+        for piece in range(int(times[-1] // 5_000)):
+            stack = TRAIN if piece < 2 else rare
+            b.sample(stack, at + piece * 5_000, lasts=5_000, step=number, step_us=times[-1])
+        at += times[-1]
+    b.step_times_us = tuple(times)
+    return b
+
+
+def only(b: TraceBuilder) -> Finding:
+    (finding,) = judge(b).findings
+    return finding
+
+
+def test_an_evaluation_every_eighth_step_is_found_by_the_call_that_only_those_steps_make() -> None:
+    finding = only(training(EVALUATE))
+    assert (finding.where.file, finding.where.line) == ("train.py", 33), "not line 12, which all steps run"
+    assert finding.cost_ns == 5 * 40_000_000, "five evaluations of 40 ms"
+    assert finding.cost_ns_per_step == finding.untraced_ns_per_step == 5_000_000, "of a mean step of 15 ms"
+    assert finding.evidence[0]["time_per_step_ns"] == 5_000_000
+    assert "every 8th step" in finding.title
+    assert "--steps 40:41" in finding.advice
+
+
+@pytest.mark.parametrize(("rare_us", "status"), [(10_000, "flagged"), (5_000, "clean")])
+def test_a_step_is_slow_from_twice_the_median(rare_us: float, status: str) -> None:
+    assert judge(training(SAVE, every=4, rare_us=rare_us)).status == status
+
+
+@pytest.mark.parametrize(("every", "status"), [(20, "flagged"), (40, "clean")])
+def test_one_slow_step_may_be_the_end_of_the_program(every: int, status: str) -> None:
+    assert judge(training(EVALUATE, every=every, rare_us=60_000)).status == status
+
+
+def test_below_a_tenth_of_the_time_it_is_none() -> None:
+    assert judge(training(SAVE, every=20, rare_us=20_000)).status == "clean"
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        TRAIN,
+        "train.py(31): main > loss.item",
+        "train.py(32): main > site-packages/torch/_dynamo/convert_frame.py(5): _compile",
+    ],
+    ids=["the same line, longer", "waiting for a device", "compiling"],
+)
+def test_what_is_no_work_of_their_own_is_none(stack: str) -> None:
+    assert judge(training(stack)).status == "clean"
+
+
+def test_a_checkpoint_is_saved_asynchronously() -> None:
+    assert "async_save" in only(training(SAVE)).advice
+
+
+def test_few_steps_are_not_evaluated() -> None:
+    assert judge(training(EVALUATE, steps=9)).status == "abstained"
+
+
+def test_without_sampled_stacks_it_is_not_evaluated() -> None:
+    b = training(EVALUATE)
+    b.recorded = EVERYTHING - {"python_samples"}
+    assert judge(b).missing == ("python_samples",)
