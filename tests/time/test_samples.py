@@ -100,6 +100,21 @@ def test_kinds_of_work_are_told_apart_by_stack_and_processor_time(stack: str, cp
     assert (finding.subject, finding.where.line, finding.cost_ns) == (subject, 12, 34_000_000)
 
 
+@pytest.mark.parametrize(
+    ("stack", "title"),
+    [
+        ("train.py(9): <module> > zlib.crc32", "the host does other work: mostly in zlib.crc32"),
+        ("train.py(9): <module> > site-packages/transformers/trainer.py(5): run > x.view", "the host does other work"),
+    ],
+)
+def test_work_of_a_library_is_not_told_by_the_call_it_stood_at(stack: str, title: str) -> None:
+    b = host_loop()
+    for number in range(12):
+        b.sample(stack, 1_000_000 + number, step=100 + number)
+    finding = only(b.build())
+    assert (finding.title, finding.where.line) == (title, 9)
+
+
 def test_samples_beside_recorded_ops_take_nothing_from_them() -> None:
     b = host_loop(work_us=100)
     for at in (3_000, 7_000, 23_000, 27_000):

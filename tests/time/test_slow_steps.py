@@ -17,7 +17,9 @@ SAVE = "train.py(35): main > site-packages/torch/serialization.py(9): save"
 STEP_US, STEPS = 10_000.0, 40
 
 
-def training(rare: str, *, every: int = 8, rare_us: float = 40_000, steps: int = STEPS) -> TraceBuilder:
+def training(
+    rare: str, *, every: int = 8, rare_us: float = 40_000, steps: int = STEPS, usual: str = TRAIN
+) -> TraceBuilder:
     """Steps of 10 ms without a profiler, the stacks sampled every 5 ms; each ``every``-th does ``rare`` as well."""
     b = TraceBuilder(recorded=EVERYTHING | {"python_samples"})
     b.step(0, 0, STEP_US)
@@ -27,7 +29,7 @@ def training(rare: str, *, every: int = 8, rare_us: float = 40_000, steps: int =
         own = rare_us if number % every == 0 else 0.0
         times.append(STEP_US + own)
         for piece in range(int(times[-1] // 5_000)):
-            stack = TRAIN if piece < 2 else rare
+            stack = usual if piece < 2 else rare
             b.sample(stack, at + piece * 5_000, lasts=5_000, step=number, step_us=times[-1])
         at += times[-1]
     b.step_times_us = tuple(times)
@@ -47,6 +49,20 @@ def test_an_evaluation_every_eighth_step_is_found_by_the_call_that_only_those_st
     assert finding.evidence[0]["time_per_step_ns"] == 5_000_000
     assert "every 8th step" in finding.title
     assert "--steps 40:41" in finding.advice
+
+
+def test_a_librarys_loop_is_told_by_the_functions_it_calls() -> None:
+    trainer = "site-packages/transformers/trainer.py"
+    epoch = f"train.py(9): <module> > {trainer}(80): _epoch"
+    evaluate = f"{epoch} > {trainer}(90): _log_save_evaluate > {trainer}(200): _evaluate > F.linear"
+    save = f"{epoch} > {trainer}(93): _log_save_evaluate > {trainer}(300): _save > torch.save"
+    b = training(evaluate, usual=f"{epoch} > {trainer}(70): training_step > F.linear")
+    for number in (7, 15, 23, 31):
+        b.sample(save, 3_000_000 + 40_000 * number, lasts=10_000, step=number, step_us=20_000)
+    rows = only(b).evidence
+    assert [str(row["host_was_in"]).rpartition(" ")[2] for row in rows] == ["_evaluate", "_save"]
+    assert {row["site"] for row in rows} == {"train.py:9"}
+    assert [row["samples"] for row in rows] == [40, 4]
 
 
 @pytest.mark.parametrize(("rare_us", "status"), [(10_000, "flagged"), (5_000, "clean")])

@@ -97,6 +97,14 @@ def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None 
     )
 
 
+def is_direct(trace: Trace, frame: int) -> bool:
+    """Whether the user's line of a stack is its innermost frame, or calls it; ``frame``: row of that."""
+    if frame == MISSING:
+        return True
+    user = int(trace.fact(stacks).user[frame])
+    return user in (frame, int(trace.rows["frames"]["parent"][frame]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledPieces:
     """Disjoint pieces of time, each with the sample that stands for it."""
@@ -250,6 +258,8 @@ class SampledLine:
     site: CallSite
     innermost: str
     """The innermost frame most of them had, as text."""
+    direct: bool
+    """That frame is the user's line, or called by it."""
     share: float
     """Of the samples' time."""
     samples: int
@@ -265,19 +275,18 @@ def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | Non
     time: dict[CallSite, int] = defaultdict(int)
     counts: dict[CallSite, int] = defaultdict(int)
     inner: dict[CallSite, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    frames: dict[tuple[CallSite, str], int] = {}
     for row, ns in zip(rows.tolist(), weight.tolist(), strict=True):
         frame = int(samples["frame"][row])
         site = sampled_site(trace, frame, inside)
         time[site] += ns
         counts[site] += 1
-        inner[site][known.texts[frame] if frame != MISSING else ""] += ns
-    lines = [
-        SampledLine(
-            site=site,
-            innermost=max(inner[site], key=lambda text: inner[site][text]),
-            share=ns / whole,
-            samples=counts[site],
-        )
-        for site, ns in time.items()
-    ]
+        text = known.texts[frame] if frame != MISSING else ""
+        inner[site][text] += ns
+        frames.setdefault((site, text), frame)
+    lines = []
+    for site, ns in time.items():
+        text = max(inner[site], key=lambda text: inner[site][text])
+        direct = is_direct(trace, frames[site, text])
+        lines.append(SampledLine(site=site, innermost=text, direct=direct, share=ns / whole, samples=counts[site]))
     return tuple(sorted(lines, key=lambda line: -line.share))

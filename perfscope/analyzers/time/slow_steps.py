@@ -7,7 +7,8 @@ stacks sampled in those steps tell which calls it is.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,12 +16,16 @@ import numpy as np
 
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.samples import device_waits, free_samples, stacks
+from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
 SLOW = 2.0
 """Times the median step. A step with half as much again may be a longer batch; a second task of the size of a step is
 other work."""
+
+NEARLY_ALL = 0.9
+"""Of a call's time: a function with that much of it stands for the call."""
 
 ONLY_THERE = 10.0
 """Times its share in other steps that a call has in slow ones to be work of their own."""
@@ -41,8 +46,8 @@ class OwnCall:
 
     frame: int
     """Row of ``frames``: the outermost frame that the other steps do not have."""
-    inner: int
-    """Row of ``frames``: the innermost frame below it with most time."""
+    callee: int
+    """Row of ``frames``: the function called there that names the work, else the frame itself."""
     share: float
     """Of the time of all steps without a profiler."""
     samples: int
@@ -116,17 +121,70 @@ def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
     calls = []
     for frame in np.unique(own[own != MISSING]).tolist():
-        mine = own == frame
-        calls.append(
-            OwnCall(
-                frame=frame,
-                inner=_most(frames[mine], lasts[mine]),
-                share=float(lasts[mine].sum() / lasts.sum()),
-                samples=int(mine.sum()),
-                activity=_most(activity[mine], lasts[mine]),
+        mine = np.flatnonzero(own == frame)
+        callees = np.array(_callees(trace, frame, frames[mine].tolist(), lasts[mine].tolist()), np.int64)
+        for callee in np.unique(callees).tolist():
+            part = mine[callees == callee]
+            calls.append(
+                OwnCall(
+                    frame=frame,
+                    callee=callee,
+                    share=float(lasts[part].sum() / lasts.sum()),
+                    samples=len(part),
+                    activity=_most(activity[part], lasts[part]),
+                )
             )
-        )
     return tuple(sorted(calls, key=lambda call: -call.share))
+
+
+def _callees(trace: Trace, frame: int, leaves: Sequence[int], weights: Sequence[int]) -> list[int]:
+    """Of each stack below ``frame`` the function that names what it does, as a row of ``frames``; never a framework's.
+
+    Of a line of the user's: the function that it calls, if that has nearly all of its time. Of a library's line: down
+    the functions that have nearly all of it, and then those that they call.
+    """
+    owners, parents = trace.fact(frame_owners), trace.rows["frames"]["parent"]
+    stacks_below = [_stack_below(parents, frame, leaf) for leaf in leaves]
+    result, depth, users = frame, 0, owners[frame] == Owner.USER
+    while True:
+        below = [stack[depth] if depth < len(stack) else MISSING for stack in stacks_below]
+        functions = _first_of_function(trace, below)
+        time: dict[int, int] = defaultdict(int)
+        for function, weight in zip(functions, weights, strict=True):
+            time[function] += weight
+        most = max(time, key=lambda row: time[row])
+        chosen = most != MISSING and owners[most] != Owner.FRAMEWORK and time[most] >= NEARLY_ALL * sum(weights)
+        if users:
+            return [most if chosen else frame] * len(leaves)
+        if not chosen:
+            return [result if row == MISSING or owners[row] == Owner.FRAMEWORK else row for row in functions]
+        result, depth = most, depth + 1
+
+
+def _first_of_function(trace: Trace, rows: Sequence[int]) -> list[int]:
+    """For each row of ``frames`` the first one of the same function; ``MISSING`` stays."""
+    frames = trace.rows["frames"]
+    first: dict[tuple[int, int], int] = {}
+    keys = ((int(frames["file"][row]), int(frames["name"][row])) for row in rows)
+    return [first.setdefault(key, row) if row != MISSING else MISSING for row, key in zip(rows, keys, strict=True)]
+
+
+def _stack_below(parents: Int64, frame: int, leaf: int) -> list[int]:
+    """Rows of ``frames`` between a frame and an innermost one, outermost first."""
+    rows: list[int] = []
+    while leaf != frame:
+        rows.append(leaf)
+        leaf = int(parents[leaf])
+    return rows[::-1]
+
+
+def frame_owners(trace: Trace) -> Int64:
+    """Per row of ``frames`` its `Owner`; one without a file, which is what a line calls, is the framework's."""
+    files = trace.rows["frames"]["file"]
+    of_file = {
+        code: owner_of(trace.text(code)) if code != MISSING else Owner.FRAMEWORK for code in np.unique(files).tolist()
+    }
+    return np.array([of_file[code] for code in files.tolist()], np.int64)
 
 
 def _inclusive(parents: Int64, frames: Int64, weights: np.ndarray) -> np.ndarray:

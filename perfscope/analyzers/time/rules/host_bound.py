@@ -185,6 +185,8 @@ class _Line:
     """Of all of it."""
     pieces: int
     start_ns: int | None
+    direct: bool = True
+    """``name`` is the site's own function, or called by its line: no library's function stands between."""
 
 
 def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], str]:
@@ -198,7 +200,14 @@ def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], s
         free = sampled_lines(trace, _free_rows(trace, cause))
         if sum(line.samples for line in free) >= LEAST_SAMPLES:
             return [
-                _Line(name=line.innermost, site=line.site, share=line.share, pieces=line.samples, start_ns=None)
+                _Line(
+                    name=line.innermost,
+                    site=line.site,
+                    share=line.share,
+                    pieces=line.samples,
+                    start_ns=None,
+                    direct=line.direct,
+                )
                 for line in free
             ], "free"
         detailed = _detailed(trace.detail, cause) if trace.detail is not None and 2 * told < whole else ()
@@ -255,7 +264,8 @@ def _most(lines: Sequence[_Line]) -> tuple[str | None, CallSite]:
         functions[line.site.file, line.site.function] += line.share
     most = max(functions, key=lambda key: (key[0] is not None, functions[key]))
     best = next(line for line in chosen if (line.site.file, line.site.function) == most)
-    if functions[most] <= HALF or (best.name == NOT_RECORDED and best.site.file is None):
+    unnamed = not best.direct and most[1] == "<module>"
+    if functions[most] <= HALF or unnamed or (best.name == NOT_RECORDED and best.site.file is None):
         return None, best.site
     return best.name if most[1] in (None, "<module>") else most[1], best.site
 

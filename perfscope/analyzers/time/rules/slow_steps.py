@@ -59,8 +59,9 @@ def check(trace: Trace) -> Iterator[Finding]:
     cost, first = round(found.share * whole), found.calls[0]
     per_step = round(cost / len(trace.step_times_ns))
     site = sampled_site(trace, first.frame)
-    place = site.where().label() if site.function in (None, "<module>") else site.function
-    name = place if site.file is not None else frame_text(trace, first.frame)
+    name = trace.text(int(trace.rows["frames"]["name"][first.callee]))
+    if name == "<module>":
+        name = site.where().label()
     number = found.numbers[-1]
     advice = _ADVICE.get(first.activity, "Do it less often, or make it faster")
     yield Finding(
@@ -92,9 +93,8 @@ def _ordinal(number: int) -> str:
 
 def _row(trace: Trace, call: OwnCall, mean_ns: float) -> dict[str, Cell]:
     return {
-        "host_was_in": frame_text(trace, call.frame),
+        "host_was_in": frame_text(trace, call.callee),
         "site": sampled_site(trace, call.frame).where().label(),
-        "most_in": frame_text(trace, call.inner),
         "time_per_step_ns": round(call.share * mean_ns),
         "share": round(call.share, 4),
         "samples": call.samples,
