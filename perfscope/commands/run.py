@@ -91,7 +91,7 @@ def _is_launcher(word: str) -> bool:
 @click.option(
     "--numerics",
     is_flag=True,
-    help="PyTorch: record value ranges, NaN and infinity, loss scales and lost precision in all steps, and no times. "
+    help="Record value ranges, NaN and infinity, loss scales and lost precision in all steps, and no times. "
     "With --level deep ops are watched in all steps.",
 )
 @click.option("--steps", metavar="A:B", help="Steps of the timing pass, B not included; counted from 0.")

@@ -99,7 +99,8 @@ def test_counts_are_those_of_the_tensor() -> None:
 
 
 def test_large_tensors_are_counted_in_part() -> None:
-    from perfscope.profiler.torch.numerics.statistics import MOST_COUNTED, counts
+    from perfscope.profiler.numerics.counting import MOST_COUNTED
+    from perfscope.profiler.torch.numerics.statistics import counts
 
     values = torch.ones(MOST_COUNTED * 5 // 2)
     values[::64] = 0.0  # one column of 64: a distance of 4 or 8 would hit it far too often
@@ -323,7 +324,7 @@ def test_values_of_steps(recorded: Any) -> None:
 
 
 def test_histories_stay_short() -> None:
-    from perfscope.profiler.torch.numerics.history import MOST_AMAX, Row
+    from perfscope.profiler.numerics.history import MOST_AMAX, Row
 
     row = Row("")
     for moment in range(1000):

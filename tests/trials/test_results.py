@@ -7,7 +7,7 @@ import math
 import pytest
 
 from perfscope.analyzers.compare.ab.results import TOLERANCES, compare_results, error_between, tolerance_of
-from perfscope.model.documents.trial_report import ProcessTrial
+from perfscope.model.documents.trial_report import ProcessTrial, RecordedValue
 from tests.trials.launches import report, value
 
 
@@ -77,3 +77,34 @@ def test_what_one_launch_alone_recorded_is_said() -> None:
 def test_ranks_are_held_against_the_same_rank() -> None:
     ranks = [ProcessTrial(rank=rank, values=(value(float(rank + 1)),)) for rank in (0, 1)]
     assert compare_results(ranks, ranks[::-1]).state == "same"
+
+
+def layer(name: str, number: float) -> RecordedValue:
+    return value(number, kind="output", name=name)
+
+
+@pytest.mark.parametrize(
+    ("layers", "named"),
+    [
+        ([("first", 1.0), ("second", 2.0)], "second"),
+        ([("first", 1.0), ("second", 1.0)], ""),
+        ([("first", 2.0), ("other", 2.0)], ""),
+    ],
+)
+def test_the_first_layer_that_differs_is_named(layers: list[tuple[str, float]], named: str) -> None:
+    base = ProcessTrial(
+        values=(value(1.0, kind="output", name="Model"),), layers=(layer("first", 1.0), layer("second", 1.0))
+    )
+    other = ProcessTrial(
+        values=(value(2.0, kind="output", name="Model"),), layers=tuple(layer(*pair) for pair in layers)
+    )
+    results = compare_results([base], [other])
+    assert (results.state, results.layer) == ("different", named)
+    assert results.reason.endswith(f", in {named}" if named else "at step 0")
+
+
+def test_of_gradients_that_of_the_parameter_that_differs_most_is_named() -> None:
+    base = value(3.0, kind="gradients", name="SGD", size=9, sample=(2.0, 2.0, 1.0), parts=("a", "b", "c"))
+    other = value(3.5, kind="gradients", name="SGD", size=9, sample=(2.0, 2.2, 1.3), parts=("a", "b", "c"))
+    results = compare_results([ProcessTrial(values=(base,))], [ProcessTrial(values=(other,))])
+    assert (results.what, results.layer) == ("gradients of SGD", "c")

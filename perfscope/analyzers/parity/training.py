@@ -110,7 +110,7 @@ def _runs(folder: Path) -> list[Run]:
             capture.artifact
             for process in run_folders.read(path).processes
             for capture in process.captures
-            if capture.tool == "torch_numerics" and capture.artifact is not None
+            if capture.tool in ("torch_numerics", "jax_numerics") and capture.artifact is not None
         ]
         if artifacts:
             runs.append({step.step: step for step in load_numerics(path / artifacts[0]).steps})

@@ -100,6 +100,8 @@ class Nonfinite:
     op_line: str = ""
     op_module: str = ""
     op_step: int | None = None
+    op_dtype: str = ""
+    """Of its result; empty where it is not known."""
 
 
 Loss = Literal["rounding", "cancellation", "update"]

@@ -43,6 +43,8 @@ class RecordedValue:
     """Square root of the sum of squares, in float64."""
     sample: tuple[float, ...]
     """Elements at equal distances; of several tensors the norm of each."""
+    parts: tuple[str, ...] = ()
+    """Of several tensors the name of each; empty where one is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class ProcessTrial:
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Intervention -> why it changed nothing somewhere."""
     values: tuple[RecordedValue, ...] = ()
+    layers: tuple[RecordedValue, ...] = ()
+    """Outputs of the modules inside of the models in their first call, in the order in which they were computed."""
     unrecorded: tuple[str, ...] = ()
     """What of the results could not be recorded, and why."""
     peak_rss_bytes: int | None = None

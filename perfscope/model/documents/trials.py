@@ -47,6 +47,9 @@ class Results(Value, frozen=True, kw_only=True):
     """Where the first value differs."""
     what: str = ""
     """That value: ``'loss'``, ``'output of Model'``."""
+    layer: str = ""
+    """Where it shows: the first module whose output differs, or the parameter that differs most; empty where no name
+    is known."""
     reason: str = ""
     """Why values were not compared, or could not be."""
 

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from perfscope.profiler.interventions.base import Application, Intervention
-from perfscope.profiler.interventions.jax_functions import is_traced
+from perfscope.profiler.jax.wrapped import WrappedFunction, is_traced
 from perfscope.profiler.patching import wrap
 
 
@@ -39,13 +39,12 @@ def _donate(application: Application) -> None:
     """`jax.jit` gives functions that find out at their first call what they can donate."""
     import jax
 
-    class Donating:
+    class Donating(WrappedFunction):
         """A jitted function, jitted again with donation when it is called for the first time."""
 
         def __init__(self, jit: Any, function: Any, options: dict[str, Any]) -> None:
-            functools.update_wrapper(self, function)  # which copies the attributes of one of ours
+            super().__init__(jit(function, **options))
             self._again = functools.partial(jit, function, **options)
-            self._jitted = jit(function, **options)
             self._decided = False
 
         def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -66,12 +65,6 @@ def _donate(application: Application) -> None:
                 application.changed(f"{name}: donate_argnums={positions}")
             else:
                 application.left(f"{name}: no argument has the shapes of an output")
-
-        def __get__(self, holder: Any, kind: Any = None) -> Any:
-            return self if holder is None else functools.partial(self, holder)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._jitted, name)
 
     def make(original: Any) -> Any:
         def jit(*arguments: Any, **named: Any) -> Any:

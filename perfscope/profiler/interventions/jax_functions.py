@@ -7,14 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from perfscope.profiler.interventions.base import Application, Intervention
+from perfscope.profiler.jax.wrapped import is_traced
 from perfscope.profiler.patching import wrap
-
-
-def is_traced(tree: Any) -> bool:
-    """Whether a leaf stands for a value in a function that is being traced."""
-    import jax
-
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(tree))
 
 
 def _jit_gradients(application: Application) -> None:

@@ -44,17 +44,19 @@ class RootModules:
         enter: Callable[[Any, tuple[Any, ...]], Any] = _same,
         leave: Callable[[Any, Any], None] = _ignore,
         found: Callable[[list[Any]], None] = _ignore,
+        inner: Callable[[Any, Any, Any], None] = _ignore,
     ) -> None:
         """Begin to look. Each is called on the thread that imported torch.
 
         ``enter(module, arguments)``: before each call of a model; what it returns takes the place of the arguments,
         unless that is ``None``. ``leave(module, output)``: after the call. ``found(modules)``: once, after the first
-        step, with all models.
+        step, with all models. ``inner(model, module, output)``: in the first call of a model, after that of a module in
+        it.
         """
         from torch.nn.modules import module
         from torch.optim import optimizer
 
-        self._enter_model, self._leave_model, self._found = enter, leave, found
+        self._enter_model, self._leave_model, self._found, self._inner = enter, leave, found, inner
         self._thread = threading.get_ident()
         self._depth = 0
         self._again = False
@@ -89,6 +91,8 @@ class RootModules:
             self._leave_model(module, output)
             if self._again:  # a model was called again: a step is over
                 self._close()
+        elif not self._again:
+            self._inner(self._roots[-1], module, output)
 
     def _optimizer_steps(self, *_: Any) -> None:
         if self._handles and self._roots and self._depth == 0:

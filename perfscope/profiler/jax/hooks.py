@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -12,6 +13,7 @@ from perfscope.profiler.jax import compat
 from perfscope.profiler.patching import Undo, replace, undo_all
 from perfscope.profiler.session.steps import Source, StepFinder
 
+_OURS = f"{Path(__file__).parents[1]}/"
 MOST_UNWRAPPED = 20
 """Decorators looked through for the user's function; a chain that is longer is a loop."""
 LEFT_BEHIND = 4
@@ -41,14 +43,14 @@ def code_of(function: Any) -> CodeType | None:
 class CalledFunctions:
     """Follows the calls of the program's own jitted functions, and says which one makes the steps.
 
-    It is the first one that is called twice. Functions of jax's own (``jnp.where``) are not steps, nor are
+    It is the first one that is called twice. Functions of jax's own (``jnp.where``) and ours are not steps, nor are
     calls from inside a function that is being traced.
     """
 
     def __init__(self, finder: StepFinder) -> None:
         """Nothing was called yet."""
         self._finder = finder
-        self._folders = compat.package_folders()
+        self._folders = (*compat.package_folders(), _OURS)
         self._kinds: dict[int, tuple[CodeType, str | None]] = {}
         self._calls: dict[int, int] = {}
         self._followed: int | None = None

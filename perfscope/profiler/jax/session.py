@@ -65,13 +65,15 @@ class JaxSession:
         if self._options.xla_dump:
             self._dump = _ask_for_dump(self._run)
         self.hooks.install(finder, make_way=make_way, whole=whole)
-        self._events.start()
-        self._programs.start()
+        if not self._options.numerics:  # which compiles programs of its own, and reads arrays
+            self._events.start()
+            self._programs.start()
 
     def settled(self, source: Source | None) -> None:
         """Steps are known: from here on syncs are of interest."""
         self._marks = source is not Source.STEP_TRACE  # else the program marks its steps itself
-        if self._options.level != "light" and not self._syncs_begun and compat.array_class() is not None:
+        wanted = self._options.level != "light" and not self._options.numerics
+        if wanted and not self._syncs_begun and compat.array_class() is not None:
             self._syncs_begun = True
             self._syncs.start()
 
@@ -97,7 +99,7 @@ class JaxSession:
 
     def save(self, directory: Path, *, last: bool = False) -> list[Capture]:
         """Write what came so far, and say what is there. Nothing for a program that imports jax without using it."""
-        if not compat.backends():
+        if not compat.backends() or self._options.numerics:
             return []
         captures = [self._events.save(directory, self._run)]
         if self._syncs_begun:

@@ -25,6 +25,7 @@ CAPTURES: dict[str, str] = {
     "jax_events": "perfscope.profiler.jax.events",
     "jax_hlo": "perfscope.profiler.jax.hlo",
     "jax_memory": "perfscope.profiler.jax.memory",
+    "jax_numerics": "perfscope.profiler.numerics.capture",
     "jax_profiler": "perfscope.profiler.jax.profiler",
     "jax_sync": "perfscope.profiler.jax.host_syncs",
     "nsys": "perfscope.profiler.nsys.command",
@@ -32,7 +33,7 @@ CAPTURES: dict[str, str] = {
     "python_stacks": "perfscope.profiler.sampling.capture",
     "torch_compile": "perfscope.profiler.torch.compile_log",
     "torch_memory": "perfscope.profiler.torch.memory",
-    "torch_numerics": "perfscope.profiler.torch.numerics.capture",
+    "torch_numerics": "perfscope.profiler.numerics.capture",
     "torch_profiler": "perfscope.profiler.torch.profiler",
     "torch_tensors": "perfscope.profiler.torch.tensors",
 }

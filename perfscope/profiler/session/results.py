@@ -16,6 +16,7 @@ from typing import Any
 
 from perfscope.model.documents.trial_report import RecordedValue, ValueKind
 from perfscope.profiler.interventions.root_modules import RootModules
+from perfscope.profiler.jax.wrapped import WrappedFunction, wrap_jit
 from perfscope.profiler.patching import wrap
 
 SAMPLE = 64
@@ -24,6 +25,8 @@ MOST_OUTPUTS = 8
 """Tensors of one output."""
 MOST_NAMES = 16
 """Models, optimizers or functions whose values are kept."""
+MOST_LAYERS = 2_000
+"""Modules whose outputs are kept of the first call."""
 MOST_NORMS = 256
 """Gradients of which the norm is kept one by one."""
 SEED = 0
@@ -37,6 +40,10 @@ class ResultRecorder:
         self._steps = steps
         self._counts: dict[tuple[ValueKind, str], int] = {}
         self.values: list[RecordedValue] = []
+        self.layers: list[RecordedValue] = []
+        self._modules: dict[int, str] = {}
+        self._parameters: dict[int, str] = {}
+        """Ids of what the models hold -> names."""
         self.unrecorded: list[str] = []
 
     def listen(self, framework: str) -> None:
@@ -80,7 +87,8 @@ class ResultRecorder:
         torch.manual_seed(SEED)
         output, loss = self._guarded(self._torch_output), self._guarded(self._torch_loss)
         gradients, parameters = self._guarded(self._torch_gradients), self._guarded(self._torch_parameters)
-        RootModules(leave=lambda module, value: output(module, value))
+        layer = self._guarded(self._torch_layer)
+        RootModules(leave=lambda module, value: output(module, value), inner=lambda *called: layer(*called))
 
         def make(original: Any) -> Any:
             def backward(tensor: Any, *arguments: Any, **named: Any) -> Any:
@@ -96,15 +104,27 @@ class ResultRecorder:
     def _torch_output(self, module: Any, output: Any) -> None:
         self._record_all("output", type(module).__name__, list(torch_tensors(output)), torch_value)
 
+    def _torch_layer(self, model: Any, module: Any, output: Any) -> None:
+        if id(module) not in self._modules:
+            self._modules.update((id(one), name) for name, one in model.named_modules())
+            self._parameters.update((id(one), name) for name, one in model.named_parameters())
+        name = self._modules.get(id(module), type(module).__name__)
+        for tensor in list(torch_tensors(output))[: 1 if len(self.layers) < MOST_LAYERS else 0]:
+            self.layers.append(torch_value(tensor, kind="output", name=name, step=0))
+
     def _torch_loss(self, tensor: Any) -> None:
         self._record_all("loss", "loss", [tensor], torch_value)
 
     def _torch_gradients(self, optimizer: Any) -> None:
-        tensors = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
-        self._record_group("gradients", type(optimizer).__name__, tensors)
+        parameters = [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
+        names = [self._parameters.get(id(parameter), "") for parameter in parameters]
+        tensors = [parameter.grad for parameter in parameters]
+        self._record_group("gradients", type(optimizer).__name__, tensors, names)
 
     def _torch_parameters(self, optimizer: Any) -> None:
-        self._record_group("parameters", type(optimizer).__name__, list(_parameters(optimizer)))
+        tensors = list(_parameters(optimizer))
+        names = [self._parameters.get(id(parameter), "") for parameter in tensors]
+        self._record_group("parameters", type(optimizer).__name__, tensors, names)
 
     def _listen_jax(self) -> None:
         """`jax.jit`, `grad` and `value_and_grad` give functions whose outputs are recorded; all else is jax's own."""
@@ -113,12 +133,8 @@ class ResultRecorder:
         depth = [0]
         record = self._guarded(self._jax_output)
 
-        class Recorded:
+        class Recorded(WrappedFunction):
             """A function that jax made."""
-
-            def __init__(self, jitted: Any) -> None:
-                functools.update_wrapper(self, jitted)  # which copies the attributes of one of ours
-                self._jitted = jitted
 
             def __call__(self, *arguments: Any, **named: Any) -> Any:
                 depth[0] += 1
@@ -130,22 +146,7 @@ class ResultRecorder:
                     record(self, output)
                 return output
 
-            def __get__(self, holder: Any, kind: Any = None) -> Any:
-                return self if holder is None else functools.partial(self, holder)
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self._jitted, name)
-
-        def make(original: Any) -> Any:
-            def jit(*arguments: Any, **named: Any) -> Any:
-                jitted = original(*arguments, **named)
-                if arguments or "fun" in named:
-                    return Recorded(jitted)
-                return lambda function: Recorded(jitted(function))  # jax.jit(static_argnums=0), as a decorator
-
-            return jit
-
-        wrap(jax, "jit", make)
+        wrap_jit(lambda jitted, _options: Recorded(jitted))
         for name in ("grad", "value_and_grad"):
             wrap(jax, name, lambda original: lambda *given, **named: Recorded(original(*given, **named)))
 
@@ -176,16 +177,18 @@ class ResultRecorder:
             named = name if len(tensors) == 1 else f"{name} [{number}]"
             self.values.append(value_of(tensor, kind=kind, name=named, step=step))
 
-    def _record_group(self, kind: ValueKind, name: str, tensors: list[Any]) -> None:
+    def _record_group(self, kind: ValueKind, name: str, tensors: list[Any], names: list[str]) -> None:
         """All of them as one value, whose sample are the norms of the single tensors."""
         step = self._take(kind, name) if tensors else None
         if step is None:
             return
         parts = [torch_value(tensor, kind=kind, name=name, step=step) for tensor in tensors]
-        self.values.append(_group(parts, kind, name, step))
+        self.values.append(_group(parts, kind, name, step, names))
 
 
-def _group(parts: list[RecordedValue], kind: ValueKind, name: str, step: int) -> RecordedValue:
+def _group(
+    parts: list[RecordedValue], kind: ValueKind, name: str, step: int, names: list[str] | None = None
+) -> RecordedValue:
     return RecordedValue(
         kind=kind,
         name=name,
@@ -195,6 +198,7 @@ def _group(parts: list[RecordedValue], kind: ValueKind, name: str, step: int) ->
         nonfinite=sum(part.nonfinite for part in parts),
         norm=math.sqrt(sum(part.norm**2 for part in parts)),
         sample=tuple(part.norm for part in parts[:MOST_NORMS]),
+        parts=tuple((names or [part.name for part in parts])[:MOST_NORMS]),
     )
 
 

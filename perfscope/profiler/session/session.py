@@ -17,6 +17,7 @@ from perfscope.model.documents.run import PROCESS_FILE, Process, dump
 from perfscope.model.files import write_atomically
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.nsys.marks import NsysMarks
+from perfscope.profiler.numerics.capture import NumericsCapture
 from perfscope.profiler.sampling import workers
 from perfscope.profiler.sampling.capture import StackCapture
 from perfscope.profiler.session import annotate, process_state
@@ -27,7 +28,6 @@ from perfscope.profiler.session.trial import ProcessInterventions
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.memory import MemoryRecorder
-from perfscope.profiler.torch.numerics.capture import NumericsCapture
 
 MOST_TIMES = 10_000
 """Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
@@ -111,7 +111,7 @@ class Session:
                 self._compile.start()
                 self._memory.listen()
                 self._stacks.watch_loaders()
-                self._numerics.start()
+            self._numerics.start(framework)
             if self._finder.source is not None:
                 for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
                     self._forget(source)

@@ -66,6 +66,7 @@ class ProcessInterventions:
             applied={name: tuple(done.applied) for name, done in self._applications.items() if done.applied},
             refused={name: tuple(done.refused) for name, done in self._applications.items() if done.refused},
             values=() if recorder is None else tuple(recorder.values),
+            layers=() if recorder is None else tuple(recorder.layers),
             unrecorded=() if recorder is None else tuple(recorder.unrecorded),
             peak_rss_bytes=peak_rss_bytes(),
             gc_ns_per_step=None if self._collector is None else self._collector.ns_per_step(),

@@ -34,6 +34,8 @@ class Difference:
     value: RecordedValue
     error: float
     tolerance: float
+    layer: str = ""
+    """Of several tensors the one that differs most, by its name."""
 
     @property
     def beyond(self) -> bool:
@@ -73,6 +75,7 @@ def compare_results(
             value=value,
             error=error_between(value, there),
             tolerance=tolerance_of(value.dtype, value.step, widened),
+            layer=_worst_part(value, there),
         )
         for mine, theirs in _by_rank(base, other)
         for value, there in _matched(mine, theirs)
@@ -82,6 +85,7 @@ def compare_results(
         return Results(state="not compared", reason=reason or "no value was recorded in both")
     differences.sort(key=lambda one: (one.value.step, KINDS.index(one.value.kind)))
     first = next((one for one in differences if one.beyond), None)
+    layer = "" if first is None else _first_layer(base, other, first, widened) or first.layer
     shown = first or max(differences, key=lambda one: one.error)
     return Results(
         state="same" if first is None else "different",
@@ -91,7 +95,8 @@ def compare_results(
         tolerance=shown.tolerance,
         first_step=None if first is None else first.value.step,
         what="" if first is None else label(first.value),
-        reason=_why(first) if first is not None else reason,
+        layer=layer,
+        reason=_why(first, layer) if first is not None else reason,
     )
 
 
@@ -100,10 +105,33 @@ def label(value: RecordedValue) -> str:
     return value.kind if value.kind == value.name else f"{value.kind} of {value.name}"
 
 
-def _why(first: Difference) -> str:
+def _first_layer(
+    base: Sequence[ProcessTrial], other: Sequence[ProcessTrial], first: Difference, widened: float | None
+) -> str:
+    """The first module whose output differs, where an output or the loss of the first step does."""
+    if first.value.step or first.value.kind not in ("output", "loss"):
+        return ""
+    for mine, theirs in _by_rank(base, other):
+        if [layer.name for layer in mine.layers] != [layer.name for layer in theirs.layers]:
+            continue  # other modules were called: no two of them belong together
+        for layer, there in zip(mine.layers, theirs.layers, strict=True):
+            if error_between(layer, there) > tolerance_of(layer.dtype, 0, widened):
+                return layer.name
+    return ""
+
+
+def _worst_part(base: RecordedValue, other: RecordedValue) -> str:
+    if not base.parts or len(base.sample) != len(other.sample) or len(base.parts) != len(base.sample):
+        return ""
+    errors = [_relative(abs(b - a), a) for a, b in zip(base.sample, other.sample, strict=True)]
+    return base.parts[errors.index(max(errors))]
+
+
+def _why(first: Difference, layer: str) -> str:
+    at = f" at step {first.value.step}" + (f", in {layer}" if layer else "")
     if math.isfinite(first.error):
-        return f"{label(first.value)} differs by {first.error:.1e} at step {first.value.step}"
-    what = f"{label(first.value)} at step {first.value.step}"
+        return f"{label(first.value)} differs by {first.error:.1e}{at}"
+    what = f"{label(first.value)}{at}"
     return f"{what} has another size, other values that are not finite, or was zero"
 
 

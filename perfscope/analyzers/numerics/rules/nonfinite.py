@@ -71,7 +71,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         f"{_WORDS[first.state]}); {len(events):,} tensors are not finite in some step.{later}",
         severity="high",
         basis="measured",
-        advice=_advice(first, dtype),
+        advice=_advice(first, first.op_dtype or dtype),
         where=Where(
             op=first.op or None,
             module=None if first.kind == "loss" and not first.op_module else name,

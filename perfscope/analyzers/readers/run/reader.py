@@ -262,7 +262,7 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             captured.notes += captured.moments.notes
         case "python_stacks":
             captured.stacks.append(load_stacks(path))
-        case "torch_numerics":
+        case "torch_numerics" | "jax_numerics":
             captured.logs["numerics"] = load_numerics(path)
             captured.notes += captured.logs["numerics"].notes
         case "jax_hlo":

@@ -23,11 +23,11 @@ from torch.optim import optimizer as optimizers
 from torch.utils.hooks import unserializable_hook
 
 from perfscope.model.documents.numerics import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
+from perfscope.profiler.numerics.history import History, Moment, TensorKey, state_of
 from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.session.process_state import why_no_structure
 from perfscope.profiler.session.results import torch_tensors
 from perfscope.profiler.torch import compat
-from perfscope.profiler.torch.numerics.history import History, Moment, TensorKey, state_of
 from perfscope.profiler.torch.numerics.ops import OpResult, OpWatch, made_nonfinite
 from perfscope.profiler.torch.numerics.statistics import HALF, counts, extremes, plain
 from perfscope.profiler.torch.op_graph.capture import insert_lowest, remove_mode
@@ -81,7 +81,7 @@ class Recorder:
         self.scaler_updates = 0
         """Steps that end with the update of a loss scaler, also those whose optimizer it skips."""
         self._moment: Moment = (now(), 0)
-        self._history = History()
+        self._history = History("torch")
         self._step = Step()
         self._ordinal = 0
         self._counted_until = FIRST_COUNTED

@@ -7,11 +7,8 @@ from typing import Any
 import torch
 
 from perfscope.model.documents.numerics import FORMATS
+from perfscope.profiler.numerics.counting import distance
 
-MOST_COUNTED = 1 << 20
-"""Values of a tensor that are counted. All are looked at for the smallest and largest one."""
-COUNTS = 1 + 3 * len(FORMATS)
-"""Values that are 0, and three counts of each format."""
 HALF = (torch.float16, torch.bfloat16)
 _FLOATS = (torch.float64, torch.float32, *HALF)
 
@@ -34,7 +31,7 @@ def extremes(tensor: torch.Tensor) -> torch.Tensor:
 def counts(tensor: torch.Tensor) -> torch.Tensor:
     """``COUNTS`` numbers over at most ``MOST_COUNTED`` values at equal distances, then how many values that are."""
     flat = tensor.reshape(-1)
-    flat = flat[:: _distance(flat.numel())]
+    flat = flat[:: distance(flat.numel())]
     magnitudes = flat.abs()
     if magnitudes.dtype in HALF:
         magnitudes = magnitudes.float()
@@ -48,11 +45,3 @@ def counts(tensor: torch.Tensor) -> torch.Tensor:
         numbers.append((magnitudes < item.normal).sum() - numbers[0] - flushed)
     numbers.append(finite.sum())
     return torch.stack(numbers).to(torch.float32 if tensor.device.type == "mps" else torch.float64)
-
-
-def _distance(size: int) -> int:
-    """Between values that are counted: prime, so that it falls on no axis of the tensor again and again."""
-    least = -(-size // MOST_COUNTED)
-    while any(least % divisor == 0 for divisor in range(2, int(least**0.5) + 1)):
-        least += 1
-    return least

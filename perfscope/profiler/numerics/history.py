@@ -80,8 +80,9 @@ class Row:
 class History:
     """Grows by ``add`` and its sisters; ``document`` gives it as it is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, framework: str) -> None:
         """Nothing yet."""
+        self._framework = framework
         self.rows: dict[TensorKey, Row] = {}
         self.nonfinite: list[tuple[Moment, Nonfinite]] = []
         self.losses: dict[tuple[str, ...], tuple[Moment, PrecisionLoss]] = {}
@@ -140,7 +141,7 @@ class History:
         scales = [(values.step, values.scale) for values in steps if values.scale is not None]
         halved = [step for (_, before), (step, after) in itertools.pairwise(scales) if after < before]
         return Numerics(
-            framework="torch",
+            framework=self._framework,
             tensors=tuple(_statistics(key, row, number) for key, row in self.rows.items() if row.moments),
             tensors_left=len(self._left),
             nonfinite=tuple(_placed(event, moment, number) for moment, event in self.nonfinite),

@@ -1,0 +1,1 @@
+"""Numerics of the arrays of a JAX program (`perfscope run --numerics`)."""

@@ -1,0 +1,244 @@
+"""A jitted function beside its walk: the same program op by op, which gives numbers in place of results."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfscope.model.documents.numerics import Kind
+from perfscope.profiler.jax.numerics.observer import HALF, LossNumbers, OpStatistics, wide_dtype
+from perfscope.profiler.parity.jax_walk import Place, Walk, is_float
+from perfscope.profiler.parity.side import Lines
+
+MOST_SEARCHED = 2_000
+"""Values looked through for the gradient of a parameter."""
+
+
+class NotWatchedError(Exception):
+    """Why a function is not walked, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The leaves of a call and of its results."""
+
+    arguments: tuple[str, ...]
+    """Names of the leaves, ``params/Dense_0/kernel``."""
+    results: tuple[str, ...]
+    states: tuple[tuple[int, int], ...]
+    """(Argument, result) of leaves of a state and of its successor, or of its gradient."""
+    loss: int | None
+    """The first result that is one number."""
+
+
+def _quickly_compiled() -> dict[str, Any] | None:
+    """Options for a program that runs a few times: XLA's CPU compiler takes most of its time in LLVM's passes."""
+    if jax.default_backend() != "cpu":
+        return None
+    return {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def _strong(leaf: Any, dtype: Any) -> Any:
+    """As an array that is not weakly typed, or the walk would be compiled again where the first call has numbers."""
+    if not hasattr(leaf, "dtype"):
+        return np.asarray(leaf, dtype)
+    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+
+def signature_of(arguments: Any, results: Any, names: Mapping[int, str]) -> Signature:
+    """Of the tree of arguments (a tuple) and that of results. ``names``: of the arguments by their position.
+
+    Results that follow each other with the shapes and dtypes of an argument's leaves may be its successor, or its
+    gradient; which one the walk finds out.
+    """
+    inputs: list[str] = []
+    outputs: list[str] = []
+    states: list[tuple[int, int]] = []
+    parts = results if isinstance(results, tuple | list) else (results,)
+    for position, part in enumerate(parts):
+        outputs += _names(part, f"result {position}" if len(parts) > 1 else "result")
+    leaves = jax.tree_util.tree_leaves(results)
+    shapes = [shape_of(leaf) for leaf in leaves]
+    free = [True] * len(shapes)
+    for position, argument in enumerate(arguments):
+        wanted = [shape_of(leaf) for leaf in jax.tree_util.tree_leaves(argument)]
+        for first in range(len(shapes) - len(wanted) + 1) if wanted else ():
+            if shapes[first : first + len(wanted)] == wanted and all(free[first : first + len(wanted)]):
+                free[first : first + len(wanted)] = [False] * len(wanted)
+                states += [(len(inputs) + index, first + index) for index in range(len(wanted))]
+                break
+        inputs += _names(argument, names.get(position, f"argument {position}"))
+    successors = {result for _, result in states}
+    scalars = (index for index, leaf in enumerate(leaves) if index not in successors and is_float(leaf))
+    loss = next((index for index in scalars if leaves[index].size == 1), None)
+    return Signature(tuple(inputs), tuple(outputs), tuple(states), loss)
+
+
+def shape_of(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype; a number of Python's is as good as an array, so that the first call is like the others."""
+    return tuple(np.shape(leaf)), str(leaf.dtype) if is_float(leaf) else ""
+
+
+def _names(tree: Any, name: str) -> list[str]:
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    parts = [
+        [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path] for path in paths
+    ]
+    return ["/".join((name, *(part.lstrip(".") for part in path))) for path in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What a walk gave: the numbers of ``plan``'s ops, tensors and losses, each a list."""
+
+    plan: OpStatistics
+    ops: list[list[float]]
+    tensors: list[list[float]]
+    losses: list[list[float]]
+    gradient_norm: float | None
+
+
+class WalkedProgram:
+    """The walk of a function for arguments of one shape. ``jit``: jax's own."""
+
+    def __init__(self, jit: Any, traced: Any, signature: Signature, lines: Lines) -> None:
+        """Nothing is compiled yet. `NotWatchedError` where running the function twice would be seen."""
+        self._closed = traced.jaxpr
+        if self._closed.effects:
+            raise NotWatchedError(f"it has effects ({', '.join(sorted(map(str, self._closed.effects)))})"[:120])
+        if len(self._closed.in_avals) != len(signature.arguments):
+            raise NotWatchedError("its arguments are not those of its program")
+        self._signature, self._lines = signature, lines
+        self._plan = OpStatistics()
+        self._norms = False
+        self._sizes: list[list[int]] = []
+        self.kinds: dict[int, Kind] = {}
+        """Argument -> what its successor among the results is; after the first walk."""
+        self._run = jit(self._walk, compiler_options=_quickly_compiled())
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has a backward pass; after the first walk."""
+        return self._plan.backward
+
+    def __call__(self, leaves: Sequence[Any]) -> Walked:
+        """Walk it with these arguments."""
+        vector = np.asarray(self._run(*map(_strong, leaves, (aval.dtype for aval in self._closed.in_avals)))).tolist()
+        plan, rest = self._plan, iter(vector)
+        columns = [[[next(rest) for _ in range(size)] for size in sizes] for sizes in self._sizes]
+        ops, tensors, losses = columns
+        norm = next(rest) if self._norms else None
+        return Walked(plan, ops, tensors, losses, norm)
+
+    def _walk(self, *leaves: Any) -> Any:
+        signature = self._signature
+        states = dict(signature.states)
+        names = {
+            id(leaf): signature.arguments[index] for index, leaf in enumerate(leaves) if not states or index in states
+        }
+        plan = OpStatistics(names=names)
+        walk = Walk(self._lines, set(), quiet=True, observer=plan)
+        results = walk.program(self._closed, list(leaves), [None] * len(leaves))
+        plan.numbers()
+        norms = list(self._add_named(plan, leaves, results))
+        self._norms = bool(norms)
+        parts = [[part.numbers for part in column] for column in plan.columns()]
+        self._sizes = [[int(numbers.size) for numbers in column] for column in parts]
+        numbers = [numbers.astype(wide_dtype()) for column in parts for numbers in column]
+        if norms:
+            numbers.append(jnp.sqrt(jnp.stack(norms).sum()).astype(wide_dtype()).reshape(1))
+        plan.release()
+        self._plan = plan
+        return jnp.concatenate(numbers) if numbers else jnp.zeros(0)
+
+    def _add_named(self, plan: OpStatistics, leaves: Sequence[Any], results: list[Any]) -> Iterator[Any]:
+        """Add arguments and results to the tensors; squares of the norms of the gradients of parameters."""
+        signature = self._signature
+        claimed: set[int] = set()
+        successors = dict(signature.states) if plan.backward else {}
+        for index, (name, leaf) in enumerate(zip(signature.arguments, leaves, strict=True)):
+            if is_float(leaf) and index not in successors:
+                plan.tensor("input", name, leaf)
+        for before, after in sorted(successors.items(), key=lambda pair: signature.arguments[pair[0]] not in plan.used):
+            name, result = signature.arguments[before], results[after]
+            if not is_float(result):
+                continue
+            updated, gradient = _lineage(plan, result, leaves[before])
+            if plan.backward and updated and name not in plan.used:
+                continue  # the state of an optimizer
+            if gradient is not None and id(gradient) not in claimed:
+                claimed.add(id(gradient))
+                plan.tensor("parameter gradient", name, gradient)
+                yield jnp.square(gradient.astype(jnp.float32)).sum()
+                if updated and str(result.dtype) in HALF:
+                    moved = gradient != 0
+                    same = jnp.stack([(moved & (result == leaves[before])).sum(), moved.sum()])
+                    place = Place(name, "", "forward")
+                    plan.losses.append(LossNumbers("update", "", place, str(result.dtype), 1, same))
+            self.kinds[before] = "parameter gradient" if gradient is not None and not updated else "parameter"
+            if updated:
+                plan.tensor("parameter", name, result)
+            elif gradient is None:  # of the same shape by chance
+                plan.tensor("output", signature.results[after], result)
+                del self.kinds[before]
+        for index, (name, result) in enumerate(zip(signature.results, results, strict=True)):
+            if is_float(result) and index not in successors.values():
+                trains = plan.backward and index == signature.loss
+                plan.tensor("loss" if trains else "output", "loss" if trains else name, result)
+
+
+def _lineage(plan: OpStatistics, result: Any, before: Any) -> tuple[bool, Any | None]:
+    """Whether ``result`` is made of ``before``, and its gradient: the nearest value of the backward pass in its shape.
+
+    Values of the backward pass are not looked through.
+    """
+    queue, seen = deque([result]), {id(result)}
+    updated, gradient = False, None
+    while queue and len(seen) < MOST_SEARCHED:
+        value = queue.popleft()
+        if value is before:
+            updated = True
+            continue
+        sources, phase = plan.sources.get(id(value), ((), "forward"))
+        if phase != "forward":
+            if gradient is None and value.shape == before.shape and is_float(value):
+                gradient = value
+            continue
+        for source in sources:
+            if id(source) not in seen:
+                seen.add(id(source))
+                queue.append(source)
+    return updated, gradient
+
+
+def culprit(walked: Walked, made_by: int | None) -> int | None:
+    """The op that first made a value that is not finite, of those whose such values reach the op ``made_by``.
+
+    In the body of a scan that is any op of it, which the next round may have it from: the earliest round counts.
+    """
+    if made_by is None:
+        return None
+    ops, numbers = walked.plan.ops, walked.ops
+    scan_of = {inner: index for index, op in enumerate(ops) for inner in op.inside}
+    queue, seen = [made_by], set()
+    best: tuple[float, ...] = (math.inf,)
+    found = None
+    while queue:
+        index = queue.pop()
+        if index in seen or not numbers[index][0]:
+            continue
+        seen.add(index)
+        op, scan = ops[index], scan_of.get(index)
+        queue += (*op.inputs, *op.inside, *(() if scan is None else (scan,)))
+        inside = any(numbers[inner][1] for inner in op.inside)
+        key = (index if scan is None else ops[scan].inside[0], numbers[index][2], index)
+        if numbers[index][1] and not inside and key < best:
+            best, found = key, index
+    return found

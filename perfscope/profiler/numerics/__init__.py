@@ -1,0 +1,1 @@
+"""Values of tensors: what a process records of them, for torch and jax alike."""

@@ -1,0 +1,117 @@
+"""Numerics as a capture of `perfscope run`: from the import of torch or jax on, written with the manifest."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perfscope.model.documents.numerics import NUMERICS_FILE, Numerics, dump_numerics
+from perfscope.model.documents.run import Capture
+from perfscope.model.files import write_atomically
+from perfscope.profiler.session.passes import Framework
+
+if TYPE_CHECKING:
+    from perfscope.profiler.session.steps import Source, StepFinder
+
+NAME = "numerics"
+WRITING_SHARE = 0.01
+"""Of the time at most, also where the history has grown."""
+
+
+def available() -> str | None:
+    """Why numerics cannot be recorded in this process, or None."""
+    found = any(importlib.util.find_spec(framework) is not None for framework in ("torch", "jax"))
+    return None if found else "neither PyTorch nor JAX is installed"
+
+
+class Recorder(Protocol):
+    """Records the numerics of one framework."""
+
+    scaler_updates: int
+    """Steps that end with the update of a loss scaler, also those whose optimizer it skips."""
+
+    def start(self) -> None:
+        """Hook the framework."""
+
+    def stop(self) -> None:
+        """Take what is pending, and leave the framework as it was."""
+
+    def silence(self) -> None:
+        """Record nothing more; the hooks stay."""
+
+    def document(self, number: Callable[[Any], int], steps_seen: int) -> Numerics:
+        """All so far; ``number``: of the step of a moment."""
+
+
+class NumericsCapture:
+    """The numerics of a process, where they are ``wanted``."""
+
+    def __init__(self, finder: Callable[[], StepFinder], *, wanted: bool, deep: bool) -> None:
+        """Nothing is hooked yet. ``deep``: ops are watched in all steps."""
+        self._deep = deep
+        self.wanted = wanted
+        self._due = 0.0
+        self._written: Framework = "torch"
+        self._finder = finder
+        self._recorders: dict[Framework, Recorder] = {}
+
+    def start(self, framework: Framework) -> None:
+        """Hook the framework, which is imported."""
+        if not self.wanted:
+            return
+        module = importlib.import_module(f"perfscope.profiler.{framework}.numerics.recorder")
+        self._recorders[framework] = module.Recorder(self._now, every_step=self._deep)
+        self._recorders[framework].start()
+
+    def stop(self) -> None:
+        """Take the hooks out. What was recorded stays."""
+        for recorder in self._recorders.values():
+            recorder.stop()
+
+    def abandon_in_fork(self) -> None:
+        """In a forked child: everything is the parent's."""
+        for recorder in self._recorders.values():
+            recorder.silence()
+        self._recorders.clear()
+
+    def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
+        """Write it at the end, or where the program may be killed. Of two frameworks that with more tensors."""
+        if not self.wanted or not self._recorders:
+            return []
+        path = directory / NUMERICS_FILE
+        tool = f"{self._written}_numerics"
+        recorded = Capture(pass_name=NAME, tool=tool, state="recorded", artifact=path.relative_to(run).as_posix())
+        if last:
+            self.stop()
+        elif monotonic() < self._due and path.is_file():
+            return [recorded]
+        began = monotonic()
+        finder = self._finder()
+        source = finder.source if finder.source is not None else finder.best()
+        documents = {framework: _document(recorder, finder, source) for framework, recorder in self._recorders.items()}
+        self._written = max(documents, key=lambda framework: len(documents[framework].tensors))
+        write_atomically(path, dump_numerics(documents[self._written]), durable=False)
+        self._due = monotonic() + (monotonic() - began) / WRITING_SHARE
+        return [replace(recorded, tool=f"{self._written}_numerics")]
+
+    def _now(self) -> Any:
+        """Steps of the source that tells them; before it is known, of all sources."""
+        finder = self._finder()
+        return dict(finder.completed) if finder.source is None else finder.completed.get(finder.source, 0)
+
+
+def _document(recorder: Recorder, finder: StepFinder, source: Source | None) -> Numerics:
+    steps = _number((dict(finder.completed), recorder.scaler_updates), source)
+    return recorder.document(lambda moment: _number(moment, source), steps)
+
+
+def _number(moment: tuple[Any, int], source: Source | None) -> int:
+    """Complete steps. Where the optimizer tells them those that a loss scaler has it skip count, too."""
+    counts, updates = moment
+    steps = int(counts if not isinstance(counts, Mapping) else 0 if source is None else counts.get(source, 0))
+    return max(steps, updates) if source is None or source.name == "OPTIMIZER" else steps
