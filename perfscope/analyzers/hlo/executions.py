@@ -81,7 +81,9 @@ def rows_of(trace: Trace, module: HloModule, instructions: Iterable[str]) -> Int
 def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
     """Time over the trace and all its devices while only these instructions ran; None if none was measured.
 
-    What their device would not have spent without them. Instructions around others are left out, of both sides.
+    What their device would not have spent without them. Instructions around others are left out, of both sides. On a
+    CPU, where instructions share the processors, each moment is divided among those that run in it: without some the
+    others have the processors to themselves.
     """
     ops, table = trace.rows["hlo_ops"], trace.fact(_rows_of)
     mine = rows_of(trace, module, instructions)
@@ -93,6 +95,8 @@ def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> 
     start, end = table.bounds[groups], table.bounds[groups + 1]
     skipped = np.concatenate(([0], np.cumsum(end - start)[:-1]))
     near = table.ordered[np.repeat(start - skipped, end - start) + np.arange(int((end - start).sum()))]
+    if module.platform == "cpu":
+        return _shared(ops, near, np.isin(near, mine), table.shift)
     rest = near[~np.isin(near, mine)]
     return _length(ops, near, table.shift) - _length(ops, rest, table.shift)
 
@@ -101,6 +105,17 @@ def _length(ops: Rows, rows: Int64, shift: Int64) -> int:
     """Time in which any of the rows ran, device by device: ``shift`` lays devices behind each other."""
     moved = shift[rows]
     return union(ops["start_ns"][rows] + moved, ops["end_ns"][rows] + moved).total()
+
+
+def _shared(ops: Rows, rows: Int64, mine: np.ndarray, shift: Int64) -> int:
+    """Sum over all moments of the part of the ``rows`` which run then that is ``mine``, times its length."""
+    start, end = ops["start_ns"][rows] + shift[rows], ops["end_ns"][rows] + shift[rows]
+    times = np.concatenate([start, end])
+    order = np.argsort(times, kind="stable")
+    change = np.concatenate([np.ones(len(rows), np.int64), -np.ones(len(rows), np.int64)])
+    running = np.cumsum(change[order])[:-1]
+    ours = np.cumsum((change * np.concatenate([mine, mine]))[order])[:-1]
+    return round(float((np.diff(times[order]) * ours / np.maximum(running, 1)).sum()))
 
 
 def measured_run_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> float | None:
