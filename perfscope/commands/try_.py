@@ -230,6 +230,7 @@ def _ordered(
     if chosen is not None:
         return chosen
     known = [load_intervention(name) for name in intervention_names()]
+    known = [one for one in known if every or not one.evident or one.name in promised]  # the others change nothing
     candidates = [describe(one, trials.facts) for one in known if fits_framework(one, trials.facts)]
     wanted = [
         candidate

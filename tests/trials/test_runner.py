@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.compare.ab.trials import TrialJudge
+from perfscope.analyzers.compare.ab.trials import Promise, TrialJudge
+from perfscope.commands.try_ import _ordered
 from perfscope.model.documents.ab import AbPlan, Launch
 from perfscope.model.errors import DataError
 from perfscope.profiler.ab import trials as module
@@ -149,7 +150,21 @@ def test_settings_that_cost_are_looked_for_in_one_launch(tmp_path: Path, monkeyp
 def test_the_budget_leaves_out_what_would_not_end_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Program(monkeypatch)
     short = time.monotonic() + 10  # a launch takes 2.3 s, so that six pairs take 28 s
-    assert tried(trials(tmp_path, deadline=short), "gc-freeze") == {"gc-freeze": "not reached"}
+    made = trials(tmp_path, deadline=short)
+    assert tried(made, "gc-freeze") == {"gc-freeze": "not reached"}
+    assert made.attempts[0].reason.endswith("it takes 1 min")
+
+
+def test_settings_that_were_not_found_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Program(monkeypatch)
+    made = trials(tmp_path)
+    made.baseline()
+    promised = {"unfused_optimizer": Promise(findings=1, ns=1_000_000)}  # zero-grad-none answers it
+    found = promised | {"zero-grad-none": Promise(findings=1, ns=None)}
+    for known, every, is_tried in ((promised, False, False), (found, False, True), (promised, True, True)):
+        names = [one.name for one in _ordered(made, None, known, every=every)]
+        assert ("zero-grad-none" in names) is is_tried
+        assert "fused-optimizer" in names
 
 
 def test_pairs_grow_until_the_answer_is_clear_or_they_would_not_give_one(

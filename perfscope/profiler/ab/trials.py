@@ -10,6 +10,7 @@ What the values and the times say is decided by a `TrialJudge` (`perfscope.analy
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -251,7 +252,8 @@ class Trials:
         if candidate.unfit is not None:
             return replace(made, stop="not applicable", reason=candidate.unfit)
         if not self._in_time():
-            return replace(made, stop="not reached", reason="the budget was used up")
+            needed = f"{math.ceil(self._least_seconds() / 60)} min"
+            return replace(made, stop="not reached", reason=f"too little of the budget is left: it takes {needed}")
         unchanged = self.unchanged
         state = self._state(folder, until)
         first = self._launch(head, "head", "warm", 0, 1, state, record=True)
