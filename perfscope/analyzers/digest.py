@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.causes import ROWS_OF_EACH
+from perfscope.analyzers.critical_path import Graph, NodeKind, dependency_graph
 from perfscope.analyzers.engine import Examined
 from perfscope.analyzers.hlo.collectives import collectives
 from perfscope.analyzers.hlo.module import HloModule
@@ -151,6 +152,11 @@ def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int,
 MOST_FRAMES = 20_000
 """Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
 
+MOST_GRAPHS = 16
+"""Files: of more of them no dependencies are kept, which take up to 20 MB each."""
+MOST_NODES = 300_000
+"""Of one rank."""
+
 _SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
     span, device_times, step_windows, steps_work, account_windows, step_accounts, trace_memories,
 )  # fmt: skip
@@ -158,20 +164,22 @@ _OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_c
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 
 
-def reduce_trace(trace: Trace) -> Trace:
+def reduce_trace(trace: Trace, *, graph: bool = True) -> Trace:
     """The trace with the rows and facts that comparing reads; itself where a fact breaks, for comparing to say so.
+
+    ``graph``: with what waited for what on a rank, for savings of what is found by comparing.
 
     The log of torch.compile, the flight recorder and plans are kept whole; compiled programs and what they ran as
     ``reduce_programs`` says.
     """
     try:
-        return _reduced(trace)
+        return _reduced(trace, graph=graph)
     except Exception as error:
         log_failure(_log, f"{trace.source.path} is kept whole", error)
         return trace
 
 
-def _reduced(trace: Trace) -> Trace:
+def _reduced(trace: Trace, *, graph: bool) -> Trace:
     if trace.torch_plans:
         return trace
     derived = [*_SLIM_DERIVED, compile_summary]
@@ -181,12 +189,14 @@ def _reduced(trace: Trace) -> Trace:
     if trace.compile_log is not None:
         derived += _OF_COMPILING
     facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in derived}
+    facts[dependency_graph] = None
     rows = {name: trace.rows[name] for name in ("devices", "threads", "steps")}
     strings: Sequence[str] = trace.strings
     if ranked:
         strings = [*strings, "ops"]
         cut, facts[locals_of], chosen = _reduce_tables(trace)
         facts |= {derive: trace.fact(derive)[chosen] for derive in (exposed_communication, communication_in_steps)}
+        facts[dependency_graph] = _reduced_graph(trace, chosen) if graph else None
         rows |= cut
     xla = reduce_programs(trace)
     facts |= xla.facts
@@ -210,6 +220,18 @@ def _reduced(trace: Trace) -> Trace:
     for derive, value in facts.items():
         kept.seed(derive, value)
     return kept
+
+
+def _reduced_graph(trace: Trace, kernels: Int64) -> Graph | None:
+    """What waited for what, with the rows of the kernels that are kept; ``None`` where it is too large."""
+    graph = trace.fact(dependency_graph)
+    if graph is None or len(graph) > MOST_NODES:
+        return None
+    row, collective = np.full(len(graph), MISSING), graph.kind == NodeKind.COMMUNICATION
+    row[collective] = new_rows(len(trace.rows["kernels"]), kernels)[graph.row[collective]]
+    columns = {name: getattr(graph, name) for name in ("before", "sequence", "position", "binds")}
+    columns |= {"row": row, "call": np.full(len(graph), MISSING), "thread": np.full(len(graph), MISSING)}
+    return replace(graph, **{name: column.astype(np.int32) for name, column in columns.items()})
 
 
 def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:

@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
-from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_path, path_summary
+from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
 from perfscope.analyzers.hlo.program import program_labels, programs_apart
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
 from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
@@ -478,7 +478,7 @@ def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Out
         return replace(outcome, status=status, reason="; ".join(filter(None, (outcome.reason, reason))))
     if not findings:
         return outcome
-    findings = tuple(replace(finding, spans=_placed(finding.spans, traces), removes=()) for finding in findings)
+    findings = tuple(bounded_by_job(traces, replace(item, spans=_placed(item.spans, traces))) for item in findings)
     texts = {finding.subject for finding in findings} if rule.replaces else set()
     kept = [finding for finding in outcome.findings if finding.subject not in texts]
     return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *findings), key=_cost_order)))

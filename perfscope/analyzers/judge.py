@@ -15,7 +15,7 @@ from typing import Any
 from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.topology import Topology
-from perfscope.analyzers.digest import reduce_trace, trim_evidence
+from perfscope.analyzers.digest import MOST_GRAPHS, reduce_trace, trim_evidence
 from perfscope.analyzers.engine import Analysis, Examined, chosen_rules, conclude, examine
 from perfscope.analyzers.hlo.program_device import judged_for
 from perfscope.analyzers.readers.hlo.program import holds_programs_only
@@ -55,6 +55,8 @@ class JudgeTask:
     topology: Topology | None = None
     whole: bool = False
     """Keep all tables."""
+    graphs: bool = False
+    """Keep what waited for what of each rank."""
     off: Mapping[str, str] = field(default_factory=dict)
     """Reasons of rules that are turned off."""
     thresholds: Thresholds = field(default_factory=dict)
@@ -88,7 +90,7 @@ class JudgeTask:
         examined = self.examined(read_trace.trace, rules)
         if self.whole:
             return examined
-        kept = replace(examined, trace=reduce_trace(examined.trace))
+        kept = replace(examined, trace=reduce_trace(examined.trace, graph=self.graphs))
         if kept.trace is not examined.trace:  # facts may hold the trace itself, and its tables would wait for the
             examined.trace.forget()  # garbage collector
         return kept
@@ -139,7 +141,7 @@ def judge_paths(
     whole = _keeps_tables(chosen, tasks, anywhere=scheduler is not None)
     work = JudgeTask(
         rules=tuple(rule.id for rule in chosen), device=device, topology=topology, whole=whole, off=dict(off),
-        thresholds=configuration.thresholds, selection=selection,
+        graphs=len(tasks) <= MOST_GRAPHS, thresholds=configuration.thresholds, selection=selection,
     )  # fmt: skip
     if executor is None and not whole:
         executor = (

@@ -89,14 +89,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Removed:
-    """Rows of a trace that a fix takes away: what the saving on the critical path is of."""
+    """What a fix takes away of a recording: what the saving on the critical path is of."""
 
-    table: Literal["slices", "kernels", "copies", "waits"]
+    table: Literal["slices", "kernels", "copies", "waits", "idle", "work"]
     """Of the trace; ``slices``: host time in these spans and all inside them. ``waits``: rows of ``calls`` that no
-    longer wait for the device."""
+    longer wait for the device. ``idle``: host time, and delays until work began, in the intervals of ``rows``;
+    ``work``: kernels and copies in them, but no collectives."""
     rows: np.ndarray
+    """Of the table; of ``idle`` and ``work`` (n, 2) intervals, ns on the clock of the trace."""
     left: float | np.ndarray = 0.0
-    """Of their time, 0 to 1: one number, or one a row."""
+    """Of their time, 0 to 1: one number, or one a row. Of intervals nothing is left."""
+    rank: int | None = None
+    """Whose trace, where a rule compares the ranks of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,8 @@ class Finding:
     path_ns: int | None = None
     """What all steps together are shorter by when the recorded dependencies are replayed without what it is about:
     ``cost_ns`` is at most that and 5 % (filled by the engine). ``None``: ``cost_ns`` is the rule's own bound."""
+    path_reason: str | None = None
+    """Why the critical path of the recording could not judge ``cost_ns`` (filled by the engine)."""
     run_ns: int | None = None
     """What ``cost_ns`` is a share of, where it is that of one run of a compiled program: the least time of a run."""
     cost_bytes: int | None = None

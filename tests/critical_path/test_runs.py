@@ -66,7 +66,9 @@ def check(trace: Trace, seed: int) -> None:
     change = changed(graph, seed)
     ends = replay(graph, change)
     assert ends.tolist() == ends_one_by_one(graph, change)
-    assert Replay(graph, change).path(ends)[0].tolist() == path_one_by_one(graph, change, ends.tolist())
+    assert Replay(graph, change).path(ends, int(graph.finish[np.argmax(graph.windows.ends)]))[
+        0
+    ].tolist() == path_one_by_one(graph, change, ends.tolist())
     walk, pieces = Walk(graph), []
     windows = graph.windows
     for window, (low, time) in enumerate(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True)):

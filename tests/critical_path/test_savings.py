@@ -19,12 +19,14 @@ from perfscope.analyzers.critical_path import (
     saved_on_path,
     what_if,
 )
+from perfscope.analyzers.critical_path.savings import NOT_NAMED, SEVERAL_DEVICES, PathSaving
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.time import removed_inside
+from perfscope.analyzers.time import removed_inside, removed_time
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.text import render
 from perfscope.model.finding import Finding, Removed
+from perfscope.model.intervals import complement, union
 from perfscope.model.trace import CallKind, Trace
 from tests.build import TraceBuilder
 from tests.critical_path.machine import Op, run, scaled, without_waits
@@ -101,7 +103,7 @@ def test_drawn_programs_without_an_op(ops: list[Op], waits: bool) -> None:
     removes = (
         (Removed(table="waits", rows=every),) if waits else removed_inside(trace, rows_named(trace, "slices", "a"))
     )
-    saved = saved_on_path(trace, removes)
+    saved = saved_on_path(trace, removes).ns
     assume(saved is not None)
     assert saved is not None
     assert before * US - saved <= 1.1 * twin * US + 8 * len(ops) * US
@@ -110,7 +112,7 @@ def test_drawn_programs_without_an_op(ops: list[Op], waits: bool) -> None:
 
 
 def test_no_saving_where_dependencies_are_missing() -> None:
-    def saved(*, devices: int) -> int | None:
+    def saved(*, devices: int) -> PathSaving:
         builder = TraceBuilder()
         builder.op("aten::mm", 0, 50)
         for device in range(devices):
@@ -119,8 +121,8 @@ def test_no_saving_where_dependencies_are_missing() -> None:
         builder.call("cudaDeviceSynchronize", 60, 150, kind=CallKind.SYNC)
         return saved_on_path(builder.build(), (Removed(table="kernels", rows=np.array([0])),))
 
-    assert saved(devices=1)
-    assert saved(devices=2) is None
+    assert saved(devices=1).ns
+    assert saved(devices=2) == PathSaving(reason=SEVERAL_DEVICES)
 
 
 def test_a_host_that_may_have_polled_the_device_counts_as_waiting() -> None:
@@ -130,10 +132,98 @@ def test_a_host_that_may_have_polled_the_device_counts_as_waiting() -> None:
         builder.launched("k", 10, 20, 520, correlation=1)
         builder.op("spin", 20, until)
         builder.step(1, 0, until)
-        return saved_on_path(builder.build(), (Removed(table="kernels", rows=np.array([0])),))
+        return saved_on_path(builder.build(), (Removed(table="kernels", rows=np.array([0])),)).ns
 
     assert saved(530) == 510 * US
     assert saved(900) == 0
+
+
+@given(OPS, st.integers(0, 40))
+def test_idle_time_of_drawn_programs(ops: list[Op], stall: int) -> None:
+    """Without the host's part of all idle time of the device no program is longer than what the device works."""
+    trace, whole = run([*ops, Op("end", 5, 4, waits=True)], stall=stall)
+    kernels = trace.rows["kernels"]
+    busy = union(kernels["start_ns"], kernels["end_ns"])
+    idle = complement(busy, 0, int(kernels["end_ns"].max()))
+    saved = saved_on_path(trace, (removed_time(idle),)).ns
+    assert saved is not None
+    assert saved == pytest.approx(idle.total(), abs=US * 10 * len(ops))
+    assert saved <= whole * US
+
+
+def host_rule_of(builder: TraceBuilder, rule: str) -> Finding:
+    (found,) = analyze(builder.build(), [rule])[rule].findings
+    return found
+
+
+def slow_host(kernels: int, *, until: float) -> TraceBuilder:
+    """Kernels of 20 us that are launched every 100 us, in a step of ``until`` us."""
+    builder = TraceBuilder()
+    for number in range(kernels):
+        begin = 100 * number
+        builder.op("aten::add", begin, begin + 90)
+        builder.launched("k", begin + 80, begin + 90, begin + 110, correlation=number)
+    builder.step(1, 0, until)
+    return builder
+
+
+def test_launching_on_the_path_is_worth_its_idle_time() -> None:
+    builder = slow_host(20, until=2_015)
+    builder.annotation("ProfilerStep#1", 0, 2_015)
+    builder.call("cudaDeviceSynchronize", 1_995, 2_014, kind=CallKind.SYNC)
+    found = host_rule_of(builder, "launch_bound")
+    assert found.cost_ns is not None
+    assert found.path_ns is not None
+    assert found.path_ns >= found.cost_ns > 1_500 * US
+    assert (found.basis, found.path_reason) == ("measured", None)
+
+
+@pytest.mark.parametrize(
+    ("what", "subject"),
+    [("gc.collect", "garbage collection"), ("train.py(7): tokenize", "host work")],
+)
+def test_host_work_between_launches(what: str, subject: str) -> None:
+    """Plain Python and garbage collection of 3 ms before each of five kernels."""
+    builder = TraceBuilder()
+    for number in range(5):
+        begin = 4_000 * number
+        builder.python(what, begin, begin + 3_000)
+        builder.op("aten::mm", begin + 3_000, begin + 3_020)
+        builder.launched("gemm", begin + 3_010, begin + 3_020, begin + 3_900, correlation=number)
+        builder.call("cudaDeviceSynchronize", begin + 3_030, begin + 3_905, kind=CallKind.SYNC)
+    builder.annotation("ProfilerStep#1", 0, 20_000)
+    builder.step(1, 0, 20_000)
+    found = host_rule_of(builder, "host_bound")
+    assert found.subject == subject
+    assert found.cost_ns is not None
+    assert found.path_ns is not None
+    assert found.path_ns >= 0.95 * found.cost_ns
+    assert found.path_ns <= 5 * 3_100 * US
+    assert found.path_reason is None
+
+
+def test_a_finding_that_names_no_events_says_so() -> None:
+    trace, _ = run(PLANTED)
+    plain = bounded_by_path(trace, finding(50))
+    assert (plain.cost_ns, plain.path_ns, plain.path_reason) == (50 * US, None, NOT_NAMED)
+    judged = analyze(trace, ["host_sync"])
+    outcome = replace(judged.outcomes[0], findings=(plain,))
+    shown = replace(judged, outcomes=(outcome,))
+    assert "not checked on the critical path" in render(shown, verbose=True)
+    (row,) = document(shown)["outcomes"][0]["findings"]
+    assert row["path_reason"] == NOT_NAMED
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize(
+    "name", ["HolisticTraceAnalysis__mtia_inference_rank_0.json.gz", "TraceLens__h100_bert-small.json.gz"]
+)
+def test_no_host_time_of_public_recordings_is_hidden(name: str, corpus: Path) -> None:
+    """What the account gives to the host is on the path, so both bounds agree."""
+    for rule in ("host_bound", "launch_bound"):
+        for found in analyze(load(corpus / "kineto" / name), [rule])[rule].findings:
+            assert found.cost_ns is not None
+            assert found.path_reason is not None or (found.path_ns or 0) >= 0.95 * found.cost_ns
 
 
 PROGRAM = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from perfscope.model.trace import Trace
+from perfscope.model.trace import CallKind, Trace
 from tests.build import TraceBuilder
 
 KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)"
@@ -59,11 +59,12 @@ def rank_set(
     jitter_us: float = 1.0,
     extra: Extra | None = None,
     world: int | None = None,
+    waits: bool = False,
 ) -> list[Trace]:
     """One trace a rank. ``late_us[k][r]``: how late rank ``r`` comes to collective ``k``, in us.
 
     The host launches a collective 10 us before its kernel begins. ``clock_us``: what each rank's clock is ahead.
-    ``extra(build, rank)`` adds rows, on the true clock.
+    ``extra(build, rank)`` adds rows, on the true clock. ``waits``: the host waits for each collective.
     """
     size = len(late_us[0])
     arrivals, now = [], 0.0
@@ -78,6 +79,8 @@ def rank_set(
             build.call("cudaLaunchKernel", arrived[rank] - 10, arrived[rank] - 8, correlation=1000 + index)
             collective(build, arrived[rank], end, ranks=range(size) if recorded else None,
                        sequence=index if recorded else -1, correlation=1000 + index)  # fmt: skip
+            if waits:
+                build.call("cudaDeviceSynchronize", arrived[rank] - 7, end + 4, kind=CallKind.SYNC)
         if extra is not None:
             extra(build, rank)
         ahead = round(1000 * clock_us[rank]) if clock_us is not None else 0

@@ -279,7 +279,7 @@ def test_a_rank_that_comes_late_is_named_with_what_it_did() -> None:
                 begin = STEP + index * (STEP + 4_500)
                 build.op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, begin + 3_800)
 
-    (finding,) = compared(rank_set(LATE_RANK_2, extra=loader)).findings
+    (finding,) = compared(rank_set(LATE_RANK_2, extra=loader, waits=True)).findings
     assert (finding.subject, finding.ranks, finding.severity) == ("one rank comes late", (2,), "high")
     assert "3 of 4 collectives" in finding.title
     assert "causes 100% of all waiting" in finding.detail

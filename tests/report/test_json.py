@@ -98,6 +98,7 @@ def test_content(schema: Draft202012Validator) -> None:
         "cost_ns_per_step": 6_900_000,
         "untraced_ns_per_step": None,
         "path_ns": None,
+        "path_reason": None,
         "cost_bytes": None,
         "cost_over": "trace",
         "basis": "measured",

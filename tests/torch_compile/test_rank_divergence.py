@@ -95,6 +95,34 @@ def test_ranks_of_other_sizes_and_times_are_clean() -> None:
     assert compared(log(rows=8, seconds=2), log(rows=9, seconds=2.9)).status == "clean"
 
 
+def ran(*order: str | None, ops: tuple[str, ...] = ("aten.mm.default",)) -> CompileLog:
+    """Two compilations, and the order in which their graphs ran."""
+    return replace(log(ops, again=True), executed=order)
+
+
+def test_graphs_that_run_in_another_order() -> None:
+    first, second = (compilation.compile_id for compilation in ran().compiles)
+    assert compared(ran(first, second), ran(first, second)).status == "clean"
+    assert compared(ran(first, second), ran()).status == "clean"  # not recorded on one of them
+    (finding,) = compared(ran(first, second), ran(second, first), ran(first, second)).findings
+    assert (finding.subject, finding.severity, finding.ranks) == (
+        "ranks run their graphs in another order",
+        "medium",
+        (1,),
+    )
+    assert (finding.basis, finding.cost_ns) == ("structural", None)
+    assert "as call 1, where ranks 0, 2 run" in finding.detail
+    (more,) = compared(ran(first, second), ran(first, second, first)).findings
+    assert "nothing more" in more.detail
+
+
+def test_the_order_of_graphs_with_collectives_is_grave() -> None:
+    ops = ("_c10d_functional.all_reduce.default",)
+    first, second = (compilation.compile_id for compilation in ran().compiles)
+    (finding,) = compared(ran(first, second, ops=ops), ran(second, first, ops=ops)).findings
+    assert (finding.subject, finding.severity) == ("ranks run their graphs in another order", "high")
+
+
 def test_caches_matter_from_a_second_on() -> None:
     def warm(seconds: float) -> CompileLog:
         found = log(seconds=seconds)

@@ -6,7 +6,7 @@ from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, depend
 from perfscope.analyzers.critical_path.job import JobPath, job_paths
 from perfscope.analyzers.critical_path.path import PARTS, CriticalPath, critical_path, path_parts
 from perfscope.analyzers.critical_path.replay import Change, replay, replayed_ns, slack, unchanged
-from perfscope.analyzers.critical_path.savings import bounded_by_path, saved_on_path
+from perfscope.analyzers.critical_path.savings import bounded_by_job, bounded_by_path, saved_on_path
 from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, merge_rows, path_rows, path_summary
 from perfscope.analyzers.critical_path.what_if import GENERAL_TARGETS, Hypothesis, WhatIf, parse_hypothesis, what_if
 
@@ -23,6 +23,7 @@ __all__ = [
     "PathSummary",
     "Via",
     "WhatIf",
+    "bounded_by_job",
     "bounded_by_path",
     "critical_path",
     "dependency_graph",

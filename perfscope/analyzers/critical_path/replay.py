@@ -68,8 +68,8 @@ class Replay:
         result: Int64 = ends[of_head] + behind
         return result
 
-    def path(self, ends: Int64) -> tuple[Int64, Int64]:
-        """(nodes from the end of the last step back, each after what it waited for last; lags after these, ns).
+    def path(self, ends: Int64, last: int) -> tuple[Int64, Int64]:
+        """(nodes from ``last`` back, each after what it waited for last; lags after these, ns).
 
         ``ends``: of the replay. It ends with a node whose dependencies are not recorded.
         """
@@ -82,7 +82,7 @@ class Replay:
         begins = (graph.binds[heads] == MISSING) & (arrives[latest, every] <= graph.starts[heads])
         earlier[heads] = np.where(begins, MISSING, binding)
         lag[heads] = change.lag[:, heads][latest, every]
-        nodes = Runs(graph, earlier).chain(int(graph.finish[np.argmax(graph.windows.ends)]))
+        nodes = Runs(graph, earlier).chain(last)
         return nodes, np.append(lag[nodes[:-1]], 0)
 
 

@@ -1,27 +1,39 @@
-"""Savings of findings by the critical path: the graph is played again without the rows that a fix takes away.
+"""Savings of findings by the critical path: the graph is played again without what a fix takes away.
 
-A rule names these rows (``Finding.removes``). What other work hides, or what nothing waits for, is then no saving: one
-that touches no node of the critical path is 0. Of the rule's own bound and this saving the smaller one is the cost.
+A rule names that (``Finding.removes``). What other work hides, or what nothing waits for, is then no saving: one that
+touches no node of the critical path is 0. Of the rule's own bound and this saving the smaller one is the cost.
 
 The saving has to be an upper bound, too, so it is not given where dependencies are missing: of programs of XLA, of
-several devices of one process, and where the path of the replay begins after the first of these rows, at work with no
-known dependency. A host
-piece on the path that ends with device work may have waited for it in a way that is not recorded (a loop that polls),
-and work that begins late for something on another stream: such time counts as saved.
+several devices of one process, and where the path of the replay begins after the first thing that is taken away, at
+work with no known dependency. The finding then says why. A host piece on the path that ends with device work may have
+waited for it in a way that is not recorded (a loop that polls), and work that begins late for something on another
+stream: such time counts as saved.
+
+What rules find by comparing ranks is taken from the graph of the job (``job_graph``), in which a collective ends on all
+ranks once the last one has come.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfscope.analyzers.critical_path.graph import DEPENDENCY_NS, Graph, NodeKind, Via, dependency_graph
+from perfscope.analyzers.critical_path.graph import (
+    DEPENDENCY_NS,
+    RECORDING_WORK,
+    Graph,
+    NodeKind,
+    Via,
+    dependency_graph,
+)
+from perfscope.analyzers.critical_path.job_graph import JobGraph, job_graphs
 from perfscope.analyzers.critical_path.replay import Change, Replay
 from perfscope.analyzers.time import nearest_ancestor
 from perfscope.model.finding import SEVERITIES, Finding, Removed, severity_of
-from perfscope.model.intervals import Int64
+from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
@@ -32,17 +44,49 @@ POLLED_NS = 100_000
 hundredth of its own length."""
 POLL_NS = 50_000
 
+NOT_NAMED = "which events a fix takes away does not follow from the recording"
+NO_GRAPH = "neither a host thread nor device work is recorded"
+IN_PROGRAMS = "dependencies inside programs of XLA are not recorded"
+SEVERAL_DEVICES = "the process has several devices, whose dependencies on each other are not recorded"
+ELSEWHERE = "it is on no thread and no stream that the path follows"
+ONLY_WAIT = "it is the only wait of the recording, and ends it"
+BEGINS_LATER = "the path begins later, at work whose dependencies are not recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSaving:
+    """What all steps together are shorter by, or why that is not known."""
+
+    ns: int | None = None
+    reason: str | None = None
+
 
 def bounded_by_path(trace: Trace, finding: Finding) -> Finding:
-    """The finding with ``path_ns`` where its rows are known, and costs of at most that; without ``removes``."""
-    plain, bound = replace(finding, removes=()), finding.cost_ns
-    saved = saved_on_path(trace, finding.removes) if finding.removes and bound else None
+    """The finding with costs of at most what the path saves, or with why that is not known; without ``removes``."""
+    if not finding.cost_ns or finding.run_ns is not None or not trace.recorded & RECORDING_WORK:
+        return replace(finding, removes=())
+    graph = trace.fact(dependency_graph)
+    return _bounded(finding, saved_on_path(trace, finding.removes), 0 if graph is None else graph.windows.whole_ns)
+
+
+def bounded_by_job(traces: Sequence[Trace], finding: Finding) -> Finding:
+    """The same of a finding that compares the ranks of a job."""
+    if not finding.cost_ns or finding.run_ns is not None or not any(t.recorded & RECORDING_WORK for t in traces):
+        return replace(finding, removes=())
+    ranks = {removed.rank for removed in finding.removes}
+    jobs = [job for job in job_graphs(traces) if ranks <= job.ranks]
+    if not ranks or not jobs:
+        return replace(finding, removes=(), path_reason=NOT_NAMED)
+    return _bounded(finding, saved_in_job(jobs[0], finding.removes), jobs[0].whole_ns)
+
+
+def _bounded(finding: Finding, saving: PathSaving, whole_ns: int) -> Finding:
+    plain, bound, saved = replace(finding, removes=()), finding.cost_ns, saving.ns
     if saved is None or not bound:
-        return plain
+        return replace(plain, path_reason=saving.reason)
     if saved >= AGREES * bound:
         return replace(plain, path_ns=saved)
-    whole = trace.fact(dependency_graph).windows.whole_ns  # type: ignore[union-attr]
-    severities = (finding.severity, severity_of(saved, whole))
+    severities = (finding.severity, severity_of(saved, whole_ns))
     each = finding.cost_ns_per_step
     why = f"Its own time is {format_ns(bound)} in all; the rest is hidden, or nothing waits for it."
     return replace(
@@ -56,45 +100,100 @@ def bounded_by_path(trace: Trace, finding: Finding) -> Finding:
     )
 
 
-def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> int | None:
-    """By how many ns all steps together are shorter without these rows; ``None`` where the path is not known there."""
+def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> PathSaving:
+    """What all steps of one process are shorter by without what ``removes`` takes away."""
     graph = trace.fact(dependency_graph)
-    if graph is None or len(trace.rows["hlo_ops"]) or len(np.unique(graph.thread[~graph.on_host])) > 1:
-        return None
-    change = Change(durations=graph.ends - graph.starts, before=graph.before, lag=graph.lag)
-    kept = 0.0
+    if not removes or graph is None:
+        return PathSaving(reason=NOT_NAMED if graph is not None else NO_GRAPH)
+    if len(trace.rows["hlo_ops"]):
+        return PathSaving(reason=IN_PROGRAMS)
+    if len(np.unique(graph.thread[~graph.on_host])) > 1:
+        return PathSaving(reason=SEVERAL_DEVICES)
+    change, kept = _recording(graph), 0.0
     for removed in removes:
-        change, factor = _applied(trace, graph, change, removed)
-        kept = max(kept, factor)
-    changed = change.durations != graph.ends - graph.starts
-    if change.before is not graph.before:  # only waits for work are taken away
-        changed |= change.before[Via.DEPENDENCY] != graph.before[Via.DEPENDENCY]
-    if not changed.any() or math.isinf(kept):
-        return None
+        if removed.table == "slices":
+            change = _without_spans(trace, graph, change, removed)
+        else:
+            change, factor = _applied(graph, change, removed)
+            kept = max(kept, factor)
+    if math.isinf(kept):
+        return PathSaving(reason=ONLY_WAIT)
+    last = int(graph.finish[np.argmax(graph.windows.ends)])
+    saving = _saved(graph, change, np.array([last]), trace.fact(_recorded_path), trace.fact(_may_poll), max(kept, 1.0))
+    if saving.ns is None:
+        return saving
+    return replace(saving, ns=min(saving.ns + _after(graph, last, removes), graph.windows.whole_ns))
+
+
+def _after(graph: Graph, last: int, removes: tuple[Removed, ...]) -> int:
+    """Time that is taken away between the last node and the end of the recording, where no host work is recorded."""
+    end = int(graph.windows.ends.max())
+    idle = [removed.rows.reshape(-1, 2) for removed in removes if removed.table == "idle"]
+    if not idle or graph.ends[last] >= end:
+        return 0
+    return int(covered(union(*np.concatenate(idle).T), graph.ends[[last]], [end])[0])
+
+
+def saved_in_job(job: JobGraph, removes: tuple[Removed, ...]) -> PathSaving:
+    """What all steps of a job are shorter by, from the last rank's end to the last rank's end."""
+    graph = job.graph
+    if graph is None:
+        return PathSaving(reason=job.reason)
+    change = _recording(graph)
+    for removed in removes:
+        mine = job.rank == removed.rank
+        change, _ = _applied(graph, change, job.on_clock(removed), mine)
+        if removed.table == "kernels":
+            gone = removed.rows[np.broadcast_to(np.asarray(removed.left) == 0, removed.rows.shape)]
+            parted = mine & job.joined & np.isin(graph.row, gone)
+            before = change.before.copy()
+            before[:, parted] = job.before_joining[:, parted]
+            change = replace(change, before=before)
+    saving = _saved(graph, change, graph.finish, np.arange(len(graph)), polling(graph), 1.0)
+    return saving if saving.ns is None else replace(saving, ns=min(saving.ns, job.whole_ns))
+
+
+def _recording(graph: Graph) -> Change:
+    return Change(durations=graph.ends - graph.starts, before=graph.before, lag=graph.lag)
+
+
+def _saved(
+    graph: Graph, change: Change, finish: Int64, recorded_path: Int64, may_poll: np.ndarray, times: float
+) -> PathSaving:
+    """By how much the last of ``finish`` ends earlier with the change, ``times`` as much where it is only a part."""
+    shorter = change.durations != graph.ends - graph.starts
+    changed = shorter | (change.lag != graph.lag).any(axis=0) | (change.before != graph.before).any(axis=0)
+    if not changed.any():
+        return PathSaving(reason=ELSEWHERE)
     played = Replay(graph, change)
-    ends = played.ends() if changed[trace.fact(_recorded_path)].any() else graph.ends
-    path, lags = played.path(ends)
+    ends = played.ends() if changed[recorded_path].any() else graph.ends
+    last = int(finish[np.argmax(ends[finish])])
+    path, lags = played.path(ends, last)
     if graph.starts[path[-1]] > graph.starts[changed].min():
-        return None
-    saved = round(int(graph.ends[path[0]] - ends[path[0]]) * kept)
-    if (changed & ~graph.on_host).any():
-        saved += int(lags[lags > DEPENDENCY_NS].sum() + change.durations[path[trace.fact(_may_poll)[path]]].sum())
-    return min(saved, graph.windows.whole_ns)
+        return PathSaving(reason=BEGINS_LATER)
+    saved = round(int(graph.ends[finish].max() - ends[last]) * times)
+    if (shorter & ~graph.on_host).any():
+        saved += int(lags[lags > DEPENDENCY_NS].sum() + change.durations[path[may_poll[path]]].sum())
+    return PathSaving(ns=saved)
 
 
 def _recorded_path(trace: Trace) -> Int64:
     graph = trace.fact(dependency_graph)
     if graph is None:
         return np.empty(0, np.int64)
-    recorded = Change(durations=graph.ends - graph.starts, before=graph.before, lag=graph.lag)
-    return Replay(graph, recorded).path(graph.ends)[0]
+    last = int(graph.finish[np.argmax(graph.windows.ends)])
+    return Replay(graph, _recording(graph)).path(graph.ends, last)[0]
 
 
 def _may_poll(trace: Trace) -> np.ndarray:
-    """Per node: it is long host time that ends with device work."""
     graph = trace.fact(dependency_graph)
-    if graph is None or graph.on_host.all():
-        return np.zeros(0 if graph is None else len(graph), bool)
+    return np.zeros(0, bool) if graph is None else polling(graph)
+
+
+def polling(graph: Graph) -> np.ndarray:
+    """Per node: it is long host time that ends with device work, and may have waited for it."""
+    if graph.on_host.all():
+        return np.zeros(len(graph), bool)
     ends = np.sort(graph.ends[~graph.on_host])
     index = np.searchsorted(ends, graph.ends, side="right") - 1
     lengths = graph.ends - graph.starts
@@ -102,31 +201,59 @@ def _may_poll(trace: Trace) -> np.ndarray:
     return np.asarray(near & graph.on_host & (lengths >= POLLED_NS))
 
 
-def _applied(trace: Trace, graph: Graph, change: Change, removed: Removed) -> tuple[Change, float]:
-    """(the change with these rows, what its saving has to be multiplied by).
-
-    The last wait of all stays, and ends the recording.
-    """
+def _applied(graph: Graph, change: Change, removed: Removed, mine: np.ndarray | None = None) -> tuple[Change, float]:
+    """(the change without what is removed, what its saving has to be multiplied by). ``mine``: nodes it may be of."""
+    here = np.ones(len(graph), bool) if mine is None else mine
     if removed.table == "waits":
-        returns = np.flatnonzero(graph.kind == NodeKind.RETURN)
-        mine = returns[np.isin(graph.call[returns], removed.rows)]
-        last = graph.call[returns[-1]] if len(returns) else MISSING
-        before = change.before.copy()
-        before[Via.DEPENDENCY, mine[graph.call[mine] != last]] = MISSING
-        change = replace(change, before=before)
-        waits = len(np.unique(graph.call[mine]))
-        if not (graph.call[mine] == last).any():
-            return change, 1.0
-        return change, waits / (waits - 1) if waits > 1 else math.inf
-    left = np.ones(len(trace.rows[removed.table]))
+        return _without_waits(graph, change, removed.rows)
+    if removed.table in ("idle", "work"):
+        return _without_time(graph, change, removed, here), 1.0
+    kinds = (NodeKind.COPY,) if removed.table == "copies" else (NodeKind.KERNEL, NodeKind.COMMUNICATION)
+    here = here & np.isin(graph.kind, kinds) & (graph.row != MISSING)
+    left = np.ones(int(max(graph.row[here].max(initial=-1), removed.rows.max(initial=-1))) + 1)
     left[removed.rows] = removed.left
-    if removed.table == "slices":
-        here = graph.on_host & (graph.row != MISSING)
-        outer = nearest_ancestor(trace, graph.row[here], left < 1)
-        factors = np.where(outer == MISSING, 1.0, left[np.maximum(outer, 0)])
-    else:
-        kinds = (NodeKind.COPY,) if removed.table == "copies" else (NodeKind.KERNEL, NodeKind.COMMUNICATION)
-        here = np.isin(graph.kind, kinds)
-        factors = left[graph.row[here]]
-    change.durations[here] = np.round(change.durations[here] * factors)
-    return change, 1.0
+    durations = change.durations.copy()
+    durations[here] = np.round(durations[here] * left[graph.row[here]])
+    return replace(change, durations=durations), 1.0
+
+
+def _without_spans(trace: Trace, graph: Graph, change: Change, removed: Removed) -> Change:
+    """Host time inside spans."""
+    left = np.ones(len(trace.rows["slices"]))
+    left[removed.rows] = removed.left
+    here = graph.on_host & (graph.row != MISSING)
+    outer = nearest_ancestor(trace, graph.row[here], left < 1)
+    durations = change.durations.copy()
+    durations[here] = np.round(durations[here] * np.where(outer == MISSING, 1.0, left[np.maximum(outer, 0)]))
+    return replace(change, durations=durations)
+
+
+def _without_waits(graph: Graph, change: Change, calls: np.ndarray) -> tuple[Change, float]:
+    """Calls that wait no longer. The last wait of all stays, and ends the recording."""
+    returns = np.flatnonzero(graph.kind == NodeKind.RETURN)
+    mine = returns[np.isin(graph.call[returns], calls)]
+    last = graph.call[returns[-1]] if len(returns) else MISSING
+    before = change.before.copy()
+    before[Via.DEPENDENCY, mine[graph.call[mine] != last]] = MISSING
+    change = replace(change, before=before)
+    waits = len(np.unique(graph.call[mine]))
+    if not (graph.call[mine] == last).any():
+        return change, 1.0
+    return change, waits / (waits - 1) if waits > 1 else math.inf
+
+
+def _without_time(graph: Graph, change: Change, removed: Removed, here: np.ndarray) -> Change:
+    """Intervals of time: of the host and of delays, or of kernels and copies."""
+    spans = union(*removed.rows.reshape(-1, 2).T)
+    at_work = (graph.kind == NodeKind.KERNEL) | (graph.kind == NodeKind.COPY)
+    taken = here & (graph.on_host if removed.table == "idle" else at_work)
+    durations, lag = change.durations.copy(), change.lag
+    inside = covered(spans, graph.starts[taken], graph.ends[taken])
+    durations[taken] = np.maximum(durations[taken] - inside, 0)
+    if removed.table == "idle":
+        lag = lag.copy()
+        for via in Via:
+            late = here & (graph.before[via] != MISSING) & (lag[via] > 0)
+            since = np.minimum(graph.ends[graph.before[via, late]], graph.starts[late])
+            lag[via, late] = np.maximum(lag[via, late] - covered(spans, since, graph.starts[late]), 0)
+    return replace(change, durations=durations, lag=lag)

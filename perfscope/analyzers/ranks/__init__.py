@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set, is_process, process_sets
-from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, named_ranks
+from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, named_ranks, over
 from perfscope.analyzers.ranks.links import Samples, link_counters
 from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
 from perfscope.analyzers.ranks.peers import peers
@@ -32,6 +32,7 @@ __all__ = [
     "link_counters",
     "locals_of",
     "named_ranks",
+    "over",
     "peers",
     "process_sets",
     "rank_sets",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.analyzers.ranks.job import Local, locals_of
+from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet, device_of
 from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time import exposed_communication, union_of
@@ -246,6 +247,7 @@ class Call:
     trace: Trace
     side: Local
     """The collective on that rank."""
+    collective: Matched
     ideal: Ideal
     ideal_ns: float = 0.0
     """With the latency."""
@@ -307,6 +309,7 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
                 rank=collective.last,
                 trace=members[collective.last].trace,
                 side=side,
+                collective=collective,
                 ideal=ideal,
             )
         )

@@ -12,7 +12,7 @@ Groups that are not recorded are told by stream: NCCL runs each group of a rank 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from perfscope.analyzers.ranks.job import Job, Local
 from perfscope.model.collectives import POINT_TO_POINT
+from perfscope.model.finding import Removed
 from perfscope.model.trace import MISSING
 
 MOST_SHIFT = 16
@@ -82,6 +83,22 @@ class Matching:
     disagreeing: int
     """Collectives whose operation or size is not that of the others at the same place."""
     notes: tuple[str, ...]
+
+
+def shorter_transfers(left: Iterable[tuple[Matched, float]]) -> tuple[Removed, ...]:
+    """Collectives on devices of which a fix leaves a part of the transfer, 0 to 1."""
+    rows: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for collective, part in left:
+        for rank, side in collective.sides.items():
+            if side.kernel != MISSING:
+                rows[rank].append((side.kernel, part))
+    return tuple(
+        Removed(
+            table="kernels", rows=np.array([row for row, _ in kept], np.int64),
+            left=np.array([part for _, part in kept]), rank=rank,
+        )
+        for rank, kept in rows.items()
+    )  # fmt: skip
 
 
 def matched_of(operation: str, group: Group, index: int, sides: Mapping[int, Local], *, named: bool = True) -> Matched:

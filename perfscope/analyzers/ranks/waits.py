@@ -104,9 +104,9 @@ class Stretch:
 def way(trace: Trace, since: Local | None, until: Local) -> Stretch | None:
     """From the collective before to ``until``; for the first one from the beginning of its step, where it is known."""
     if since is not None:
-        return Stretch(trace=trace, device_ns=since.end_ns, host_ns=_launch(trace, since), until=until)
+        return Stretch(trace=trace, device_ns=since.end_ns, host_ns=launch_ns(trace, since), until=until)
     starts = trace.rows["steps"]["start_ns"]
-    before_it = starts[starts <= _launch(trace, until)]
+    before_it = starts[starts <= launch_ns(trace, until)]
     if not len(before_it):
         return None
     return Stretch(trace=trace, device_ns=int(before_it.max()), host_ns=int(before_it.max()), until=until)
@@ -118,7 +118,7 @@ def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, oth
     ``own``: its way from the collective before; ``others``: the ways of the ranks that it kept waiting.
     """
     device_window = (late.start_ns - lateness_ns, late.start_ns)
-    launch = _launch(trace, late)
+    launch = launch_ns(trace, late)
     host_window = (launch - lateness_ns, launch)
     threads = _threads(trace, late)
     loader = trace.fact(_loader_spans)
@@ -146,7 +146,7 @@ def _spent(stretch: Stretch) -> dict[str, int]:
     trace = stretch.trace
     device = (min(stretch.device_ns, stretch.until.start_ns), stretch.until.start_ns)
     hosted = stretch.until.kernel == MISSING
-    launched = _launch(trace, stretch.until)
+    launched = launch_ns(trace, stretch.until)
     launches = device if hosted else (min(stretch.host_ns, launched), launched)
     threads = _threads(trace, stretch.until)
     loading = trace.fact(_loader_spans)
@@ -175,7 +175,7 @@ def _loader_spans(trace: Trace) -> Intervals:
     return union_of(trace.rows["slices"], input_slices(trace))
 
 
-def _launch(trace: Trace, late: Local) -> int:
+def launch_ns(trace: Trace, late: Local) -> int:
     """When the host asked for it; its own start where that is not recorded."""
     if late.kernel == MISSING:
         rows, row = trace.rows["slices"], late.slice
@@ -283,6 +283,11 @@ class Late:
     waited_ns: int
     """What the others waited, summed."""
     before: Before
+
+    @property
+    def side(self) -> Local:
+        """The rank's side of the collective."""
+        return self.collective.sides[self.rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from perfscope.analyzers.sections import guarded
 from perfscope.analyzers.torch_compile import CompileSummary, compile_summary
-from perfscope.model.compile_log import CacheResult, Compile
+from perfscope.model.compile_log import CacheResult, CompileLog
 from perfscope.model.trace import Trace
 
 MOST_ROWS = 20
@@ -18,6 +18,10 @@ MOST_OPS = 12
 
 MOST_PLACES = 4
 """Lines of a kernel."""
+
+
+MOST_EXECUTED = 1_000
+"""Calls of graphs of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class RankCompile:
     """What inductor's own model says that all its graphs take, each called once."""
     tensors: tuple[str, ...] = ()
     """Of each compilation a hash of what its calls return: shapes, strides and dtypes."""
+    executed: tuple[str | None, ...] = ()
+    """Compile ids of its graphs in the order in which they ran, the first ones, where that was recorded."""
 
     def counts(self) -> tuple[int, ...]:
         """What must be equal in ranks of one job that compile the same."""
@@ -74,14 +80,14 @@ def compile_section(traces: Sequence[Trace]) -> CompileSection:
     """The section of all traces; a trace whose log breaks it is named in ``problems``."""
     result: list[tuple[str, CompileSummary]] = []
     problems: list[str] = []
-    logs: dict[str, tuple[Compile, ...]] = {}
+    logs: dict[str, CompileLog | None] = {}
     for index, trace in enumerate(traces):
         with guarded("what torch.compile did could not be summed up", trace.source.path, problems):
             summary = trace.fact(compile_summary)
             if summary is not None:
                 label = f"source {index}" if summary.rank is None else f"rank {summary.rank}"
                 result.append((label, summary))
-                logs[label] = () if trace.compile_log is None else trace.compile_log.compiles
+                logs[label] = trace.compile_log
     if not result:
         return replace(NO_COMPILE, problems=tuple(problems))
     label, longest = max(result, key=lambda pair: pair[1].total_ns)
@@ -96,7 +102,8 @@ def compile_section(traces: Sequence[Trace]) -> CompileSection:
     )
 
 
-def _rank(label: str, summary: CompileSummary, compiles: Sequence[Compile]) -> RankCompile:
+def _rank(label: str, summary: CompileSummary, log: CompileLog | None) -> RankCompile:
+    compiles = () if log is None else log.compiles
     estimates = [compilation.estimated_ns for compilation in compiles if compilation.estimated_ns is not None]
     return RankCompile(
         label=label,
@@ -114,6 +121,7 @@ def _rank(label: str, summary: CompileSummary, compiles: Sequence[Compile]) -> R
         schedules=tuple(compilation.schedule for compilation in compiles if compilation.schedule)[:MOST_ROWS],
         estimated_ns=sum(estimates) if estimates else None,
         tensors=tuple(compilation.tensors for compilation in compiles if compilation.tensors)[:MOST_ROWS],
+        executed=() if log is None else log.executed[:MOST_EXECUTED],
     )
 
 

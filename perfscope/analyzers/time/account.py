@@ -234,6 +234,13 @@ def _accounts(trace: Trace, windows: Windows, cold: tuple[int, ...]) -> tuple[St
     )
 
 
+def time_of_cause(trace: Trace, account: StepAccount, cause: Cause) -> Intervals:
+    """The intervals of a cause that lie in the steps of the account."""
+    windows = trace.fact(account_windows)
+    spans = trace.fact(cause_intervals)[account.device].get(cause, EMPTY)
+    return intersection(spans, union(windows.starts, windows.ends))
+
+
 def time_within(trace: Trace, cause: Cause, spans: Intervals) -> int:
     """Time of ``cause`` in the steps that lies within ``spans``, of the device that has most of the cause; ns."""
     accounts = trace.fact(step_accounts)

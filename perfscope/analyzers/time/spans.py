@@ -217,6 +217,11 @@ def removed_inside(trace: Trace, spans: Int64, left: float = 0.0) -> tuple[Remov
     return (Removed(table="slices", rows=spans, left=0.0 if on_device else left), *work)
 
 
+def removed_time(spans: Intervals) -> Removed:
+    """Time that a fix takes away in which the device waited for the host, or the host for nothing recorded."""
+    return Removed(table="idle", rows=np.stack(spans, axis=1))
+
+
 def subtree_ends(trace: Trace) -> Int64:
     """By row of ``slices``: one past the last row inside it; those rows follow it directly."""
     slices = trace.rows["slices"]

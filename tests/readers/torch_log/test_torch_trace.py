@@ -194,6 +194,13 @@ def estimated(ns: float, size: int = 8, *, swapped: bool = False) -> LogText:
     return log.metrics()
 
 
+def test_the_order_in_which_graphs_ran_is_kept() -> None:
+    text = LogText(rank=0).at(0).start(("/u/a.py", 4, "f")).metrics()
+    order = [{"compile_id": "0/0"}, {"compile_id": None}, {"compile_id": "0/0"}]
+    text.artifact("graph_execution", {"graph_execution_order": order})
+    assert log_of(text).executed == ("0/0", None, "0/0")
+
+
 def test_what_inductor_schedules_and_estimates_is_kept() -> None:
     (compilation,) = log_of(estimated(500.5)).compiles
     assert compilation.schedule == (

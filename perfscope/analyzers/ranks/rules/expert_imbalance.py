@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.ranks.job import only_compared
-from perfscope.analyzers.ranks.matching import Group, Matched
+from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
@@ -157,6 +157,7 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
         )
         + "Balance the router: an auxiliary loss on the load, a bias against the load of each expert, or a capacity "
         "factor of 1.25.",
+        removes=shorter_transfers((item.collective, 1 / item.load) for item in heavy),
     )
 
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.ranks.job import Local, Member, locals_of, only_compared
-from perfscope.analyzers.ranks.matching import Group, Matched
+from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
 from perfscope.analyzers.ranks.sets import RankSet, comparable, matched_records, nothing_alone
 from perfscope.analyzers.ranks.waits import compute_intervals
 from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
@@ -129,6 +129,9 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
         advice="Let the one that is waited for go first: ProcessGroupNCCL.Options(is_high_priority_stream=True). Give "
         "fewer channels to the other (options.config.max_ctas), or start the other later (no_sync() up to "
         "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",
+        removes=shorter_transfers(
+            (collective, min(1.0, kind.median_alone_ns / max(1, collective.core_ns))) for collective in collectives
+        ),
     )
 
 

@@ -44,6 +44,7 @@ import numpy as np
 
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, of_job, stalled
+from perfscope.analyzers.ranks.matching import shorter_transfers
 from perfscope.analyzers.ranks.sets import comparable, matched_records, nothing_alone
 from perfscope.analyzers.time import spans_of_ranks, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
@@ -133,4 +134,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
         ),
         spans=spans_of_ranks((stall.rank, stall.side.start_ns, stall.side.end_ns) for stall in stalls),
         advice=NETWORK_ADVICE if ideal.network else NVLINK_ADVICE,
+        removes=shorter_transfers(
+            (stall.collective, min(1.0, stall.ideal_ns / max(1, stall.took_ns))) for stall in stalls
+        ),
     )

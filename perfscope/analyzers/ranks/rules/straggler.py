@@ -45,6 +45,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.programs import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
@@ -60,9 +62,20 @@ from perfscope.analyzers.ranks.waits import (
     Lateness,
     Straggling,
     lateness_of,
+    launch_ns,
 )
 from perfscope.analyzers.time import per_step, spans_of_ranks, whole_ns, worst_spans
-from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, severity_of
+from perfscope.model.finding import (
+    MOST_ROWS,
+    NOWHERE,
+    AbstainError,
+    Cell,
+    Finding,
+    Removed,
+    Scope,
+    Where,
+    severity_of,
+)
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share
 
@@ -129,12 +142,27 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         evidence=tuple(_row(arrival, ranks) for arrival in arrivals[:MOST_ROWS]),
         spans=spans_of_ranks(piece for arrival in arrivals for piece in (_before(arrival), _waited(arrival))),
         advice=_ADVICE[reason],
+        removes=tuple(removed for each in named for removed in _removed(each, ranks.job.traces[each.rank])),
+    )
+
+
+def _removed(straggling: Straggling, trace: Trace) -> tuple[Removed, ...]:
+    """What the rank did on its host and its device for as long as it was late; nothing of collectives on the host."""
+    on_device = [arrival for arrival in straggling.arrivals if arrival.side.kernel != MISSING]
+    if not on_device:
+        return ()
+    late = np.array([arrival.lateness_ns for arrival in on_device], np.int64)
+    launched = np.array([launch_ns(trace, arrival.side) for arrival in on_device], np.int64)
+    begun = np.array([arrival.side.start_ns for arrival in on_device], np.int64)
+    return (
+        Removed(table="idle", rows=np.stack((launched - late, launched), axis=1), rank=straggling.rank),
+        Removed(table="work", rows=np.stack((begun - late, begun), axis=1), rank=straggling.rank),
     )
 
 
 def _before(late: Late) -> tuple[int, int, int]:
     """What the rank did while the others waited for it, on its own clock."""
-    begins = late.collective.sides[late.rank].start_ns
+    begins = late.side.start_ns
     return late.rank, begins - late.lateness_ns, begins
 
 
@@ -168,7 +196,7 @@ def _where(late: Late, ranks: RankSet) -> Where:
     """The user's line that ran while the others waited, where stacks were recorded; the kernel otherwise."""
     if late.before.frame is not None:
         return Where(op=late.collective.operation, file=late.before.frame.file, line=late.before.frame.line)
-    side = late.collective.sides[late.rank]
+    side = late.side
     trace = ranks.job.traces[late.rank]
     kernel = None
     if side.kernel != MISSING:

@@ -27,6 +27,9 @@ from perfscope.analyzers.readers.torch_log.records import (
 from perfscope.analyzers.readers.torch_log.unit import Unit
 from perfscope.model.compile_log import CacheResult, CodeLine, Phase
 
+MAX_EXECUTED = 100_000
+"""Calls of graphs whose order is kept."""
+
 # Chromium events to timed phases: B and E pairs, and complete X events.
 
 
@@ -383,6 +386,20 @@ class _Estimate(msgspec.Struct):
 
 class _Estimates(msgspec.Struct):
     ops: list[_Estimate] = []
+
+
+class _Execution(msgspec.Struct):
+    compile_id: str | None = None
+
+
+class _Executions(msgspec.Struct):
+    graph_execution_order: list[_Execution] = []
+
+
+def executed(record: Record) -> tuple[str | None, ...]:
+    """Compile ids of graphs in the order in which they ran."""
+    order = decode(record.payload(), _Executions).graph_execution_order[:MAX_EXECUTED]
+    return tuple(None if run.compile_id is None else clean(run.compile_id, 80) for run in order)
 
 
 def schedule(unit: Unit, record: Record) -> None:

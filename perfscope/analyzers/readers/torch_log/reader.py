@@ -100,6 +100,7 @@ class Collector:
         self.rank: int | None = None
         self.version: str | None = None
         self.has_provenance = False
+        self.executed: tuple[str | None, ...] = ()
         self._nodes = 0
         self._kinds: dict[str, Callable[[Record], None]] = {
             "chromium_event": self._chromium,
@@ -109,6 +110,7 @@ class Collector:
             "torch_version": self._torch_version,
             "recompile_reasons": self._recompiled,
             "dynamo_graph_break_reason": self._broke,
+            "graph_execution": self._executed,
         }
         self._kinds_of_compilation: dict[str, Callable[[Unit, Record], None]] = {
             "dynamo_output_graph": self._traced,
@@ -162,6 +164,9 @@ class Collector:
     def _torch_version(self, record: Record) -> None:
         text = decode(record.payload(), _Version).pytorch_version
         self.version = clean(text, 100) if text else self.version
+
+    def _executed(self, record: Record) -> None:
+        self.executed = (*self.executed, *compiles.executed(record))[: compiles.MAX_EXECUTED]
 
     def _traced(self, unit: Unit, record: Record) -> None:
         unit.traced_graphs += 1
@@ -260,6 +265,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         rank=collector.rank,
         torch_version=collector.version,
         compiles=tuple(unit.build() for unit in units),
+        executed=collector.executed,
         breaks=(*_with_skips(collector.breaks), *unsaid),
         recompiles=tuple(
             Recompile(

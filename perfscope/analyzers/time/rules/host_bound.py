@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.time.account import Cause, StepAccount, account_windows, cause_intervals, step_accounts
+from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.host_activity import (
     NOT_RECORDED,
     HostActivity,
@@ -47,10 +47,10 @@ from perfscope.analyzers.time.samples import (
     sampled_site,
 )
 from perfscope.analyzers.time.sites import CallSite, call_site
-from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, AbstainError, Finding, fit_title
-from perfscope.model.intervals import EMPTY, Int64, Intervals, intersection, merge, union
+from perfscope.model.intervals import Int64, Intervals, merge
 from perfscope.model.trace import MISSING, Trace
 
 NEEDS = ()
@@ -133,7 +133,7 @@ def _host_ns(account: StepAccount) -> int:
 
 def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Finding:
     subject, verb, advice = _WORK[cause]
-    spans = _in_steps(trace, account, cause)
+    spans = time_of_cause(trace, account, cause)
     lines, source = _lines(trace, cause, spans)
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     function, best = _most(lines)
@@ -159,6 +159,7 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
             for line in lines[:MOST_ROWS]
         ),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
+        removes=(removed_time(spans),),
     )
 
 
@@ -247,7 +248,7 @@ def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
         return ()
     account = max(accounts, key=_host_ns)
     causes = _WORK if cause == "other_host" else (cause,)  # without Python functions all work is ``other_host``
-    work = host_work(detail, merge(*(_in_steps(detail, account, item) for item in causes)))
+    work = host_work(detail, merge(*(time_of_cause(detail, account, item) for item in causes)))
     return work if work and work[0].name != NOT_RECORDED else ()
 
 
@@ -297,10 +298,3 @@ def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:
             for row, share in waited.lines[:MOST_ROWS]
         ),
     )
-
-
-def _in_steps(trace: Trace, account: StepAccount, cause: Cause) -> Intervals:
-    """The intervals of a cause that lie in the steps."""
-    windows = trace.fact(account_windows)
-    spans = trace.fact(cause_intervals)[account.device].get(cause, EMPTY)
-    return intersection(spans, union(windows.starts, windows.ends))

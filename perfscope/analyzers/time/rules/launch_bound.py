@@ -31,19 +31,17 @@ from perfscope.analyzers.time.account import (
     IdlePieces,
     StepAccount,
     abstain_if_unrecorded,
-    account_windows,
-    cause_intervals,
     idle_pieces,
     of_device,
     step_accounts,
+    time_of_cause,
 )
 from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.records import host_records, launched_records
 from perfscope.analyzers.time.sites import call_site, op_of
-from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
-from perfscope.model.intervals import intersection, union
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns
 
@@ -121,8 +119,7 @@ def _on_host(trace: Trace) -> Iterator[Finding]:
     wholes = [sum(step) for step in zip(*account.causes_ns.values(), strict=True)]
     if any(gaps <= SHARE_ON_HOST * whole for gaps, whole in zip(account.causes_ns["launch"], wholes, strict=True)):
         return
-    windows = trace.fact(account_windows)
-    gaps = intersection(trace.fact(cause_intervals)[MISSING]["launch"], union(windows.starts, windows.ends))
+    gaps = time_of_cause(trace, account, "launch")
     cost, count = account.total_ns["launch"], len(gaps.starts)
     yield Finding(
         subject="between ops",
@@ -132,6 +129,7 @@ def _on_host(trace: Trace) -> Iterator[Finding]:
         covers_ns={"launch": cost},
         advice=_JAX_ADVICE if framework(trace) == "jax" else _HOST_ADVICE,
         spans=worst_spans(gaps.starts, gaps.ends, gaps.ends - gaps.starts),
+        removes=(removed_time(gaps),),
     )
 
 
@@ -165,6 +163,7 @@ def _overhead(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
         advice=_LAUNCHES[framework(trace)],
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),
+        removes=(removed_time(time_of_cause(trace, account, "launch")),),
     )
 
 
@@ -180,6 +179,7 @@ def _allocator(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
         where=_most_of(trace, idle),
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),
+        removes=(removed_time(time_of_cause(trace, account, "memory")),),
     )
 
 

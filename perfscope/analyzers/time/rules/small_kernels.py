@@ -26,10 +26,10 @@ from perfscope.analyzers.time.calls import SHORT_NS, Framework, ShortPairs, fram
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
 from perfscope.analyzers.time.records import launched_records
 from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import rows_by_device, worst_spans
+from perfscope.analyzers.time.spans import removed_time, rows_by_device, worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
-from perfscope.model.finding import MOST_ROWS, Cell, Finding
-from perfscope.model.intervals import Int64
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Removed
+from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
@@ -81,6 +81,10 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         advice=_FIX[framework(trace)],
         evidence=_evidence(trace, pairs),
         spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
+        removes=(
+            Removed(table="kernels", rows=pairs.kernel, left=1 - (pairs.saved_ns - pairs.gap_ns) / (ends - starts)),
+            removed_time(union(starts - pairs.gap_ns, starts)),
+        ),
     )
 
 

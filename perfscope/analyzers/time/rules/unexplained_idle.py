@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.time.account import Cause, StepAccount, cause_intervals, step_accounts
+from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.records import device_records, host_records
-from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Scope
 from perfscope.model.intervals import merge
@@ -125,6 +125,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
             for cause, value in ordered
         ),
         spans=worst_spans(spans.starts, spans.ends, np.asarray(spans.ends - spans.starts)),
+        removes=() if set(causes) & set(BUSY) else (removed_time(spans),),
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perfscope.analyzers.time.account import account_windows, cause_intervals, step_accounts
+from perfscope.analyzers.time.account import step_accounts, time_of_cause
 from perfscope.analyzers.time.host_activity import (
     HostActivity,
     HostWork,
@@ -32,10 +32,10 @@ from perfscope.analyzers.time.host_activity import (
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import free_samples, nearest_samples, sampled_lines
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.time.spans import worst_spans
+from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MOST_ROWS, AbstainError, Finding
-from perfscope.model.intervals import Intervals, intersection, union
+from perfscope.model.intervals import Intervals
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
@@ -66,9 +66,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     cost = whole - explained
     if not cost or cost < LEAST_SHARE * account.whole_ns:
         return
-    windows = trace.fact(account_windows)
-    spans = trace.fact(cause_intervals)[account.device]["compilation"]
-    spans = intersection(spans, union(windows.starts, windows.ends))
+    spans = time_of_cause(trace, account, "compilation")
     work = host_work(trace, spans)[:MOST_ROWS]
     timed = timed_cost(trace, cost, account.whole_ns)
     if account.cold:  # other steps have none of it
@@ -84,6 +82,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         where=_site(trace, spans, work).where(),
         evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
+        removes=(removed_time(spans),),
     )
 
 

@@ -12,8 +12,9 @@ How it is found:
     the frame was compiled at all, and the ops of its graphs in order (sizes and constants left out: they may differ by
     rank). The largest set of ranks that agree is held to be right; every other set is one finding with the first
     difference, both sides of it, and the guard that failed, if one did. Collectives in the graphs (`_c10d_functional`)
-    come first: another order of them is the gravest. Where all compiled the same and only caches answered differently,
-    it is said if it made a second of difference.
+    come first: another order of them is the gravest. Where the logs have the order in which graphs ran
+    (`with torch._inductor.debug.record_and_log_graph_execution_order():` around the steps), that is compared next.
+    Where all compiled the same and only caches answered differently, it is said if it made a second of difference.
 
     The cost is modelled, and an upper bound: what one side spent on compilations that the other has not (of caches: how
     much longer the slowest of these ranks compiled than the fastest), once a run.
@@ -126,7 +127,11 @@ def _finding(divergence: Divergence) -> Finding:
     code_line = user_place(compiled.source.place, compiled.source.stack) if compiled is not None else None
     others = _ranks(divergence.others)
     subject, verb, severity = _WORDS[divergence.kind]
-    title = f"{others} {_calls(divergence.others, verb)} other {divergence.kind} than the rest"
+    if divergence.kind == "executions" and any(
+        compiled is not None and compiled.collectives for compiled in (divergence.here, divergence.there)
+    ):
+        severity = "high"  # the collectives of these graphs meet in another order, too
+    title = f"{others} {_calls(divergence.others, verb)} {_OTHER[divergence.kind]} than the rest"
     if wait is not None:
         title += f": ranks wait up to {format_ns(wait)}"
     return Finding(
@@ -146,9 +151,16 @@ def _finding(divergence: Divergence) -> Finding:
 _WORDS: dict[str, tuple[str, str, Severity]] = {
     "collectives": ("ranks compile different collectives", "call", "high"),
     "graphs": ("ranks compile different graphs", "compile", "medium"),
+    "executions": ("ranks run their graphs in another order", "run", "medium"),
     "caches": ("caches answer differently by rank", "find", "low"),
 }
 """By kind: subject, what ranks do with other ones, and how grave it is while the wait is below ``HIGH_NS``."""
+_OTHER: dict[Kind, str] = {
+    "collectives": "other collectives",
+    "graphs": "other graphs",
+    "executions": "their graphs in another order",
+    "caches": "other caches",
+}
 
 
 def _difference(divergence: Divergence) -> str:
@@ -165,6 +177,11 @@ def _difference(divergence: Divergence) -> str:
         return (
             f"found {_cached(here)} in compilation {divergence.index + 1:,} ({_named(here)}), "
             f"where {_ranks(most)} found {_cached(there)}"
+        )
+    if divergence.kind == "executions":
+        return (
+            f"{_calls(divergence.others, 'run')} {_named(here)} as call {divergence.index + 1:,}, "
+            f"where {_ranks(most)} {_calls(most, 'run')} {_named(there)}"
         )
     verb = _calls(divergence.others, "compile")
     if here is None:
@@ -295,6 +312,8 @@ class Side:
     breaks: tuple[tuple[str, str | None, int | None], ...]
     """Graph breaks: id or reason, function, line."""
     total_ns: int
+    executed: tuple[int | None, ...] = ()
+    """Numbers of the compilations whose graphs ran, in order, where that was recorded; ``None``: not in the log."""
 
     @property
     def collectives(self) -> tuple[str, ...]:
@@ -321,7 +340,9 @@ def side_of(trace: Trace) -> Side | None:
         # an id that was given again after torch._dynamo.reset() has all of its graphs at its first compilation
         compiles.append(_compiled(compile_time.compile, graphs.pop(key, []), compile_time.total_ns, why))
     compiles.sort(key=lambda compiled: compiled.source.start_ns or 0)
+    number = {compiled.source.compile_id: index for index, compiled in enumerate(compiles)}
     return Side(
+        executed=tuple(number.get(key or "") for key in log.executed),
         rank=rank,
         compiles=tuple(compiles),
         breaks=tuple(
@@ -358,7 +379,7 @@ def _compiled(compilation: Compile, graphs: list[Graph], total_ns: int, why: str
 
 ItemT = TypeVar("ItemT")
 
-Kind = Literal["collectives", "graphs", "caches"]
+Kind = Literal["collectives", "graphs", "executions", "caches"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +429,8 @@ def divergences(sides: Sequence[Side]) -> Iterator[Divergence]:
     """Each set of ranks that parts from the largest one, by the gravest kind that holds of it."""
     left = list(sides)
     for kind, key in _KEYS.items():
+        if kind == "executions" and not all(side.executed for side in left):
+            continue
         groups: dict[Hashable, list[Side]] = defaultdict(list)
         for side in left:
             groups[key(side)].append(side)
@@ -419,6 +442,7 @@ def divergences(sides: Sequence[Side]) -> Iterator[Divergence]:
 _KEYS: dict[Kind, Callable[[Side], tuple[Hashable, ...]]] = {
     "collectives": lambda side: side.collectives,
     "graphs": lambda side: tuple(compiled.what for compiled in side.compiles),
+    "executions": lambda side: side.executed,
     "caches": lambda side: tuple(compiled.caches for compiled in side.compiles),
 }
 """By kind, the gravest first: what must be equal, in order."""
@@ -431,14 +455,14 @@ def _divergence(kind: Kind, most: tuple[Side, ...], others: tuple[Side, ...]) ->
         min(len(mine), len(their)),
     )
     collectives = kind == "collectives"
-    get = _holder if collectives else _get
+    get = _holder if collectives else _ran if kind == "executions" else _compiled_at
     return Divergence(
         kind=kind,
         others=others,
         most=most,
         index=index,
-        here=get(others[0].compiles, index),
-        there=get(most[0].compiles, index),
+        here=get(others[0], index),
+        there=get(most[0], index),
         names=(_get(others[0].collectives, index), _get(most[0].collectives, index)) if collectives else (None, None),
     )
 
@@ -447,9 +471,18 @@ def _get(items: Sequence[ItemT], index: int) -> ItemT | None:
     return items[index] if index < len(items) else None
 
 
-def _holder(compiles: Sequence[Compiled], index: int) -> Compiled | None:
+def _compiled_at(side: Side, index: int) -> Compiled | None:
+    return _get(side.compiles, index)
+
+
+def _ran(side: Side, index: int) -> Compiled | None:
+    number = _get(side.executed, index)
+    return None if number is None else side.compiles[number]
+
+
+def _holder(side: Side, index: int) -> Compiled | None:
     """The compilation whose graphs hold the collective of that number."""
-    for compiled in compiles:
+    for compiled in side.compiles:
         if index < len(compiled.collectives):
             return compiled
         index -= len(compiled.collectives)

@@ -256,6 +256,8 @@ def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[
 
 BY_PATH = "by the critical path"
 """Basis of a saving that the critical path bounds; modelled, in the terms of ``Basis``."""
+NOT_ON_PATH = "The saving is not checked on the critical path"
+"""Where the recorded dependencies could not judge it; the reason follows."""
 NO_TIME = "no time"
 """Stands where a saving would: the finding is known from the program alone."""
 
@@ -340,13 +342,19 @@ def finding_words(block: FindingBlock) -> FindingWords:
         moves="" if moved is None else format_bytes(moved),
         where="" if where == "-" else sanitize(where, TEXT_LIMIT),
         place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in places if name),
-        detail=sanitize(finding.detail, TEXT_LIMIT),
+        detail=sanitize(_detail(finding), TEXT_LIMIT),
         advice=advice,
         fix=shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT),
         code=code,
         around=around,
         link=link,
     )
+
+
+def _detail(finding: Finding) -> str:
+    if finding.path_reason is None:
+        return finding.detail
+    return f"{finding.detail} {NOT_ON_PATH}: {finding.path_reason}.".strip()
 
 
 def _code_of(finding: Finding) -> tuple[str, tuple[str, ...], str]:

@@ -74,6 +74,11 @@ def rank_schedules(section: CompileSection) -> Iterator[str]:
         alike = len({rank.schedules for rank in ranks}) == 1
         same = f"{counted(calls, 'call')} in the same order on all {len(ranks):,} {_kind(ranks)}"
         yield f"collectives: {same if alike else 'their order differs between ranks'}"
+    ranks = [rank for rank in section.ranks if rank.executed]
+    if len(ranks) > 1:
+        alike = len({rank.executed for rank in ranks}) == 1
+        same = f"in the same order on all {_kind(ranks)}: {counted(len(ranks[0].executed), 'call')}"
+        yield f"graphs run {same if alike else 'in an order that differs between ranks'}"
     ranks = [rank for rank in section.ranks if rank.tensors]
     if len(ranks) > 1:
         equal = "are equal on all" if len({rank.tensors for rank in ranks}) == 1 else "differ between"

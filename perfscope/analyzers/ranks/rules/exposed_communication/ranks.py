@@ -86,6 +86,11 @@ def exposed_finding(
         ],
         spans=spans_of_ranks(_pieces(sides)) if member == "rank" else worst.finding.spans,
         advice=_advice(whole, worst.advice, member, elsewhere=elsewhere),
+        removes=tuple(
+            replace(removed, rank=side.total.member if member == "rank" else None)
+            for side in (sides if member == "rank" else (worst,))
+            for removed in side.finding.removes
+        ),
     )
 
 
