@@ -52,7 +52,7 @@ def train(options: Options, host: HostWork, shapes: str | None) -> list[float]:
         for step, tokens_BM in enumerate(batches(options)):
             batch_BM = jax.device_put(batch_of(tokens_BM, step, shapes), device)
             state, loss = update(state, batch_BM)  # defect: recompilation: a new length
-            host(step)  # defect: slow_steps
+            host(step)
             losses.append(loss)
     return report(losses)
 

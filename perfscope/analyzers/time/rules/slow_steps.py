@@ -7,7 +7,8 @@ How it is found: steps without a profiler of at least twice the median are slow.
 (`perfscope run`) the calls count whose share of the slow steps is ten times that in the other steps; so a step that the
 machine held up is none. Waiting for a device and compiling are left out: other rules judge those. The cost is the
 sampled time of these calls by all steps, if it is a tenth of it and at least two steps have it. What the device
-does meanwhile is not known: the saving is an upper bound.
+does meanwhile is not known: the saving is an upper bound. JAX programs that do not read a result in their steps are not
+judged: the host runs ahead, and its steps end before their work does.
 
 Fix: do it less often, move it to another process or thread, or make it faster. Save checkpoints asynchronously
 (`torch.distributed.checkpoint.async_save`), evaluate on fewer batches, step environments in worker processes. To see
@@ -48,6 +49,8 @@ examined = host_records
 
 def check(trace: Trace) -> Iterator[Finding]:
     """Yield one finding for all work that only slow steps do."""
+    if not trace.step_times_ns:
+        raise AbstainError("no step was timed without a profiler, or the host goes on before its work is done")
     if len(trace.step_times_ns) < LEAST_STEPS:
         raise AbstainError(f"fewer than {LEAST_STEPS} steps were timed without a profiler")
     found = trace.fact(slow_steps)
