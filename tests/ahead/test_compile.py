@@ -210,6 +210,25 @@ def test_a_library_of_one_framework_counts_for_it(tmp_path: Path) -> None:
     assert frameworks_of(_script(tmp_path, train="import flax\n"), module=False) == ("jax",)
 
 
+def test_an_installed_package_is_of_the_framework_it_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site-packages"
+    for name, required in (("embedder", ("middleware>=2",)), ("middleware", ('jax; extra == "jax"', "torch>=2.0"))):
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").touch()
+        metadata = site / f"{name}-1.0.dist-info"
+        metadata.mkdir()
+        lines = [
+            "Metadata-Version: 2.1",
+            f"Name: {name}",
+            "Version: 1.0",
+            *(f"Requires-Dist: {one}" for one in required),
+        ]
+        (metadata / "METADATA").write_text("\n".join(lines) + "\n")
+        (metadata / "top_level.txt").write_text(f"{name}\n")
+    monkeypatch.syspath_prepend(str(site))
+    assert frameworks_of(_script(tmp_path, train="import embedder\n"), module=False) == ("torch",)
+
+
 def test_neither_is_none(tmp_path: Path) -> None:
     assert frameworks_of(_script(tmp_path, train="import json\nimport train\n"), module=False) == ()
 

@@ -73,6 +73,29 @@ def test_a_sitecustomize_of_the_users_still_runs(tmp_path: Path) -> None:
     assert captured("train.py", cwd=tmp_path, **options).stdout == plain("train.py", cwd=tmp_path, **options).stdout
 
 
+ASKS_FIRST = """
+import importlib.util
+assert importlib.util.find_spec("torch") is not None
+assert importlib.util.find_spec("torch") is not None
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(12):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_that_asks_for_torch_before_it_imports_it_is_captured(tmp_path: Path) -> None:
+    """As transformers does: `from transformers import ...` before `import torch`."""
+    write(tmp_path, ASKS_FIRST)
+    done = captured("--level", "light", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    manifest = tmp_path / "perfscope-runs" / "latest" / "run.json"
+    (process,) = json.loads(manifest.read_text())["processes"]
+    assert process["steps_seen"] == 12
+
+
 def test_a_command_gets_its_arguments_and_python_below_it_captures(tmp_path: Path) -> None:
     write(tmp_path, "import os\nprint('PERFSCOPE_CAPTURE' in os.environ)\n")
     done = captured("--", "sh", "-c", f'echo "$1"; "{sys.executable}" train.py; exit 9', "sh", "-q", cwd=tmp_path)

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from _thread import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -86,24 +87,35 @@ def _keep_error(directory: str) -> None:
 
 
 class _WaitForFramework:
-    """A finder that sees the import of one framework, steps aside, and attaches when the import is done."""
+    """A finder that sees the import of one framework, steps aside, and attaches when the import is done.
+
+    A program that only asks whether the framework is installed (``importlib.util.find_spec``) imports it later, if at
+    all: until it does, every answer is watched.
+    """
 
     def __init__(self, text: str, framework: Any) -> None:
         self._text = text
         self.framework = framework
+        self._asking: set[int] = set()
+        """Threads in which the other finders are asked."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
-        if name != self.framework:
+        thread = get_ident()
+        if name != self.framework or thread in self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
+        self._asking.add(thread)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.discard(thread)
+        loader: Any = None if spec is None else spec.loader
+        if loader is None or "exec_module" in vars(loader):  # the latter: of a loader that is watched already
             return spec
-        loader: Any = spec.loader
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
+            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
             execute(module)
             _attach(self._text, self.framework)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import importlib.metadata
 import importlib.util
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -22,7 +24,10 @@ FRAMEWORK_PACKAGES: dict[str, Framework] = {
     "accelerate": "torch", "deepspeed": "torch", "lightning": "torch", "pytorch_lightning": "torch", "torch": "torch",
     "torchvision": "torch", "transformers": "torch",
 }  # fmt: skip
-"""Packages that are of one framework."""
+"""Packages that are of one framework. Of others what they require tells."""
+MAX_DISTRIBUTIONS = 500
+"""Installed packages whose requirements are looked into."""
+_REQUIREMENT = re.compile(r"[\w.-]+")
 
 
 def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
@@ -37,6 +42,7 @@ def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framewor
     _must_parse(first, arguments[0])
     own = arguments[0].partition(".")[0] if module else ""
     frameworks: set[Framework] = set()
+    others: set[str] = set()
     seen: set[Path] = set()
     left = [first]
     while left and len(seen) < MAX_SOURCE_FILES:
@@ -52,7 +58,30 @@ def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framewor
                 home = _module_file(name, path) or _module_file(name.rpartition(".")[0], path)
                 if home is not None and (top == own or "site-packages" not in home.parts):
                     left.append(home)
-    return tuple(sorted(frameworks))
+                else:
+                    others.add(top)
+    return tuple(sorted(frameworks or _required_by(others)))
+
+
+def _required_by(packages: set[str]) -> set[Framework]:
+    """Frameworks that installed packages require, directly or through others; extras do not count."""
+    distributions = importlib.metadata.packages_distributions() if packages else {}
+    left = [name for package in packages for name in distributions.get(package, ())]
+    frameworks: set[Framework] = set()
+    seen: set[str] = set()
+    while left and len(seen) < MAX_DISTRIBUTIONS:
+        name = left.pop()
+        if name.lower() in FRAMEWORK_PACKAGES:
+            frameworks.add(FRAMEWORK_PACKAGES[name.lower()])
+        elif name not in seen:
+            seen.add(name)
+            try:
+                required = importlib.metadata.requires(name) or ()
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            found = (_REQUIREMENT.match(text) for text in required if "extra ==" not in text)
+            left += [match[0] for match in found if match is not None]
+    return frameworks
 
 
 def _must_parse(file: Path, shown: str) -> None:
