@@ -202,6 +202,8 @@ def test_only_ops_of_aten_are_elementwise_by_their_kernels() -> None:
          ["", "", "10", "-1", "False"], 32 + 16 + 160),
         ("triton_poi_fused_add_0", [[8, 64], [1000, 64], []], ["float", "float", "Scalar"], ["", "", "512"],
          4 * 2 * 512),
+        # 2 x 10 of 16 scores are read in half precision, all are written
+        ("ScaledUpperTriangMaskedSoftmax", [[2, 4, 4], []], ["c10::Half", "Scalar"], [], 2 * 20 + 2 * 32),
         ("_C::fused_add_rms_norm", [[8, 64], [8, 64], [64], []], ["float"] * 3 + ["Scalar"], [], 4 * 4 * 512),
     ],
 )  # fmt: skip

@@ -334,6 +334,18 @@ def _moves(*, tensors: int | None = None, results: int = 0, copies: int = 0) -> 
     return cost
 
 
+def _causal_softmax(call: OpCall) -> OpCost | None:
+    """Reads the lower triangle of its scores and writes all of them, zeros above.
+
+    NVIDIA apex, csrc/megatron/scaled_upper_triang_masked_softmax.h: a row loads as many elements as its number.
+    """
+    if not call.tensors or not call.tensors[0].shape:
+        return None
+    scores = call.tensors[0]
+    length = scores.shape[-1]
+    return OpCost(kind="memory", bytes=scores.bytes * (length + 1) // (2 * max(length, 1)) + _dense(scores))
+
+
 def _dense(tensor: Operand) -> int:
     return _result_bytes(tensor.shape, tensor.dtype)
 
@@ -534,9 +546,10 @@ _TABLE: tuple[tuple[Formula, str, str], ...] = (
     (
         _moves(tensors=1, results=1),
         "",
-        "FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledUpperTriangMaskedSoftmax ScaledSoftmax "
+        "FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledSoftmax "
         "aiter::_groupnorm_run fbgemm::permute_pooled_embs_auto_grad",
     ),
+    (_causal_softmax, "", "ScaledUpperTriangMaskedSoftmax"),
     (_resized, "", "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d"),
     (
         _moves(),
