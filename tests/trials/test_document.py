@@ -150,3 +150,9 @@ def test_a_damaged_document_is_one_line(tmp_path: Path) -> None:
     file.write_bytes(documents.dump(document(attempt("fused", 0.8))).replace(b'"state": "gain"', b'"state": "won"'))
     with pytest.raises(DataError, match=r"try\.json"):
         documents.load(file)
+
+
+def test_of_equal_promises_that_which_answers_more_comes_first() -> None:
+    promised = {"unfused_ops": Promise(findings=1, ns=9), "host_bound": Promise(findings=1, ns=4)}
+    given = [candidate("channels-last", "unfused_ops"), candidate("compile", "unfused_ops", "host_bound")]
+    assert [one.name for one in best_first(given, promised)] == ["compile", "channels-last"]

@@ -84,3 +84,4 @@ def test_what_changes_results_is_rejected(program: str, name: str, tmp_path: Pat
     assert (trial.state, trial.pairs) == ("rejected", 0)
     assert trial.results is not None
     assert (trial.results.state, trial.results.first_step) == ("different", 0)
+    assert trial.results.layer == "0"

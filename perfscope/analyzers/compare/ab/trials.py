@@ -114,8 +114,16 @@ def answered(candidate: Candidate, promised: Mapping[str, Promise]) -> tuple[tup
 
 
 def best_first(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> list[Candidate]:
-    """Those that found a setting that is known to cost, then by what is promised, those without a promise last."""
-    return sorted(candidates, key=lambda one: (one.name not in promised, -(answered(one, promised)[1] or 0)))
+    """Those that found a setting that is known to cost, then by what is promised, those without a promise last.
+
+    Of equal promises that which answers more rules comes first.
+    """
+
+    def rank(one: Candidate) -> tuple[bool, int, int]:
+        rules, ns = answered(one, promised)
+        return one.name not in promised, -(ns or 0), -len(rules)
+
+    return sorted(candidates, key=rank)
 
 
 def unanswered(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> tuple[str, ...]:
