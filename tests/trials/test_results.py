@@ -100,7 +100,7 @@ def test_the_first_layer_that_differs_is_named(layers: list[tuple[str, float]], 
     )
     results = compare_results([base], [other])
     assert (results.state, results.layer) == ("different", named)
-    assert results.reason.endswith(f", in {named}" if named else "at step 0")
+    assert results.reason.endswith(f", first in module {named}" if named else "at step 0")
 
 
 def test_of_gradients_that_of_the_parameter_that_differs_most_is_named() -> None:
@@ -108,3 +108,4 @@ def test_of_gradients_that_of_the_parameter_that_differs_most_is_named() -> None
     other = value(3.5, kind="gradients", name="SGD", size=9, sample=(2.0, 2.2, 1.3), parts=("a", "b", "c"))
     results = compare_results([ProcessTrial(values=(base,))], [ProcessTrial(values=(other,))])
     assert (results.what, results.layer) == ("gradients of SGD", "c")
+    assert results.reason.endswith(", most in c")

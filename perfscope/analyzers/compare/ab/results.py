@@ -85,7 +85,9 @@ def compare_results(
         return Results(state="not compared", reason=reason or "no value was recorded in both")
     differences.sort(key=lambda one: (one.value.step, KINDS.index(one.value.kind)))
     first = next((one for one in differences if one.beyond), None)
-    layer = "" if first is None else _first_layer(base, other, first, widened) or first.layer
+    module = "" if first is None else _first_layer(base, other, first, widened)
+    layer = module or ("" if first is None else first.layer)
+    where = f", first in module {module}" if module else f", most in {layer}" if layer else ""
     shown = first or max(differences, key=lambda one: one.error)
     return Results(
         state="same" if first is None else "different",
@@ -96,7 +98,7 @@ def compare_results(
         first_step=None if first is None else first.value.step,
         what="" if first is None else label(first.value),
         layer=layer,
-        reason=_why(first, layer) if first is not None else reason,
+        reason=_why(first, where) if first is not None else reason,
     )
 
 
@@ -127,8 +129,8 @@ def _worst_part(base: RecordedValue, other: RecordedValue) -> str:
     return base.parts[errors.index(max(errors))]
 
 
-def _why(first: Difference, layer: str) -> str:
-    at = f" at step {first.value.step}" + (f", in {layer}" if layer else "")
+def _why(first: Difference, where: str) -> str:
+    at = f" at step {first.value.step}{where}"
     if math.isfinite(first.error):
         return f"{label(first.value)} differs by {first.error:.1e}{at}"
     what = f"{label(first.value)}{at}"
