@@ -225,15 +225,15 @@ class Analysis:
     warm_accounts: tuple[StepAccount, ...] = ()
     """The same without the steps that compiled: what averages are of."""
     hosts: tuple[HostAccount, ...] = ()
-    """What the thread that drives the program did in them, one a source that recorded it."""
+    """What the thread that drives the program did in them, one per source that recorded it."""
     top: TopWork | None = None
     """The costliest kernels, ops, modules and lines of all sources together."""
     generations: tuple[Generation, ...] = ()
-    """Loops that generate tokens, one a recording in which shapes tell prefill from decode."""
+    """Loops that generate tokens, one per recording in which shapes tell prefill from decode."""
     numerics: tuple[NumericsSummary, ...] = ()
-    """Value ranges of tensors, one a process that recorded them."""
+    """Value ranges of tensors, one per process that recorded them."""
     paths: tuple[PathSummary, ...] = ()
-    """What bound the steps, one a recording with a host thread or a device."""
+    """What bound the steps, one per recording with a host thread or a device."""
     what_ifs: tuple[WhatIf, ...] = ()
     """What changes that the user asks about would make of the steps."""
     starts_ns: tuple[int, ...] = ()

@@ -61,7 +61,7 @@ fail_on_option = click.option(
     "--budget",
     type=click.IntRange(min=LEAST_BUDGET),
     metavar="TOKENS",
-    help="Size of --format llm, at 4 characters a token. [4000]",
+    help="Size of --format llm, at 4 characters per token. [4000]",
 )
 @click.option(
     "--rule",

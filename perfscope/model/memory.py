@@ -49,7 +49,7 @@ class KnownBy(IntEnum):
 
 BLOCKS = Table(
     name="blocks",
-    doc="One row a block, or the sum of several: from when it was handed out to when it was free again.",
+    doc="One row per block, or the sum of several: from when it was handed out to when it was free again.",
     columns=(
         Column(name="start", dtype="int64", unit="axis", doc="handed out; the axis' first position if held before"),
         Column(name="end", dtype="int64", unit="axis", doc="free again (half open); after the last if never"),

@@ -32,7 +32,7 @@ WIDTH = 64
 
 
 class Rows(Dataset):
-    """One row a sample. ``slow``: the sample takes long to make."""
+    """One row per sample. ``slow``: the sample takes long to make."""
 
     def __init__(self, count: int, slow: bool) -> None:
         self.count, self.slow = count, slow

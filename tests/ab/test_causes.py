@@ -96,7 +96,7 @@ def test_an_added_item_is_a_regression_with_its_line_first_and_its_runs_open_lat
     assert done.returncode == 1, done.stderr
     line = f"model.py:{line_of(ITEM, '.item()')}"
     assert (held["headline"], held["causes"][0]["place"]) == ("regression", line)
-    assert "reads by the host a step (structure): regression" in held["failed"]
+    assert "reads by the host per step (structure): regression" in held["failed"]
     assert "host_sync" in counted(held, "new")  # what is near a share of the step may come and go with its time
     assert held["step"]["parts"]
     assert held["method"]["profiled"] == 1
@@ -126,7 +126,7 @@ def test_a_disabled_sdpa_is_a_regression_with_its_line_first(code: Callable[[str
     assert (held["headline"], held["causes"][0]["place"]) == (
         "regression", f"model.py:{line_of(NO_SDPA, '.softmax(-1)')}",
     )  # fmt: skip
-    assert {one["name"]: one["verdict"] for one in held["metrics"]}["ops a step"] == "regression"
+    assert {one["name"]: one["verdict"] for one in held["metrics"]}["ops per step"] == "regression"
 
 
 def test_a_comment_is_quiet(code: Callable[[str, str], Path]) -> None:

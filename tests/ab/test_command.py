@@ -129,7 +129,7 @@ def test_a_regression_with_its_cause() -> None:
     assert [held["metrics"][0][key] for key in ("name", "verdict", "gates", "confirmed")] == [
         "step time", "regression", True, True,
     ]  # fmt: skip
-    syncs = next(one for one in held["metrics"] if one["name"] == "host syncs a step")
+    syncs = next(one for one in held["metrics"] if one["name"] == "host syncs per step")
     assert (syncs["verdict"], syncs["gates"]) == ("regression", True)
     assert held["causes"][0]["place"] == "train.py:11"
     assert [one["name"] for one in held["beside"]] == ["step time, mean", "step time, p90", "step time (profiled)"]
@@ -238,8 +238,8 @@ OPEN = JUDGE.result(Pairs(calibration=CALIBRATION, measured=pairs(10, spread=0.1
     ("result", "found", "fail_on", "lines"),
     [
         (WORSE, SAME, ("regression",), ["step time: regression"]),
-        (WORSE, ITEM, ("regression",), ["step time: regression", "host syncs a step: regression"]),
-        (QUIET, ITEM, ("regression",), ["host syncs a step: regression"]),
+        (WORSE, ITEM, ("regression",), ["step time: regression", "host syncs per step: regression"]),
+        (QUIET, ITEM, ("regression",), ["host syncs per step: regression"]),
         (QUIET, SAME, ("regression", "inconclusive", "finding:low"), []),
         (WORSE, Profiles(), ("regression", "finding:low"), ["step time: regression"]),
         (WORSE, ITEM, (), []),

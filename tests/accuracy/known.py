@@ -60,7 +60,7 @@ RIGHT = (
         of="both",
         why="the loss casts the logits to float32 and takes their log-softmax: two ops in eager mode, in all workloads",
     ),
-    Right(rule="unfused_ops", cases="torch H100: ssm-scan", why="the scan's own two ops a step of time, at its line"),
+    Right(rule="unfused_ops", cases="torch H100: ssm-scan", why="the scan's own two ops per step of time, at its line"),
     Right(
         rule="unfused_ops",
         cases="jax H100: moe-ragged",

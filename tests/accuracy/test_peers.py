@@ -214,7 +214,7 @@ def test_syncs_of_rocprofv3_wait(peers: Path) -> None:
     ],
 )
 def test_a_memory_timeline_has_the_peak_of_its_file(peers: Path, name: str, peak: int) -> None:
-    """The largest sum over the categories of ``export_memory_timeline``, one row a moment."""
+    """The largest sum over the categories of ``export_memory_timeline``, one row per moment."""
     path = public(peers, name)
     assert max(map(sum, json.loads(path.read_text())[1])) == peak
     (timeline,) = load_one(path).fact(memory_timelines)
@@ -233,10 +233,10 @@ def test_counts_of_a_comparison_are_per_step_in_every_row(peers: Path) -> None:
     metrics = {metric.result.name: (metric.result.base, metric.result.head) for metric in comparison.exact}
     assert comparison.time is not None
     parts = comparison.time.median.parts
-    for name, kinds in (("kernels a step", {"compute", "communication"}), ("copies a step", {"copy"})):
+    for name, kinds in (("kernels per step", {"compute", "communication"}), ("copies per step", {"copy"})):
         rows = [(part.base.calls, part.head.calls) for part in parts if part.kind in kinds]
         assert metrics[name] == tuple(map(sum, zip(*rows, strict=True)))
     report = render_text(of(compare_json.document(comparison)))
-    assert "kernels a step (3 → 2.50: below the threshold)" in report
+    assert "kernels per step (3 → 2.50: below the threshold)" in report
     for op in ("AddmmBackward0", "All2All_Pooled_Req", "CatBackward0"):
         assert f"{op} (0.5)" in report

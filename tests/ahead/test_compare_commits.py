@@ -267,7 +267,7 @@ class TestOfSeveralProcesses:
         first = program["rows"][0]
         assert (first["change"], first["place"]) == ("new collective", self.line(SUMMED, "loss.backward()"))
         amounts = {one["name"]: (one["base"], one["head"]) for one in program["amounts"]}
-        before, after = amounts["planned collective bytes a step"]
+        before, after = amounts["planned collective bytes per step"]
         gradients = 4 * (512 * 512 + 512) * 2
         assert before == pytest.approx(gradients * 2 * 7 / 8, abs=8)
         assert after == 2 * before
@@ -294,7 +294,7 @@ class TestOfSeveralProcesses:
         (row,) = (row for row in held["programs"][0]["rows"] if "collective" in row["change"])
         assert (row["change"], row["phase"]) == ("new collective", "backward")
         assert row["what"].startswith("all-gather of fully_shard")
-        (amount,) = (one for one in row["amounts"] if one["name"] == "planned collectives a step")
+        (amount,) = (one for one in row["amounts"] if one["name"] == "planned collectives per step")
         assert (amount["base"], amount["head"]) == (0, 3)  # a block each
         assert held["failed"][0].startswith("collective-bytes: ")
 

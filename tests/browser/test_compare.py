@@ -79,7 +79,7 @@ def test_the_verdict_its_places_and_both_timelines(tab: Tab, server: Server) -> 
     tab.open(f"{server.base}compare?base={before}&head={after}", ".verdict")
     tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
     words = tab.page.inner_text("#page")
-    assert "kernels a step" in words
+    assert "kernels per step" in words
     assert f"new: {HOSTILE}, 1 per step" in words
     assert tab.page.query_selector("#page img") is None
     link = tab.page.get_attribute(".ps-look a:has-text('onerror')", "href")
@@ -150,7 +150,7 @@ def test_a_history_and_one_metric_of_it(tab: Tab, server: Server) -> None:
     tab.open(f"{server.base}history?token={server.token}", ".js-plotly-plot .main-svg")
     assert "step time 10.0 ms → 12.0 ms" in tab.page.inner_text("#page")
     tab.page.click("#history-metric")
-    tab.page.click("[role=option]:visible:has-text('host syncs a step')")
+    tab.page.click("[role=option]:visible:has-text('host syncs per step')")
     tab.until("location.search.includes('metric=host')")
     tab.until("document.querySelector('#page h3')?.innerText.startsWith('host syncs')")
     assert tab.wrong == []

@@ -50,7 +50,7 @@ def test_steps_are_merged_and_launchers_folded_until_asked(tab: Tab, server: Ser
     assert "launch.py(7): main" not in shown
     tab.page.click("text=all frames")
     tab.until(f"({SHOWN}).includes('launch.py(7): main')")
-    tab.page.click("text=each on its own")
+    tab.page.click("text=each separately")
     tab.until(f"({SHOWN}).includes('ProfilerStep#1')")
     assert "form=apart" in tab.page.url
     assert "frames=show" in tab.page.url
@@ -63,7 +63,7 @@ def test_children_stand_by_size_or_by_time(tab: Tab, server: Server) -> None:
           .sort((a, b) => a.x - b.x).map((box) => one.tree.name[box.node]); })()"""
     _open(tab, server, "flame", "", READY)
     assert tab.page.evaluate(script) == ["aten::mm", "aten::add"]
-    tab.page.click("text=in order of time")
+    tab.page.click("text=time order")
     tab.until(f"({script})[0] === 'aten::add'")
     assert tab.wrong == []
 

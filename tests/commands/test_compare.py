@@ -329,7 +329,7 @@ class TestCompare:
         assert int(ET.fromstring((tmp_path / "junit").read_text()).get("failures", "")) == 2
         assert summary.read_text().startswith("\n### perfscope: 🔴 regression")
         said = capsys.readouterr()
-        assert "::error title=perfscope%3A host syncs a step%3A regression::" in said.out
+        assert "::error title=perfscope%3A host syncs per step%3A regression::" in said.out
         assert "perfscope: regression" in said.out
         assert said.err.count("perfscope: wrote") == 4
 

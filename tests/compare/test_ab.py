@@ -407,13 +407,13 @@ def test_a_metric_that_launches_of_one_commit_do_not_agree_on_concludes_nothing(
     odd = (gpu_run(item=True), gpu_run(item=True))
     found = compare_pairs((gpu_run(), gpu_run(item=True)), odd, (gpu_run(), gpu_run(item=True)))
     assert found.comparison is not None
-    (syncs,) = [one.result for one in found.comparison.exact if one.result.name == "host syncs a step"]
+    (syncs,) = [one.result for one in found.comparison.exact if one.result.name == "host syncs per step"]
     assert syncs.verdict == "inconclusive"
     assert any("differs between launches of base: 0 to 1" in remark for remark in syncs.remarks)
     assert found.comparison.gates(["regression"]) == ()
     agreed = compare_pairs((gpu_run(), gpu_run(item=True)), (gpu_run(), gpu_run(item=True)))
     assert agreed.comparison is not None
-    assert agreed.comparison.gates(["regression"]) == ("host syncs a step: regression",)
+    assert agreed.comparison.gates(["regression"]) == ("host syncs per step: regression",)
 
 
 def test_the_pair_in_the_middle_is_shown() -> None:

@@ -42,7 +42,7 @@ class TestHeadline:
         found = compare([gpu_run()], [gpu_run(item=True)])
         assert found.headline == "regression"
         assert found.causes[0].place == "train.py:11"
-        assert found.gates(["regression"]) == ("host syncs a step: regression",)
+        assert found.gates(["regression"]) == ("host syncs per step: regression",)
         assert "finding" not in "".join(found.gates(["regression"]))
         assert compare([gpu_run(item=True)], [gpu_run()]).headline == "improvement"
 
@@ -112,7 +112,7 @@ class TestOrder:
 
     def test_what_is_recomputed_stands_before_the_lines_that_it_makes_costlier(self) -> None:
         recomputed = ExactMetric(
-            result=compare_exact("recomputed ops a step", [0.0], [20.0], unit="count"),
+            result=compare_exact("recomputed ops per step", [0.0], [20.0], unit="count"),
             places=(Place(place="model.py:91", base=0, head=20),),
         )
         came = [self.came("unfused_ops", 91), self.came("excess_remat", 88)]

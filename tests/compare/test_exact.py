@@ -101,24 +101,24 @@ def op(
 class TestDeviceWork:
     def test_counts_are_per_step(self) -> None:
         held = measures(gpu_run(steps=3)).found
-        assert held["kernels a step"].value == 4
-        assert held["launches a step"].value == 4
-        assert held["host syncs a step"].value == 0
+        assert held["kernels per step"].value == 4
+        assert held["launches per step"].value == 4
+        assert held["host syncs per step"].value == 0
 
     def test_an_added_item_is_one_sync_at_its_line(self) -> None:
-        found = metric(structure([gpu_run()], [gpu_run(item=True)]), "host syncs a step")
+        found = metric(structure([gpu_run()], [gpu_run(item=True)]), "host syncs per step")
         assert (found.result.verdict, found.result.base, found.result.head) == ("regression", 0, 1)
         assert [(one.place, one.base, one.head) for one in found.places] == [("train.py:11", 0, 1)]
 
     def test_a_lost_fusion_is_more_kernels(self) -> None:
-        found = metric(structure([gpu_run(fused=True)], [gpu_run()]), "kernels a step")
+        found = metric(structure([gpu_run(fused=True)], [gpu_run()]), "kernels per step")
         assert (found.result.verdict, found.result.base, found.result.head) == ("regression", 2, 4)
 
     def test_a_profiler_that_records_no_waits_saw_no_sync(self) -> None:
         trace = gpu_run()
         trace = replace(trace, recorded=trace.recorded - {"waiting_calls"})
         found = structure([trace], [gpu_run()])
-        (lost,) = [one for one in found.not_looked if one.name == "host syncs a step"]
+        (lost,) = [one for one in found.not_looked if one.name == "host syncs per step"]
         assert lost.sides == ("base",)
         assert "no waits" in lost.reason
 
@@ -139,19 +139,19 @@ class TestGraph:
     def test_reads_recompute_and_flops_with_their_lines(self) -> None:
         head = with_graph(op(0, 5), op(1, 6, host_read="item", flops=None), op(2, 7, recompute=True))
         found = structure([with_graph(op(0, 5))], [head])
-        read = metric(found, "reads by the host a step (structure)")
+        read = metric(found, "reads by the host per step (structure)")
         assert [(one.place, one.head) for one in read.places] == [("train.py:6", 1)]
-        assert metric(found, "recomputed ops a step").places[0].place == "train.py:7"
-        assert metric(found, "FLOPs a step").result.head == 200
+        assert metric(found, "recomputed ops per step").places[0].place == "train.py:7"
+        assert metric(found, "FLOPs per step").result.head == 200
 
     def test_lines_that_only_moved_are_no_change_of_places(self) -> None:
         found = structure([with_graph(op(0, 5), op(1, 9))], [with_graph(op(0, 8), op(1, 12))])
-        assert metric(found, "ops a step").places == ()
+        assert metric(found, "ops per step").places == ()
 
     def test_another_checkout_is_the_same_file(self) -> None:
         base = with_graph(op(0, 5, file="/a/train.py"))
         head = with_graph(op(0, 5, file="/b/train.py"), op(1, 6, file="/b/train.py"))
-        assert [one.place for one in metric(structure([base], [head]), "ops a step").places] == ["/b/train.py:6"]
+        assert [one.place for one in metric(structure([base], [head]), "ops per step").places] == ["/b/train.py:6"]
 
     def test_without_a_graph_it_says_so(self) -> None:
         found = structure([host_run()], [host_run()])
@@ -161,11 +161,11 @@ class TestGraph:
 
 def test_of_ranks_the_one_with_most_counts_and_one_that_did_not_look_hides_it() -> None:
     found = structure([gpu_run(), gpu_run()], [gpu_run(), gpu_run(item=True)])
-    assert metric(found, "host syncs a step").result.head == 1
+    assert metric(found, "host syncs per step").result.head == 1
     blind = gpu_run()
     blind = replace(blind, recorded=blind.recorded - {"device_work"})
     found = structure([gpu_run(), gpu_run()], [gpu_run(), blind])
-    assert all(one.result.name != "kernels a step" for one in found.metrics)
+    assert all(one.result.name != "kernels per step" for one in found.metrics)
 
 
 def test_more_of_what_is_neither_better_nor_worse_is_not_judged() -> None:
@@ -197,9 +197,9 @@ class TestPrograms:
     def test_a_checkpoint_policy_is_recomputed_flops(self, corpus: Path) -> None:
         none, full = (load_one(corpus / "aot" / f"gpu_ckpt_{kind}_scan.hlo.txt.gz") for kind in ("none", "full"))
         found = structure([none], [full])
-        again = metric(found, "recomputed FLOPs a run").result
+        again = metric(found, "recomputed FLOPs per run").result
         assert (again.verdict, again.base) == ("regression", 0)
         assert metric(found, "program").result.base != metric(found, "program").result.head
-        assert metric(structure([full], [none]), "recomputed FLOPs a run").result.verdict == "improvement"
+        assert metric(structure([full], [none]), "recomputed FLOPs per run").result.verdict == "improvement"
         same = structure([full], [full])
         assert {one.result.verdict for one in same.metrics} == {"no change"}

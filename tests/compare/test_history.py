@@ -256,8 +256,9 @@ def test_no_step_no_change() -> None:
 
 def test_texts_are_no_series_and_one_metric_can_be_asked_for() -> None:
     runs = timed(1e7)
-    assert {series.metric for series in history(runs).series} == {"step time", "host syncs a step"}
-    assert [series.metric for series in history(runs, metrics=["host syncs a step"]).series] == ["host syncs a step"]
+    assert {series.metric for series in history(runs).series} == {"step time", "host syncs per step"}
+    (syncs,) = history(runs, metrics=["host syncs per step"]).series
+    assert syncs.metric == "host syncs per step"
     assert history(runs, metrics=["nothing"]).series == ()
 
 
@@ -288,7 +289,7 @@ def test_other_arguments_are_another_program() -> None:
 def test_exact_metrics_change_where_they_differ() -> None:
     counts = [0, 0, 0, 1, 1, 1, 0, 0]
     runs = [stored_run(number, syncs=float(count)) for number, count in enumerate(counts)]
-    found = series_of(history(runs), "host syncs a step")
+    found = series_of(history(runs), "host syncs per step")
     said = [(change.index, change.old, change.new, change.change, change.p) for change in found.changes]
     assert said == [(3, 0.0, 1.0, None, None), (6, 1.0, 0.0, -1.0, None)]
     assert found.newest is None
@@ -313,7 +314,7 @@ def test_units_of_a_later_perfscope_change_where_they_differ() -> None:
 
 def test_a_count_that_never_holds_still_is_no_property_of_commits() -> None:
     runs = [stored_run(number, syncs=float(number % 2)) for number in range(10)]
-    found = series_of(history(runs), "host syncs a step")
+    found = series_of(history(runs), "host syncs per step")
     assert found.changes == ()
     assert "differs between 9 of 9 neighbours" in found.remarks[0]
 

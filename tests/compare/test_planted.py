@@ -21,19 +21,19 @@ FORWARD = "def forward(self, x_BLD"
 too; where it is not beyond chance, the block's largest product comes first."""
 
 IN_TORCH = [
-    Planted(base="sdpa", head="item", metric="reads by the host a step", line=".item()"),
+    Planted(base="sdpa", head="item", metric="reads by the host per step", line=".item()"),
 ]
 IN_TORCH_SLOW = [
-    Planted(base="sdpa", head="naive", metric="ops a step", line="# defect: unfused_attention"),
-    Planted(base="sdpa", head="adam-loop", metric="ops a step", line="optimizer.step"),
-    Planted(base="sdpa", head="checkpoint", metric="recomputed ops a step", line=FORWARD),
-    Planted(base="reentrant", head="nested", metric="FLOPs a step", line=(FORWARD, "self.up(")),
-    Planted(base="order-twin", head="order", metric="FLOPs a step", line="# defect: none: a matrix of D * D"),
+    Planted(base="sdpa", head="naive", metric="ops per step", line="# defect: unfused_attention"),
+    Planted(base="sdpa", head="adam-loop", metric="ops per step", line="optimizer.step"),
+    Planted(base="sdpa", head="checkpoint", metric="recomputed ops per step", line=FORWARD),
+    Planted(base="reentrant", head="nested", metric="FLOPs per step", line=(FORWARD, "self.up(")),
+    Planted(base="order-twin", head="order", metric="FLOPs per step", line="# defect: none: a matrix of D * D"),
     Planted(base="opaque-twin", head="opaque", metric="kernels of compiled graphs", line="# defect: none: what stands"),
     Planted(base="float-arg-twin", head="float-arg", metric="recompilations", line="# defect: recompilation: the rate"),
 ]
 IN_JAX = [
-    Planted(base="jax", head="jax-float", metric="reads by the host a step", line="float(loss)"),
+    Planted(base="jax", head="jax-float", metric="reads by the host per step", line="float(loss)"),
 ]
 IN_JAX_SLOW = [
     Planted(base="jax", head="jax-checkpoint", metric="recomputed FLOPs", line="@ weights", trades=True),
@@ -41,11 +41,11 @@ IN_JAX_SLOW = [
     Planted(
         base="jax-order-twin",
         head="jax-order",
-        metric="FLOPs a run",
+        metric="FLOPs per run",
         line="# defect: none: D * D",
         twin="(x_BLD @ weights",
     ),
-    Planted(base="jax", head="jax-eager-update", metric="instructions run a step", line="unbiased"),
+    Planted(base="jax", head="jax-eager-update", metric="instructions run per step", line="unbiased"),
     Planted(
         base="jax", head="jax-retrace", metric="functions traced again", line="# defect: recompilation: a static int"
     ),

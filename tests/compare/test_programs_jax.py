@@ -59,5 +59,5 @@ def test_two_builds_of_one_source_and_of_one_with_a_comment_are_the_same() -> No
 def test_a_value_that_is_returned_is_written() -> None:
     found = change(MODEL, RETURNED)
     assert found.base_fingerprint != found.head_fingerprint
-    assert any(row.delta("bytes moved a run") >= 512 * 512 * 4 for row in found.rows)
+    assert any(row.delta("bytes moved per run") >= 512 * 512 * 4 for row in found.rows)
     assert all(row.where().rpartition(":")[0].endswith("model.py") or not row.where() for row in found.rows)

@@ -92,13 +92,13 @@ class TestSets:
         found = Job().compared(launches(seed=1), launches(seed=2, slow_us=30, item=True))
         assert found.comparison.headline == "regression"
         assert (found.comparison.causes[0].place, found.comparison.causes[0].exact) == ("train.py:11", True)
-        syncs = {one.result.name: one.result for one in found.comparison.exact}["host syncs a step"]
+        syncs = {one.result.name: one.result for one in found.comparison.exact}["host syncs per step"]
         assert (syncs.base, syncs.head, syncs.pairs) == (0, 1, 6)
 
     def test_a_count_that_differs_among_launches_of_a_side_is_not_the_programs(self) -> None:
         mixed = [*launches(3, seed=1), *launches(3, seed=3, item=True)]
         found = Job().compared(mixed, launches(seed=2, item=True))
-        syncs = {one.result.name: one.result for one in found.comparison.exact}["host syncs a step"]
+        syncs = {one.result.name: one.result for one in found.comparison.exact}["host syncs per step"]
         assert syncs.verdict == "inconclusive"
         assert any("differs between launches of base" in remark for remark in syncs.remarks)
         assert found.comparison.gates(["regression"]) == ()

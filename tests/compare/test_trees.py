@@ -98,6 +98,31 @@ def test_without_a_device_the_calls_themselves_count() -> None:
     assert tree_change(trace_of([("mm", 100, [])], device=False), trace_of([("mm", 140, [])])) is None
 
 
+def instructions_of(ops: list[tuple[str, int]]) -> Trace:
+    """Timed instructions of a program that was not recorded, in a step; ``while`` is around others."""
+    builder = TraceBuilder(recorded=frozenset({"host_ops"}))
+    clock = 0
+    for name, us in ops:
+        builder.row(
+            "hlo_ops", start_ns=clock * US, end_ns=(clock + us) * US, name=builder.code(name), ordinal=0,
+            module=builder.code("jit_step"), program_id=3, run_id=1, encloses=name.startswith("while"),
+        )  # fmt: skip
+        clock += 0 if name.startswith("while") else us
+    builder.step(1, 0, clock * US)
+    return builder.build()
+
+
+def test_of_xla_programs_the_instructions_are_compared_whatever_their_numbers() -> None:
+    base = instructions_of([("while.1", 50), ("fusion.3", 20), ("dot.7", 30)])
+    head = instructions_of([("while.2", 70), ("fusion.4", 20), ("dot.9", 45), ("copy.1", 5)])
+    change = tree_change(base, head)
+    assert change is not None
+    assert (change.time, change.base_ns, change.head_ns) == ("instructions", 50 * US, 70 * US)
+    changes = {"/".join(row.path): (row.change, row.delta_ns) for row in change.rows}
+    assert changes == {"jit_step/dot": ("slower", 15 * US), "jit_step/copy": ("added", 5 * US)}
+    assert tree_change(base, trace_of([("mm", 100, [])])) is None
+
+
 NAMES = st.sampled_from("abc")
 CALLS = st.recursive(
     st.tuples(NAMES, st.integers(0, 9), st.just([])),

@@ -59,7 +59,7 @@ def test_tables_come_back(tmp_path: Path) -> None:
         b"doc": b"the call that launched it (a graph launch for graph kernels)",
         b"refers": b"calls",
     }
-    assert pq.read_schema(tmp_path / "out" / "kernels.parquet").metadata[b"doc"] == b"One row a kernel on a device."
+    assert pq.read_schema(tmp_path / "out" / "kernels.parquet").metadata[b"doc"] == b"One row per kernel on a device."
     sources = pq.read_table(tmp_path / "out" / "sources.parquet").to_pylist()
     assert [(one["trace"], one["rank"], one["file"], one["format"]) for one in sources] == [
         (0, 0, "built.json", "kineto"), (1, None, "built.json", "kineto"),

@@ -94,7 +94,7 @@ def test_the_saving_is_never_more_than_the_exposed_time():
 def test_a_saving_is_never_more_than_its_bytes_and_launches_can_take():
     """Kernels of 300 us for 7 x 512 KiB: that they were slow is no effect of memory traffic."""
     (finding,) = outcome(timed(layers(), us=300, step_us=3_000)).findings
-    saved = 3 * 4 * SIZE  # bytes a step; 6 launches fewer, of 5 us at most
+    saved = 3 * 4 * SIZE  # bytes per step; 6 launches fewer, of 5 us at most
     slowest = 300e9 * 0.57  # an unknown device: the slowest of the catalogue, strided
     assert finding.cost_bytes == saved
     assert finding.cost_ns_per_step == pytest.approx(saved / slowest * 1e9 + 6 * 5_000, abs=1)

@@ -1,4 +1,4 @@
-"""One row a program: what ran, how long, the least it could take, and what of it is not known."""
+"""One row per program: what ran, how long, the least it could take, and what of it is not known."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_the_verdict_is_in_the_headline_with_its_interval() -> None:
     lines = render(of(comparisons.interleaved_launches()), key="llama.8b_x-1").splitlines()
     assert lines[0] == "<!-- perfscope-report:llama.8b_x-1 -->"
     assert lines[1] == (
-        "### perfscope: 🔴 regression: step time +3.0% (97.2% CI +2.0% … +4.0%); worse: host syncs a step 0 → 1"
+        "### perfscope: 🔴 regression: step time +3.0% (97.2% CI +2.0% … +4.0%); worse: host syncs per step 0 → 1"
     )
 
 
@@ -90,7 +90,7 @@ def test_what_an_engineer_needs_stands_in_this_order() -> None:
     wanted = [
         "main@", "**Gate not met:** step time: regression",
         "| 🔴 regression | step time |",
-        "no change: kernels a step", "| <code>train.py:11</code>", "**Findings**: 1 new",
+        "no change: kernels per step", "| <code>train.py:11</code>", "**Findings**: 1 new",
         "<summary>What to do: host_sync at train.py:11",
         "<summary>Kernels: 2 of 3 changed", "<summary>The recorded step in parts", "<summary>Not compared: 11 metrics",
         "<summary>Method and environment", "10 pairs of launches and 6 to confirm, order by seed 3471692537",
@@ -104,9 +104,9 @@ def test_what_an_engineer_needs_stands_in_this_order() -> None:
 def test_a_difference_that_does_not_count_is_shown_as_one() -> None:
     """Two of four steps in which a kernel ran are three of four there: rows of calls per step show it, too."""
     document = comparisons.single_captures()
-    (kernels,) = (metric for metric in document["metrics"] if metric["name"] == "kernels a step")
+    (kernels,) = (metric for metric in document["metrics"] if metric["name"] == "kernels per step")
     kernels |= {"base": 3.0, "head": 2.5, "effect": -1 / 6}
-    assert "no change: kernels a step (3 → 2.50: below the threshold), copies a step," in render(of(document))
+    assert "no change: kernels per step (3 → 2.50: below the threshold), copies per step," in render(of(document))
 
 
 def test_nothing_changed_is_one_line() -> None:
@@ -378,7 +378,7 @@ class TestJunit:
         assert failure is not None
         assert failure.get("message") == "regression: 41.2 ms → 42.4 ms, +3.0% [+2.0%, +4.0%]"
         assert "confirmed by a second batch" in (failure.text or "")
-        assert cases["kernels a step"].find("failure") is None
+        assert cases["kernels per step"].find("failure") is None
         assert cases["no new or worse finding of high severity"].find("failure") is not None
         assert len(cases["no new or worse finding of low severity"]) == 0
         assert suite.get("failures") == "3"
@@ -503,7 +503,7 @@ class TestGitHub:
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
         file.write_text("x" * (github.MOST_SUMMARY - 1_000))
         assert github.add_to_summary(of(comparisons.interleaved_launches())) is None
-        assert file.read_text().endswith("step time +3.0% (97.2% CI +2.0% … +4.0%); worse: host syncs a step 0 → 1\n")
+        assert file.read_text().endswith("step time +3.0% (97.2% CI +2.0% … +4.0%); worse: host syncs per step 0 → 1\n")
         assert file.stat().st_size <= github.MOST_SUMMARY
         file.write_text("x" * github.MOST_SUMMARY)
         assert "is full" in str(github.add_to_summary(of(comparisons.interleaved_launches())))

@@ -44,7 +44,7 @@ class TestText:
     def test_verdict_first_then_the_line(self, item: Comparison) -> None:
         text = render_text(document(item), width=100)
         first, *_ = text.splitlines()
-        assert first.startswith("perfscope: regression: worse: host syncs a step 0 → 1")
+        assert first.startswith("perfscope: regression: worse: host syncs per step 0 → 1")
         assert text.index("train.py:11") < text.index("The recorded step in parts")
         assert "not judged (one launch each)" in " ".join(text.split())
 
@@ -85,7 +85,7 @@ class TestJson:
         assert delta + step["other_parts"]["head_ns"] - step["other_parts"]["base_ns"] == step["delta_ns"]
         assert sum(side["head_ns"] for side in step["by_kind"].values()) == step["head_ns"]
         assert held["causes"][0]["place"] == "train.py:11"
-        assert {one["name"] for one in held["metrics"]} >= {"host syncs a step", "kernels a step"}
+        assert {one["name"] for one in held["metrics"]} >= {"host syncs per step", "kernels per step"}
 
     def test_parts_beyond_the_limit_are_one_row(self, item: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compare_json, "MOST_PARTS", 2)
@@ -121,7 +121,7 @@ class TestWords:
         assert [signed_ns(held) for held in (0, 1500, -20)] == ["0 ns", "+1.50 us", "-20 ns"]
 
     def test_a_metric(self, item: Comparison) -> None:
-        syncs = next(one.result for one in item.exact if one.result.name == "host syncs a step")
+        syncs = next(one.result for one in item.exact if one.result.name == "host syncs per step")
         assert (side_text(syncs, "head"), change_text(syncs), verdict(syncs)) == ("1", "from none", "regression")
         bytes_ = replace(syncs, unit="bytes", base=1024.0, head=2048.0, effect=1.0)
         assert (side_text(bytes_, "head"), change_text(bytes_)) == ("2.00 KiB", "+100.0%")
@@ -146,7 +146,7 @@ class TestWords:
 
     def test_an_improvement_is_told_as_one(self) -> None:
         assert headline(document(compare([gpu_run(item=True)], [gpu_run()]))).startswith(
-            "improvement: better: host syncs a step"
+            "improvement: better: host syncs per step"
         )
 
 
@@ -167,7 +167,7 @@ def identical() -> dict[str, Any]:
 class TestDocument:
     def test_rows_that_do_not_sum_are_refused(self, held: dict[str, Any]) -> None:
         held["programs"][0]["rows"][0]["amounts"][0]["head"] += 1
-        with pytest.raises(DataError, match="programs: bytes moved a run: its rows sum to 25165825, not to 25165824"):
+        with pytest.raises(DataError, match="programs: bytes moved per run: its rows sum to 25165825, not to 25165824"):
             of(held)
 
     def test_a_row_of_another_metric_is_refused(self, held: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ class TestFaces:
     def test_an_annotation_stands_at_the_line(self, held: dict[str, Any], tmp_path: Path) -> None:
         (tmp_path / "model.py").write_text("")
         lines = github.annotated(of(held), tmp_path).splitlines()
-        (first,) = [line for line in lines if "bytes moved a run%3A regression" in line]
+        (first,) = [line for line in lines if "bytes moved per run%3A regression" in line]
         assert first.startswith("::error file=model.py,line=9,")
         assert "moved out of a fusion: exp" in first
 
@@ -284,5 +284,5 @@ class TestCollectivesOfPlans:
         assert failed == {"collective-bytes", "blocking-collectives"}
         (tmp_path / "train.py").write_text("")
         lines = github.annotated(of(document), tmp_path).splitlines()
-        (blocked,) = [line for line in lines if "planned collectives that block a step%3A regression" in line]
+        (blocked,) = [line for line in lines if "planned blocking collectives per step%3A regression" in line]
         assert blocked.startswith("::error file=train.py,line=41,")

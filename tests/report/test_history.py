@@ -74,7 +74,7 @@ def test_what_changed_at_one_place_is_told_once() -> None:
     assert text.count("changed after ") == 1
     assert " (7 commits)" in " ".join(text.split())
     assert "step time 10.0 ms → 12.0 ms (+20.0%), p " in text
-    assert "host syncs a step 0 → 1" in text
+    assert "host syncs per step 0 → 1" in text
 
 
 def test_what_never_moved_is_one_line() -> None:

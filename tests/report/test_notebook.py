@@ -125,7 +125,7 @@ def test_it_draws_itself() -> None:
     drawn = perfscope.compare(gpu_run(), gpu_run(item=True))._repr_html_()
     page = Parsed(drawn)
     assert page.open == []
-    for said in ("Regression", "host syncs a step 0 → 1", "train.py:11", "1 new, 1 unchanged"):
+    for said in ("Regression", "host syncs per step 0 → 1", "train.py:11", "1 new, 1 unchanged"):
         assert said in page.text, said
     assert "script" not in page.tags
 

@@ -26,7 +26,7 @@ def stored_run(number: int = 0, *, step_ns: float = 1e7, syncs: float = 2.0, **o
         "perfscope": "0.1.0",
         "metrics": (
             StoredMetric(name="step time", unit="ns", known="single captures", value=step_ns),
-            StoredMetric(name="host syncs a step", unit="count", known="exact", value=syncs),
+            StoredMetric(name="host syncs per step", unit="count", known="exact", value=syncs),
             StoredMetric(name="program", unit="text", known="exact", text="0123456789abcdef"),
         ),
         "steps": (StoredSteps(rank=0, count=4, median_ns=step_ns),),

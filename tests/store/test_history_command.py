@@ -66,7 +66,7 @@ def test_on_the_screen(line: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert re.search(r"step time +12 +10\.0 ms +12\.0 ms +\+20\.\d% +▁▁▁▁▁▁██████", out)
     assert f"changed after {line[5][:12]}, up to {line[6][:12]}\n" in out
     assert re.search(r"step time 10\.0 ms → 12\.0 ms \(\+20\.\d%\), p \de-\d+", out)
-    assert "reads by the host a step (structure) 0 → 1" in out
+    assert "reads by the host per step (structure) 0 → 1" in out
     out, err = said(capsys)
     assert err == "", "the second time nothing is new"
 
@@ -79,8 +79,8 @@ def test_one_metric_with_its_runs(known: list[str], capsys: pytest.CaptureFixtur
     assert [row for row in rows if "new level" in row] == [row for row in rows if known[6][:12] in row]
     assert said(capsys, "reads by", "-q")[0].count("-train-") == 12
     several = said(capsys, "OPS")[0]
-    assert "ops a step" in several
-    assert "FLOPs a step" in several
+    assert "ops per step" in several
+    assert "FLOPs per step" in several
     assert "step time" not in several
 
 

@@ -48,7 +48,7 @@ def test_times_are_shown_unasked_and_others_when_they_change() -> None:
     (program,) = _view(runs())["programs"]
     assert {one["metric"]: one["plain"] for one in program["series"]} == {
         "step time": True,
-        "host syncs a step": False,
+        "host syncs per step": False,
     }
     assert all(len(one["points"]) == len(runs()) and "<table" in one["html"] for one in program["series"])
 
@@ -145,4 +145,4 @@ def test_the_figure_has_each_run_and_marks_the_change_with_its_commit() -> None:
     assert list(figure.data[0].customdata) == links
     (change,) = series["changes"]
     assert figure.layout.shapes[0].x0 == change["index"] - 0.5
-    assert series["points"][change["index"]]["commit"][:12] in figure.layout.annotations[0].text
+    assert series["points"][change["index"]]["commit"][:8] in figure.layout.annotations[0].text

@@ -126,7 +126,7 @@ def test_of_what_never_ran_nothing_is_to_be_recorded(tmp_path: Path) -> None:
         tmp_path, overview=PLANNED, compile={"html": "<p>"}, memory={"planned": "<p>"}, graph={"subjects": []}
     )
     told = _parts.nothing(asked, "No stacks were recorded.")
-    assert "Nothing of this ran" in told[0].children
+    assert "This was never run" in told[0].children
     assert _links(told) == ["/compile", "/memory"]
 
 

@@ -35,7 +35,7 @@ def write(folder: Path, made: Try) -> Path:
 
 def figure(made: Try) -> Any:
     picture: Any = tries._picture(made)
-    return None if picture is None else picture.children.figure.data[0]
+    return None if picture is None else picture.children[-1].figure.data[0]
 
 
 def test_rungs_are_bars_and_the_code_stands_below(tmp_path: Path) -> None:

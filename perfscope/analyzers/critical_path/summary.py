@@ -66,7 +66,7 @@ def path_summary(trace: Trace) -> PathSummary | None:
 
 
 def path_rows(trace: Trace) -> list[PathRow]:
-    """All rows, one a name and kind; they sum to the steps."""
+    """All rows, one per name and kind; they sum to the steps."""
     path = trace.fact(critical_path)
     return [] if path is None else _rows(trace, path)
 

@@ -89,7 +89,7 @@ def same_size(sizes: Int64, of: int) -> npt.NDArray[np.bool_]:
 
 
 def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Mapping[str, Cell], ...]:
-    """Evidence: one row a line, op and name, most bytes first."""
+    """Evidence: one row per line, op and name, most bytes first."""
     groups: dict[tuple[str | None, int | None, str | None, str | None], list[int]] = {}
     for row in rows.tolist():
         line = line_of(timeline, row)

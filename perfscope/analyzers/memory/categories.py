@@ -264,7 +264,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
 
 
 def _once(tensors: Rows, rows: Int64) -> Int64:
-    """One row a storage: tied weights share theirs. Address 0 is that of many together, each row others."""
+    """One row per storage: tied weights share theirs. Address 0 is that of many together, each row others."""
     named = rows[tensors["address"][rows] != 0]
     _, first = np.unique(tensors["address"][named], return_index=True)
     return np.concatenate((named[np.sort(first)], rows[tensors["address"][rows] == 0]))

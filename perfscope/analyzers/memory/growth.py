@@ -78,7 +78,7 @@ class MemoryGrowth:
     """Growth a step."""
     growing: bool
     places: tuple[GrowingPlace, ...]
-    """Those that grow, most bytes a step first."""
+    """Those that grow, most bytes per step first."""
 
     @property
     def judged(self) -> int:
@@ -98,7 +98,7 @@ def growth_of(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
 
 
 def steps_until_full(timeline: MemoryTimeline, per_step: float) -> int | None:
-    """Steps until the device is full at that growth (bytes a step); None where its size is not recorded."""
+    """Steps until the device is full at that growth (bytes per step); None where its size is not recorded."""
     if timeline.capacity_bytes is None:
         return None
     return int(max(0, timeline.capacity_bytes - peak_held(timeline)) / per_step)
@@ -195,7 +195,7 @@ def _of_groups(
     growing: Mapping[int, int],
     end: int,
 ) -> tuple[GrowingPlace, ...]:
-    """Those of ``growing`` (number of the place -> bytes a step) as places, most bytes first."""
+    """Those of ``growing`` (number of the place -> bytes per step) as places, most bytes first."""
     groups, rows = grouped
     order = np.argsort(groups, kind="stable")
     bounds = np.searchsorted(groups[order], np.arange(len(held_bytes) + 1))

@@ -106,7 +106,7 @@ class _Work(NamedTuple):
     """(5, rows): the fields of ``Achieved``."""
 
     def summed(self, group: Int64, count: int) -> _Work:
-        """One row a group, added up in the order of the rows."""
+        """One row per group, added up in the order of the rows."""
         order = np.lexsort((-self.total, group))
         ordered = group[order]
         first = np.ones(len(order), bool)

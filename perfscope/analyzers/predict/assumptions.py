@@ -230,7 +230,7 @@ def _of_gpu(target: Target, factors: Factors) -> Iterator[Assumption]:
     yield Assumption(
         name="launches",
         text=f"{_us(factors.host)} us of the host each where the program runs without command buffers",
-        source="published measurements: 4 to 6 us a launch; high end counts where all of them take longer "
+        source="published measurements: 4 to 6 us per launch; high end counts where all of them take longer "
         "than the device",
     )
 
@@ -247,7 +247,7 @@ def _of_tpu(_: Target, factors: Factors) -> Iterator[Assumption]:
 def _of_links(target: Target, factors: Factors) -> Iterator[Assumption]:
     yield Assumption(
         name="links",
-        text=f"high end: {factors.link:.0%} of the bandwidth for large messages, {_us(factors.hop)} us a step",
+        text=f"high end: {factors.link:.0%} of the bandwidth for large messages, {_us(factors.hop)} us per step",
         source="NCCL's own tuning table (ring, LL and Simple); 370 of 450 GB/s measured on 8 H100"
         if target.platform == "gpu"
         else "How to Scale Your Model (Austin et al. 2025): about 1 us a hop; no wrapped axis, no second "

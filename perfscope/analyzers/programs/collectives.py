@@ -6,7 +6,7 @@ scheduling, so is every pair with nothing between start and done. Since 2026 XLA
 keeps the mark only where the flag set it.
 
 TPUs: libtpu puts a collective into fusions, between whose begin and end others run, or splits it into start and done.
-When, by kind, was tried with libtpu 0.0.42.1. On v5e:2x4 with 64 KiB, 1 MiB and 16 MiB a device, beside matrix
+When, by kind, was tried with libtpu 0.0.42.1. On v5e:2x4 with 64 KiB, 1 MiB and 16 MiB per device, beside matrix
 products, elementwise work and nothing, in loops and out of them: size decides nothing. All-gathers go into fusions by
 default and all-reduces with two flags, both beside matrix products alone; all-to-alls are split with a flag,
 collective-permutes always, beside whatever there is; reduce-scatters with none that there is. On v6e:2x4 and

@@ -216,7 +216,7 @@ _WHOSE = (("source", "number of the trace"), ("rank", "rank, where known"))
 
 DERIVED: dict[str, Derived] = {
     "accounts": Derived(
-        "Where each step went, by device and cause: one row a cause. The causes of a step sum to it exactly.",
+        "Where each step went, by device and cause: one row per cause. The causes of a step sum to it exactly.",
         (
             *_WHOSE,
             ("device", "number of the device; missing: the host"),
@@ -228,7 +228,7 @@ DERIVED: dict[str, Derived] = {
         _accounts,
     ),
     "collective_sides": Derived(
-        "Collectives that several ranks show, matched: one row a rank. Times are on the lowest rank's clock.",
+        "Collectives that several ranks show, matched: one row per rank. Times are on the lowest rank's clock.",
         (
             ("job", "number of the job"),
             ("operation", "such as all_reduce"),
@@ -251,7 +251,7 @@ DERIVED: dict[str, Derived] = {
         messages.kind_rows,
     ),
     "critical_path": Derived(
-        "The chain that bounds each step: one row a piece, without a hole. `before kernel`: time until it could begin.",
+        "The chain that bounds each step: one row per piece, gapless. `before kernel`: time until it could begin.",
         (
             *_WHOSE,
             ("step", "number of the step; missing: the whole capture"),
@@ -295,7 +295,7 @@ DERIVED: dict[str, Derived] = {
         _kernel_names,
     ),
     "launches": Derived(
-        "Device work with the call that launched it: one row a kernel or copy.",
+        "Device work with the call that launched it: one row per kernel or copy.",
         (
             *_WHOSE,
             ("work", "kernels or copies"),
@@ -318,7 +318,7 @@ DERIVED: dict[str, Derived] = {
         messages.message_rows,
     ),
     "ops": Derived(
-        "Ops that launched device work: one row a call, with its place in the code.",
+        "Ops that launched device work: one row per call, with its place in the code.",
         (
             *_WHOSE,
             ("row", "row of slices"),

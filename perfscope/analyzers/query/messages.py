@@ -44,7 +44,7 @@ KIND_COLUMNS = (
 
 
 def message_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """One row a collective of each trace, by `MESSAGE_COLUMNS`."""
+    """One row per collective of each trace, by `MESSAGE_COLUMNS`."""
     rows: list[tuple[Any, ...]] = []
     for source, trace in enumerate(traces):
         for local in trace.fact(locals_of):
@@ -73,7 +73,7 @@ def message_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
 
 
 def kind_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """One row a kind of matched collectives of each job, by `KIND_COLUMNS`."""
+    """One row per kind of matched collectives of each job, by `KIND_COLUMNS`."""
     kinds = [("ranks", table_of(ranks).kinds) for ranks in rank_sets(traces)]
     kinds += [("devices", devices.kinds) for trace in traces if (devices := trace.fact(device_set)) is not None]
     return [

@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def span_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """One row a row of ``slices``, by `COLUMNS`; ``None`` where there is no parent or no device work."""
+    """One row per row of ``slices``, by `COLUMNS`; ``None`` where there is no parent or no device work."""
     rows: list[tuple[Any, ...]] = []
     for source, trace in enumerate(traces):
         slices = trace.rows["slices"]

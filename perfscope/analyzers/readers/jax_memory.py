@@ -42,7 +42,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """A trace with ``held`` and ``frames``: one row a stack, kind and device; ``frame`` is the user's innermost one.
+    """A trace with ``held`` and ``frames``: one row per stack, kind and device; ``frame`` is the user's innermost one.
 
     ``DataError``, one line, for a file that is cut off, corrupt, no memory profile of JAX, or too large.
     """

@@ -25,7 +25,7 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 Kind = Literal["slice", "kernel", "collective", "copy", "scope", "instruction"]
 """Of what a node is; ``slice``: a host span, whose own kind is ``CallNode.span``."""
 
-NO_STACK = "no host op is known for it"
+NO_STACK = "launching op unknown"
 SOLE_SHARE = 0.99
 """Of the time of a frame, in one frame below it: the outer one only leads there."""
 LEAST_SHARE = 1 / 4_000
@@ -80,7 +80,7 @@ class CallNode:
 
 
 def host_tree(trace: Trace, *, merge: bool) -> CallNode:
-    """What the host's threads ran, one below the other; waiting is in it."""
+    """Call stacks of host threads; waiting is included."""
     return _finished(trace, trace.fact(_merged_stacks if merge else _plain_stacks).root)
 
 

@@ -220,7 +220,7 @@ def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Cal
 
 MOST_GRAPHS = 20
 MOST_KERNELS = 20
-"""Of all graphs: those with most bytes a step first."""
+"""Of all graphs: those with most bytes per step first."""
 MOST_PAIRS = 20
 MOST_LINES = 20
 """Breaks, recompilations, made-up values."""
@@ -250,7 +250,7 @@ class GraphRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """One planned kernel, a run of it; ``calls``: runs a step, over layers that are alike."""
+    """One planned kernel, a run of it; ``calls``: runs per step, over layers that are alike."""
 
     name: str
     kind: str

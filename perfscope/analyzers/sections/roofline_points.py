@@ -158,7 +158,7 @@ def _instruction(
 
 
 def op_points(trace: Trace) -> Iterator[Point]:
-    """Ops of the op graph, in one step: those of one name, size and line together.
+    """Ops of the op graph, in one step: grouped by name, size and line.
 
     Measured where the graph could be laid beside the timed steps; ops that were not found in them are left out. Where
     it could not and the device is known, the least time; where neither is, nothing.
@@ -229,7 +229,7 @@ def _least(flops: int | None, moved: int, dtype: str, device: Device | None) -> 
 
 
 def call_points(trace: Trace) -> Iterator[Point]:
-    """Ops whose shapes the profiler recorded, all calls: those of one name, size and line together. Times measured.
+    """Ops whose shapes the profiler recorded, all calls: grouped by name, size and line. Times measured.
 
     On a device the time is that of the kernels of the op; a recording without any has the time in the op itself.
     """

@@ -37,6 +37,15 @@ def plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def byte_unit(highest: float) -> tuple[str, int]:
+    """The unit of an axis that reaches up to ``highest`` bytes, and its size in bytes."""
+    power = min(max(int(highest).bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    return UNITS[power], 1 << (10 * power)
+
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
 def laid_out(figure: go.Figure, *, title: str, x: str, y: str | None = None, rows: int | None = None) -> go.Figure:
     """The figure with its titles and, of horizontal bars, a height that fits ``rows`` of them."""
     figure.update_layout(

@@ -13,6 +13,7 @@ from perfscope.dashboards.figures.drawing import (
     LABEL_LIMIT,
     MARK,
     RULE,
+    byte_unit,
     graph_objects,
     laid_out,
     plain,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from perfscope.model.memory import MemoryTimeline
     from perfscope.model.trace import Trace
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 NEAR = 1.5
 """The device's size is drawn where the peak comes within it: else it would press all areas flat."""
 MOST_STEP_NAMES = 12
@@ -105,8 +105,7 @@ def memory_curve(curve: Mapping[str, Any], at: int | None = None) -> go.Figure:
     scale = 1e9 if timed else 1
     x = [position / scale for position in (*positions, curve["span"])]
     highest = max(curve["peak"]["bytes"], *(curve["reserved"] or (0,)))
-    power = min(max(highest.bit_length() - 1, 0) // 10, len(UNITS) - 1)
-    unit, size = UNITS[power], 1 << (10 * power)
+    unit, size = byte_unit(highest)
 
     def add(name: str, values: Sequence[int], **options: Any) -> None:
         figure.add_scatter(

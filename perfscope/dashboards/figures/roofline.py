@@ -50,15 +50,15 @@ def roofline(
     for device in devices:
         ridges = [(peak["flops"] / device["bandwidth"], peak) for peak in device["peaks"]]
         left = min((point["intensity"] for point in drawn), default=1) / 3
-        right = 8 * max([left, *(ridge for ridge, _ in ridges), *(point["intensity"] for point in drawn)])
+        right = 3 * max([left, *(ridge for ridge, _ in ridges), *(point["intensity"] for point in drawn)])
         lines: list[tuple[float | None, float | None]] = []
         for ridge, peak in ridges:
             start = left if peak is ridges[-1][1] else ridge
             lines += [(start, min(start * device["bandwidth"], peak["flops"])), (ridge, peak["flops"])]
             lines += [(right, peak["flops"]), (None, None)]
             figure.add_annotation(
-                text=plain(f"{peak['label']} {format_count(peak['flops'])}FLOP/s"), x=np.log10(0.99 * right),
-                y=np.log10(peak["flops"]), showarrow=False, xanchor="right", yanchor="bottom",
+                text=_roof_label(peak), x=1, xref="paper", y=np.log10(peak["flops"]), showarrow=False, xanchor="left",
+                font={"size": LABEL_PX},
             )  # fmt: skip
         figure.add_scatter(
             name=f"roofs of {plain(device['name'])}", x=[x for x, _ in lines], y=[y for _, y in lines], mode="lines",
@@ -83,7 +83,20 @@ def roofline(
         ]
         figure.update_layout({f"{axis}axis": {"type": "log", "tickvals": marks, "ticktext": texts}})
     laid_out(figure, title="", x="FLOPs per byte of device memory", y="FLOP/s")
-    return figure.update_layout(height=460, margin={"t": 40}, legend={"itemsizing": "constant"})
+    labels = [len(_roof_label(peak)) for device in devices for peak in device["peaks"]]
+    margin = {"t": 40, "r": 10 + round(LETTER * LABEL_PX * max(labels, default=0))}
+    return figure.update_layout(height=460, margin=margin, legend={"itemsizing": "constant"})
+
+
+LABEL_PX, LETTER = 11, 0.58
+"""Of the names of roofs, right of the picture, where no disc is: the size of the font, and a letter's mean width of it.
+"""
+
+
+def _roof_label(peak: Mapping[str, Any]) -> str:
+    """``bf16, fp16 989 T``."""
+    label = plain(peak["label"]).replace("bfloat", "bf").replace("float", "fp")
+    return f"{label} {format_count(peak['flops'])}"
 
 
 def _round_marks(values: Sequence[float]) -> list[float]:

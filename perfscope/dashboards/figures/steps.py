@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.time import Cause, StepAccount
     from perfscope.model.documents.comparison import Account
 
+FEW_BARS = 6
+"""Fewer leave room beside them: one as wide as the figure looks like an area."""
 MOST_STEP_BARS = 300
 """Of an account: more are narrower than can be told apart; of several devices each has one bar then."""
 
@@ -72,7 +74,7 @@ def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]]
                 y=[value / MS for value in values], customdata=data, hovertext=text,
                 hovertemplate="%{x}<br>%{hovertext}<extra></extra>", marker={"color": color},
             )  # fmt: skip
-    figure.update_layout(barmode="stack", bargap=0.12)
+    figure.update_layout(barmode="stack", bargap=max(0.12, 1 - len(inner) / FEW_BARS))
     title = "Mean step by cause" if means else "Steps by cause"
     return laid_out(figure, title=title, x="", y="ms")
 

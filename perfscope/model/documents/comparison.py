@@ -171,7 +171,7 @@ class Part(Value, frozen=True, kw_only=True):
 
 
 class Amount(Value, frozen=True, kw_only=True):
-    """ns a step on both sides."""
+    """ns per step on both sides."""
 
     base_ns: Ns
     head_ns: Ns
@@ -271,7 +271,8 @@ class TreeNode(Value, frozen=True, kw_only=True):
 class Tree(Value, frozen=True, kw_only=True):
     """Two call trees: the changes of the rows, ``others_ns`` and ``equal_ns`` sum to head minus base."""
 
-    time: Literal["device", "host"]
+    time: Literal["device", "host", "instructions"]
+    """Device work by the call that launched it, calls of the host, or instructions of XLA programs by scope."""
     base_ns: Ns
     head_ns: Ns
     rows: Annotated[tuple[TreeRow, ...], msgspec.Meta(max_length=SOME)]
@@ -391,7 +392,7 @@ class NotLooked(Value, frozen=True, kw_only=True):
 
 
 class Kernel(Value, frozen=True, kw_only=True):
-    """A kernel or op over several profiled launches; times in ns a step."""
+    """A kernel or op over several profiled launches; times in ns per step."""
 
     name: str
     kind: Literal["changed", "new", "gone"]

@@ -100,7 +100,7 @@ class _Finding(msgspec.Struct):
     silenced: str | None = None
 
     def cost(self) -> float | None:
-        """ns a step without a profiler, a traced step, or over all; as findings are ordered."""
+        """ns per step without a profiler, a traced step, or over all; as findings are ordered."""
         costs = (self.untraced_ns_per_step, self.cost_ns_per_step, self.cost_ns)
         return next((cost for cost in costs if cost is not None), None)
 

@@ -203,7 +203,7 @@ class PlannedProcesses:
 SCHEMA: Literal["perfscope.torch_plan/1"] = "perfscope.torch_plan/1"
 
 MAX_BYTES = 256 << 20
-"""Of a file; a plan of a model with a thousand kernels a step has 1 MB."""
+"""Of a file; a plan of a model with a thousand kernels per step has 1 MB."""
 MAX_GRAPHS = 2_000
 MAX_KERNELS = 100_000
 """Of one graph."""

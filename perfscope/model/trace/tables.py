@@ -76,7 +76,7 @@ def _category(doc: str) -> Column:
 
 FRAMES = Table(
     name="frames",
-    doc="One row a frame of a recorded stack, of an allocation or of a sample; stacks share the rows of their callers.",
+    doc="One row per frame of a recorded stack, of an allocation or a sample; stacks share the rows of their callers.",
     columns=(
         text_column("file", "file as recorded", nullable=True),
         Column(name="line", dtype="int32", unit="line", doc="line in it", nullable=True),
@@ -87,7 +87,7 @@ FRAMES = Table(
 
 MEMORY = Table(
     name="memory",
-    doc="One row an allocator event, in the order they happened.",
+    doc="One row per allocator event, in the order they happened.",
     columns=(
         Column(
             name="time_ns",
@@ -146,7 +146,7 @@ MEMORY = Table(
 
 SEGMENTS = Table(
     name="segments",
-    doc="One row a segment that the allocator held at the moment of the snapshot.",
+    doc="One row per segment that the allocator held at the moment of the snapshot.",
     columns=(
         *_place(),
         Column(name="address", dtype="uint64", unit="address", doc="where it begins"),
@@ -164,7 +164,7 @@ SEGMENTS = Table(
 
 HELD = Table(
     name="held",
-    doc="One row a block, or a piece of free space, at the moment of the snapshot.",
+    doc="One row per block, or a piece of free space, at the moment of the snapshot.",
     columns=(
         *_place(),
         Column(name="address", dtype="uint64", unit="address", doc="address; 0 where the source has none"),
@@ -181,7 +181,7 @@ HELD = Table(
 
 TENSORS = Table(
     name="tensors",
-    doc="One row a storage that the program held when the recording began, as its framework names it.",
+    doc="One row per storage that the program held when the recording began, as its framework names it.",
     columns=(
         text_column("name", "such as blocks.0.mlp.weight, or the optimizer's exp_avg of it"),
         text_column("module", "qualified name of the module that owns it", nullable=True),
@@ -251,7 +251,7 @@ _EXTERNAL = id_column("external_id", "id that joins device work and calls with t
 
 THREADS = Table(
     name="threads",
-    doc="One row a host thread.",
+    doc="One row per host thread.",
     columns=(
         text_column("process", "process id or name as recorded"),
         text_column("thread", "thread id or name as recorded"),
@@ -260,7 +260,7 @@ THREADS = Table(
 
 DEVICES = Table(
     name="devices",
-    doc="One row an accelerator that did work in the trace.",
+    doc="One row per accelerator that did work in the trace.",
     columns=(
         Column(name="ordinal", dtype="int64", unit="id", doc="number of the device in its process"),
         text_column("name", "product name", nullable=True),
@@ -271,7 +271,7 @@ DEVICES = Table(
 
 SLICES = Table(
     name="slices",
-    doc="One row a host span: framework op, annotation, Python function, profiler overhead. "
+    doc="One row per host span: framework op, annotation, Python function, profiler overhead. "
     "Sorted by thread, start, then longest first, so a parent stands before its children.",
     columns=(
         start_column("the span"),
@@ -294,7 +294,7 @@ SLICES = Table(
 
 CALLS = Table(
     name="calls",
-    doc="One row a runtime or driver call on the host (CUDA, HIP, MTIA). `launches` and `syncs` are its parts.",
+    doc="One row per runtime or driver call on the host (CUDA, HIP, MTIA). `launches` and `syncs` are its parts.",
     columns=(
         start_column("the call"),
         end_column("the call"),
@@ -314,7 +314,7 @@ CALLS = Table(
 
 KERNELS = Table(
     name="kernels",
-    doc="One row a kernel on a device.",
+    doc="One row per kernel on a device.",
     columns=(
         start_column("the kernel"),
         end_column("the kernel"),
@@ -334,7 +334,7 @@ KERNELS = Table(
 
 COPIES = Table(
     name="copies",
-    doc="One row a copy or memset on a device.",
+    doc="One row per copy or memset on a device.",
     columns=(
         start_column("the copy"),
         end_column("the copy"),
@@ -355,7 +355,7 @@ COPIES = Table(
 
 COLLECTIVES = Table(
     name="collectives",
-    doc="One row a collective as one rank saw it: a communication kernel, or a host span (gloo).",
+    doc="One row per collective as one rank saw it: a communication kernel, or a host span (gloo).",
     columns=(
         start_column("the collective"),
         end_column("the collective"),
@@ -376,7 +376,7 @@ COLLECTIVES = Table(
 
 SYNC_RECORDS = Table(
     name="sync_records",
-    doc="One row a synchronisation as the device driver recorded it (only with sync events enabled).",
+    doc="One row per synchronisation as the device driver recorded it (only with sync events enabled).",
     columns=(
         start_column("the wait"),
         end_column("the wait"),
@@ -390,7 +390,7 @@ SYNC_RECORDS = Table(
 
 HLO_OPS = Table(
     name="hlo_ops",
-    doc="One row a time an instruction of a compiled XLA program ran: device work that says which instruction "
+    doc="One row per time an instruction of a compiled XLA program ran: device work that says which instruction "
     "it is of (several rows, where one instruction launches several kernels), an instruction around others "
     "(a loop), or an op of XLA's CPU backend, whose devices are threads of the host.",
     columns=(
@@ -431,7 +431,7 @@ HLO_OPS = Table(
 
 STEPS = Table(
     name="steps",
-    doc="One row a step of the program's loop.",
+    doc="One row per step of the program's loop.",
     columns=(
         start_column("the step"),
         end_column("the step"),
@@ -442,7 +442,7 @@ STEPS = Table(
 
 COUNTERS = Table(
     name="counters",
-    doc="One row a sample of a counter.",
+    doc="One row per sample of a counter.",
     columns=(
         Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
         text_column("name", "counter and its series"),
@@ -452,7 +452,7 @@ COUNTERS = Table(
 
 SAMPLES = Table(
     name="samples",
-    doc="One row a sampled stack (Python or native) of a thread of the program or of one of its worker processes, in "
+    doc="One row per sampled stack (Python or native) of a thread of the program or of one of its worker processes, in "
     "order of time. The thread of the steps has one at each sampling, the others where they had worked since the one "
     "before; native stacks are sampled only while their thread runs.",
     columns=(

@@ -125,7 +125,7 @@ def _lost(change: ProgramChange) -> str:
     many = sum(row.lost for row in rows)
     more = sum(row.moved for row in rows)
     return (
-        f"{many} {'launch was' if many == 1 else 'launches were'} part of a fusion, +{format_bytes(more)} a run: "
+        f"{many} {'launch was' if many == 1 else 'launches were'} part of a fusion, +{format_bytes(more)} per run: "
         f"{_places(rows)}"
     )
 

@@ -44,7 +44,7 @@ from perfscope.model.trace import Trace
 MOST_PROGRAMS = 8
 """Programs that are compared one by one, those that do most: a script has two or three that matter."""
 
-BLOCKED = "collectives that block a run"
+BLOCKED = "blocking collectives per run"
 
 Program = TypeVar("Program")
 

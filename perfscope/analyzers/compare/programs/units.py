@@ -13,22 +13,22 @@ from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.structure import callees_first
 from perfscope.analyzers.hlo.views import MOVES_NOTHING, SAME_BUFFER, sources
 
-BYTES = "bytes moved a run"
-FLOPS = "FLOPs a run"
-LAUNCHES = "instructions launched a run"
-RECOMPUTED = "recomputed FLOPs a run"
-WIRE = "collective bytes a run"
+BYTES = "bytes moved per run"
+FLOPS = "FLOPs per run"
+LAUNCHES = "instructions launched per run"
+RECOMPUTED = "recomputed FLOPs per run"
+WIRE = "collective bytes per run"
 PEAK = "peak memory of the program"
 
-PLAN_BYTES = "bytes of planned kernels a step"
-PLAN_FLOPS = "FLOPs of planned kernels a step"
-PLAN_LAUNCHES = "planned kernels a step"
+PLAN_BYTES = "bytes of planned kernels per step"
+PLAN_FLOPS = "FLOPs of planned kernels per step"
+PLAN_LAUNCHES = "planned kernels per step"
 PLAN_BREAKS = "planned graph breaks"
 PLAN_PEAK = "planned peak memory of a step"
-PLAN_COLLECTIVES = "planned collectives a step"
-PLAN_WIRE = "planned collective bytes a step"
-PLAN_BLOCKED = "planned collectives that block a step"
-PLAN_BLOCKED_WIRE = "planned collective bytes that block a step"
+PLAN_COLLECTIVES = "planned collectives per step"
+PLAN_WIRE = "planned collective bytes per step"
+PLAN_BLOCKED = "planned blocking collectives per step"
+PLAN_BLOCKED_WIRE = "planned blocking collective bytes per step"
 
 EXCHANGED = (PLAN_COLLECTIVES, PLAN_WIRE, PLAN_BLOCKED, PLAN_BLOCKED_WIRE)
 """Of a plan of one of several processes."""

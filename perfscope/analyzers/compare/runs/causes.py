@@ -163,7 +163,7 @@ class Cause:
     place: str
     """``file:line``, else module or op; ``''`` where nothing is known."""
     delta_ns: int
-    """Change of the parts at this place, ns a step."""
+    """Change of the parts at this place, ns per step."""
     exact: bool
     parts: tuple[PartChange, ...] = ()
     """The largest change first."""

@@ -58,7 +58,7 @@ class PartChange:
 
     @property
     def delta_ns(self) -> int:
-        """ns a step more than before."""
+        """ns per step more than before."""
         return self.head.ns - self.base.ns
 
     @property
@@ -122,7 +122,7 @@ class StepChange:
 
     @property
     def delta_ns(self) -> int:
-        """ns a step more than before."""
+        """ns per step more than before."""
         return self.head_ns - self.base_ns
 
     @property
@@ -170,7 +170,7 @@ _Held = tuple[Part, int]
 
 
 def _sides(account: Account) -> dict[Key, _Held]:
-    """By key: the part, and its ns a step."""
+    """By key: the part, and its ns per step."""
     each = by_largest_remainder(np.array([part.own_ns for part in account.parts], np.int64), account.steps)
     return {part.key: (part, ns) for part, ns in zip(account.parts, each.tolist(), strict=True)}
 

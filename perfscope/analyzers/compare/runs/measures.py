@@ -27,7 +27,7 @@ class Measure:
     """One number that does not depend on chance."""
 
     name: str
-    """With what it is per: ``host syncs a step``."""
+    """With what it is per: ``host syncs per step``."""
     unit: str
     """``count``, ``bytes`` or ``FLOP``."""
     value: float
@@ -102,7 +102,7 @@ _Yielded = Iterator[Measure | tuple[str, str]]
 
 
 def _device_work(trace: Trace, window: Window) -> _Yielded:
-    per, whole = f"a {window.per}", window.per == "trace"
+    per, whole = f"per {window.per}", window.per == "trace"
     names = (f"kernels {per}", f"copies {per}", f"launches {per}", f"host syncs {per}")
     if "device_work" not in trace.recorded:
         yield from ((name, DEVICE_NEEDS) for name in names)
@@ -151,17 +151,19 @@ def _place_of_call(trace: Trace, row: int) -> str:
 
 
 def _graph(trace: Trace, _: Window) -> _Yielded:
-    names = ("reads by the host a step (structure)", "recomputed ops a step", "FLOPs a step", "bytes of ops a step")
+    names = (
+        "reads by the host per step (structure)", "recomputed ops per step", "FLOPs per step", "bytes of ops per step",
+    )  # fmt: skip
     graph = trace.op_graph
     if graph is None:
-        yield from ((name, GRAPH_NEEDS) for name in (*names, "ops a step"))
+        yield from ((name, GRAPH_NEEDS) for name in (*names, "ops per step"))
         return
     cut = ("the graph is cut at its op limit",) if graph.truncated else ()
     yield _of_ops(names[0], [op for op in graph.ops if op.host_read is not None], cut)
     yield _of_ops(names[1], [op for op in graph.ops if op.recompute], cut)
     yield _flops(graph, names[2], cut)
     yield Measure(name=names[3], unit="bytes", value=trace.fact(step_bytes), remarks=cut)
-    yield _of_ops("ops a step", [op for op in graph.ops if not op.view], cut)
+    yield _of_ops("ops per step", [op for op in graph.ops if not op.view], cut)
 
 
 def _of_ops(name: str, ops: list[GraphOp], remarks: tuple[str, ...]) -> Measure:
@@ -225,7 +227,7 @@ def _known(places: Counter[str]) -> dict[str, float]:
 
 
 def _jax(trace: Trace, window: Window) -> _Yielded:
-    names = ("functions traced again a step (jax)", "reads by the host a step (jax)")
+    names = ("functions traced again per step (jax)", "reads by the host per step (jax)")
     wanted = (("compile_events", names[0]), ("host_reads", names[1]))
     for key, name in wanted:
         if key not in trace.recorded:
@@ -244,7 +246,7 @@ def _jax(trace: Trace, window: Window) -> _Yielded:
 
 def _instructions(trace: Trace, window: Window) -> _Yielded:
     """Of all programs together, where the host runs them: kernels of a device are counted by themselves."""
-    name = f"instructions run a {window.per}"
+    name = f"instructions run per {window.per}"
     ops = trace.rows["hlo_ops"]
     if "device_work" in trace.recorded:
         return

@@ -1,8 +1,9 @@
 """Call trees of two recordings side by side, and the difference of their critical paths.
 
 Calls of one name below the same caller are one node, on whatever thread. Its time is that of the device work launched
-inside it; of the calls themselves where no device worked. A node's change is its own: without that of the nodes below
-it, and the whole change of what came, went or moved. So the changes sum to that of the tree, exactly, per step in ns.
+inside it; of the calls themselves where no device worked. Of compiled XLA programs whose instructions were timed the
+tree is program, phase, scopes, instruction. A node's change is its own: without that of the nodes below it, and the
+whole change of what came, went or moved. So the changes sum to that of the tree, exactly, per step in ns.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from typing import Literal
 
 import numpy as np
 
+from perfscope.analyzers.compare.runs.keys import instruction_keys
 from perfscope.analyzers.critical_path import dependency_graph, path_rows
 from perfscope.analyzers.time import account_windows
 from perfscope.model.documents.comparison import TreeNode
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 Change = Literal["added", "removed", "moved", "slower", "faster"]
+TreeTime = Literal["device", "host", "instructions"]
+"""What a tree sums: device work by the call that launched it, calls of the host, instructions of XLA programs."""
 
 LEAST_SHARE = 0.001
 """Of the tree: a node that is slower or faster by less, with as many calls, is equal; one shorter than that on both
@@ -74,7 +78,7 @@ class TreeRow:
 class TreeChange:
     """Two call trees; ``delta_ns`` of the rows and ``equal_ns`` sum to head minus base."""
 
-    time: Literal["device", "host"]
+    time: TreeTime
     base_ns: int
     head_ns: int
     nodes: int
@@ -89,7 +93,42 @@ class TreeChange:
 
 
 def call_tree(trace: Trace) -> CallNode | None:
-    """The calls of the steps (of the capture where there are none); ``None`` where no op was recorded."""
+    """The calls of the steps (of the capture where there are none); ``None`` where neither op nor instruction ran."""
+    return _instruction_tree(trace) if _time(trace) == "instructions" else _op_tree(trace)
+
+
+def _time(trace: Trace) -> TreeTime:
+    if len(trace.rows["hlo_ops"]):
+        return "instructions"
+    return "device" if len(trace.rows["kernels"]) else "host"
+
+
+def _instruction_tree(trace: Trace) -> CallNode | None:
+    """Timed instructions below the program, the phase and the scopes of its source."""
+    ops, windows = trace.rows["hlo_ops"], trace.fact(account_windows)
+    window = np.searchsorted(windows.starts, ops["start_ns"], side="right") - 1
+    kept = (window >= 0) & (ops["start_ns"] < windows.ends[np.maximum(window, 0)])
+    rows = np.flatnonzero(kept & ~ops["encloses"] & ~ops["asynchronous"])
+    if not len(rows):
+        return None
+    columns = np.stack([ops[key][rows].astype(np.int64) for key in ("module", "program_id", "name")])
+    _, first, at = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    calls, total = np.bincount(at.ravel()), np.zeros(len(first), np.int64)
+    np.add.at(total, at.ravel(), (ops["end_ns"] - ops["start_ns"])[rows])
+    root = CallNode(name="")
+    for number, key in enumerate(instruction_keys(trace, rows[first])):
+        program = trace.text(int(ops["module"][rows[first[number]]]))
+        scopes = () if key.module == program else key.module.split("/")
+        node = root
+        for name in filter(None, (program, key.phase, *scopes, key.op)):
+            node = node.below.setdefault(name, CallNode(name=name))
+        node.calls += int(calls[number])
+        node.ns += int(total[number])
+    _per_step(root, max(len(windows.numbers), 1), inclusive=False)
+    return root
+
+
+def _op_tree(trace: Trace) -> CallNode | None:
     slices, windows = trace.rows["slices"], trace.fact(account_windows)
     kept = np.isin(slices["kind"], [SliceKind.OP, SliceKind.ANNOTATION])
     kept &= ~np.isin(slices["name"], trace.rows["steps"]["name"])
@@ -145,8 +184,8 @@ def _per_step(node: CallNode, steps: int, *, inclusive: bool) -> None:
 def tree_change(base: Trace, head: Trace) -> TreeChange | None:
     """``None`` where a side has no calls, or their times are not of one kind."""
     before, after = base.fact(call_tree), head.fact(call_tree)
-    on_device = [bool(len(trace.rows["kernels"])) for trace in (base, head)]
-    if before is None or after is None or on_device[0] != on_device[1]:
+    time = _time(base)
+    if before is None or after is None or time != _time(head):
         return None
     rows = _moved(list(_differences(before, after, ())), before, after)
     least = LEAST_SHARE * max(before.ns, after.ns)
@@ -157,7 +196,7 @@ def tree_change(base: Trace, head: Trace) -> TreeChange | None:
     ]
     nodes = sum(row.nodes for row in rows)
     return TreeChange(
-        time="device" if on_device[0] else "host",
+        time=time,
         base_ns=before.ns,
         head_ns=after.ns,
         nodes=nodes,

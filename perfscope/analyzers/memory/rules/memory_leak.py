@@ -263,7 +263,7 @@ def _why_blind(trace: Trace, timeline: MemoryTimeline) -> str:
         steps = max(windows.count, int(marked.sum()))
     if not steps:
         return "no steps are known on the memory's clock: mark them with perfscope.step(), or record optimizer steps"
-    more = "record five or more (`perfscope run --level deep` takes three behind the warm-up, which is enough)"
+    more = "record five or more (`perfscope run --level deep` records three after the warm-up, which is enough)"
     return f"{steps} {'step was' if steps == 1 else 'steps were'} recorded with memory: {more}"
 
 

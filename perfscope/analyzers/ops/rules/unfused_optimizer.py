@@ -2,7 +2,7 @@
 
 Why it costs:
     An Adam step is about eight elementwise ops. Run for each parameter by itself, a model with 200
-    parameters launches 1,600 small kernels a step: the device waits for the host between them, and each
+    parameters launches 1,600 small kernels per step: the device waits for the host between them, and each
     of them moves the parameter, its gradient or its states through memory again, 20 times in all where
     7 would do. The list form (`foreach=True`) launches eight large kernels, the fused form one.
 

@@ -125,8 +125,8 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     finding = Finding(
         subject=f"blocking {kind}",
         title=f"{count:,} {kind}{'s' if several else ''} overlap{'' if several else 's'} with no work"
-        + (f": {least}{format_bytes(moved)} a device" if saved is None else ""),
-        detail=f"{least}{times:,} per run move {least}{format_bytes(moved)} a device while nothing computes, "
+        + (f": {least}{format_bytes(moved)} per device" if saved is None else ""),
+        detail=f"{least}{times:,} per run move {least}{format_bytes(moved)} per device while nothing computes, "
         f"{format_share(moved, whole)} of what the collectives move; {_beside(could, count)}{_times(waits, saved)}.",
         severity=_severity(waits, moved, whole),
         basis="structural",

@@ -138,9 +138,10 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     return Finding(
         subject=f"unrequested {kind}",
         title=f"{len(members):,} {kind}{'s' if several else ''} that no line asks for"
-        + (f": {least}{format_bytes(moved)} a device" if saved is None else ""),
-        detail=f"{least}{times:,} per run, {least}{format_bytes(moved)} a device, {format_share(moved, whole)} of what "
-        f"the collectives move: the partitioner changes the layout of values of {makers}"
+        + (f": {least}{format_bytes(moved)} per device" if saved is None else ""),
+        detail=f"{least}{times:,} per run, {least}{format_bytes(moved)} per device, "
+        f"{format_share(moved, whole)} of what the collectives move: the partitioner changes the layout of values of "
+        f"{makers}"
         + ("." if saved is None else f"; the device waits {saved.text}.")
         + (" It is meant, if it is the dispatch to experts." if experts else ""),
         severity="low" if experts else severity,

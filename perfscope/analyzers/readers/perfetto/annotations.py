@@ -102,7 +102,7 @@ class Annotations:
         }
 
     def numbers(self, name: str, events: Int, *, blank: int = MISSING) -> Int:
-        """The argument as a whole number, one an event of ``events`` (sorted or not); of text its digits."""
+        """The argument as a whole number, one per event of ``events`` (sorted or not); of text its digits."""
         result = self.columns(name)
         return self._at(result["event"], self._whole(result), events, blank)
 

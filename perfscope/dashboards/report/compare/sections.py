@@ -390,7 +390,7 @@ def _tree(document: Document) -> Iterator[Section]:
     tree = document.tree
     if tree is None:
         return
-    work = "work launched in its calls" if tree.time == "device" else "its calls"
+    work = {"device": "work launched in its calls", "host": "its calls", "instructions": "its instructions"}[tree.time]
     yield Section(
         title="Call tree",
         summary=f"{tree.equal:,} of {tree.nodes:,} nodes are equal",

@@ -371,25 +371,25 @@ def kernel_word(kernel: Kernel) -> str:
 # Compiled programs.
 
 _SHORT = {
-    "bytes moved a run": "moved",
-    "FLOPs a run": "FLOPs",
-    "instructions launched a run": "launches",
-    "recomputed FLOPs a run": "FLOPs recomputed",
-    "collective bytes a run": "sent to other devices",
+    "bytes moved per run": "moved",
+    "FLOPs per run": "FLOPs",
+    "instructions launched per run": "launches",
+    "recomputed FLOPs per run": "FLOPs recomputed",
+    "collective bytes per run": "sent to other devices",
     "peak memory of the program": "at the peak",
-    "bytes of planned kernels a step": "moved",
-    "FLOPs of planned kernels a step": "FLOPs",
-    "planned kernels a step": "kernels",
+    "bytes of planned kernels per step": "moved",
+    "FLOPs of planned kernels per step": "FLOPs",
+    "planned kernels per step": "kernels",
     "planned graph breaks": "graph breaks",
     "planned peak memory of a step": "at the peak",
-    "planned collectives a step": "collectives",
-    "planned collective bytes a step": "sent to other devices",
-    "planned collectives that block a step": "that block",
-    "planned collective bytes that block a step": "of what blocks",
+    "planned collectives per step": "collectives",
+    "planned collective bytes per step": "sent to other devices",
+    "planned blocking collectives per step": "that block",
+    "planned blocking collective bytes per step": "of what blocks",
 }
 """What stands behind a row's amounts."""
 
-_BLOCKED = ("collectives that block a run", "planned collectives that block a step")
+_BLOCKED = ("blocking collectives per run", "planned blocking collectives per step")
 
 
 def program_title(program: ProgramDifference) -> str:

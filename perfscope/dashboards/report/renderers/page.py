@@ -34,9 +34,9 @@ def _stacked(kind: str) -> str:
     return f"""
 .{kind} thead{{display:none}}.{kind} tr{{display:block;border-bottom:1px solid var(--line);padding:6px 0}}
 .{kind} tr:last-child{{border-bottom:0}}
-.{kind} td,.{kind} td.t,.{kind} td.l,.{kind} td.at{{display:flex;justify-content:space-between;gap:16px;
+.{kind} td,.{kind} td.t,.{kind} td.l,.{kind} td.at{{display:flow-root;
 border:0;padding:1px 0;min-width:0;white-space:normal;text-align:right}}
-.{kind} td::before{{content:attr(data-name);color:var(--soft);flex:none;text-align:left}}
+.{kind} td::before{{content:attr(data-name);color:var(--soft);float:left;margin-right:16px}}
 .{kind} td:empty{{display:none}}
 """
 

@@ -153,8 +153,12 @@ def rest_text(block: Table | Listing, hidden: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital letter and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', ':')) else '.'}"
+    """With a full stop, and a capital letter unless it begins with an identifier."""
+    first = text[:1] if _IDENTIFIER.match(text) else text[:1].upper()
+    return f"{first}{text[1:]}{'' if text.endswith(('.', ':')) else '.'}"
+
+
+_IDENTIFIER = re.compile(r"\w*[_.:/]\w")
 
 
 ENDS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 3, 5))

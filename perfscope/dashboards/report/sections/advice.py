@@ -278,8 +278,8 @@ def _verdict(plans: Plans) -> str:
 def _further(plans: Plans) -> str:
     model = plans.model
     if plans.links.between is None and model.world_size == 1 and not model.sharded:
-        return "A smaller batch a device, or --devices N to divide what every device holds."
-    return "A smaller batch a device, or more devices."
+        return "A smaller batch per device, or --devices N to divide what every device holds."
+    return "A smaller batch per device, or more devices."
 
 
 def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:

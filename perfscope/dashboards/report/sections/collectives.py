@@ -85,7 +85,7 @@ def _kind_columns(member: str) -> tuple[Column[CollectiveKind], ...]:
         Column("calls", lambda kind: kind.count, "count"),
         Column("each takes", lambda kind: kind.median_core_ns, "ns"),
         Column("bus bandwidth", lambda kind: kind.bus_bandwidth, "bytes_per_s"),
-        Column(f"wait of a {member}", lambda kind: kind.mean_wait_ns, "ns"),
+        Column(f"wait per {member}", lambda kind: kind.mean_wait_ns, "ns"),
         Column("waiting", _waiting, "share", drop=2),
         Column("algorithm", lambda kind: " ".join(filter(None, (kind.algorithm, kind.protocol))), drop=1),
     )

@@ -57,10 +57,13 @@ _BASIS = {
 }
 
 
-def memory_sections(section: MemorySection) -> tuple[Section, ...]:
-    """A section for each memory, the fullest first; none where no memory is known of."""
+def memory_sections(section: MemorySection, *, pictures: bool = True) -> tuple[Section, ...]:
+    """A section for each memory, the fullest first; none where no memory is known of.
+
+    ``pictures``: with the curve of each, as a drawing and in numbers.
+    """
     memories = tuple(
-        _memory(entry, small=index >= FEW_MEMORIES or _is_small(entry, section))
+        _memory(entry, small=index >= FEW_MEMORIES or _is_small(entry, section), pictures=pictures)
         for index, entry in enumerate(section.entries)
     )
     left = (f"and {section.entries_left:,} more memories, with lower peaks",) if section.entries_left else ()
@@ -100,8 +103,9 @@ def _is_small(entry: MemoryEntry, section: MemorySection) -> bool:
     return peak < SMALL_MEMORY * largest or (program and peak < SMALL_PROGRAM * programs[0])
 
 
-def _memory(entry: MemoryEntry, *, small: bool) -> Section:
+def _memory(entry: MemoryEntry, *, small: bool, pictures: bool) -> Section:
     memory = entry.worst
+    picture = memory.picture if pictures and memory.picture is not None and not _is_flat(memory.picture) else None
     title, summary = f"Memory of {_whole_name(entry)}", headline(memory)
     facts = notes("; ".join((*_facts(memory), *_beside(entry), _basis(memory))), *memory.notes, *_unmatched(memory))
     return Section(
@@ -109,13 +113,13 @@ def _memory(entry: MemoryEntry, *, small: bool) -> Section:
         summary=summary,
         detail=small,
         blocks=(
-            *_drawing(memory, f"{title}: {summary}"),
+            *(() if picture is None else (_drawing(memory, picture, f"{title}: {summary}"),)),
             *tables(_categories(memory)),
             *facts,
             *_holders("by module", "module", memory.by_module, memory.peak_bytes),
             *_holders("by line of the program", "source line", memory.by_line, memory.peak_bytes),
             *tables(_others(entry)),
-            *(() if memory.picture is None or _is_flat(memory.picture) else (_moments(memory, memory.picture),)),
+            *(() if picture is None else (_moments(memory, picture),)),
         ),
     )
 
@@ -261,12 +265,10 @@ def _is_flat(picture: MemoryPicture) -> bool:
     return bool((picture.total == picture.total[0]).all())
 
 
-def _drawing(memory: Memory, words: str) -> Iterator[Picture]:
-    if memory.picture is None or _is_flat(memory.picture):
-        return
-    view = picture_view(memory, memory.picture)
+def _drawing(memory: Memory, picture: MemoryPicture, words: str) -> Picture:
+    view = picture_view(memory, picture)
     chart = memory_chart(view, f"{sanitize(words)}. The same in numbers below.")
-    yield Picture(f'{chart}<div class="legend">{legend(view)}</div>')
+    return Picture(f'{chart}<div class="legend">{legend(view)}</div>')
 
 
 def _categories(memory: Memory) -> Table:

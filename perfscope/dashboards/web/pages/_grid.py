@@ -19,7 +19,7 @@ _NUMBERS = {
 }
 """Formats of assets/grid.js by unit."""
 
-LINES = frozenset({"line", "place", "where"})
+LINES = frozenset({"line", "place", "where", "from_line", "to_line"})
 """Columns with lines of files."""
 
 FEW_ROWS = 18

@@ -63,7 +63,7 @@ OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph"
 """Pages that have something of programs and snapshots, which hold no time."""
 SHOWN = {"compile": ("html", "tables"), "memory": ("html", "memories", "planned"), "graph": ("subjects",)}
 """Of their views, what they draw."""
-NOTHING_RAN = "Nothing of this ran, so there is nothing to show here."
+NOTHING_RAN = "This was never run, so there is nothing to show here."
 
 
 def planned(asked: Asked) -> bool:
@@ -111,17 +111,35 @@ def pictures(asked: Asked) -> dict[int, str]:
     return result
 
 
-def chart(name: str, figure: Any, label: str) -> Any:
+def chart(name: str, figure: Any, label: str, *, legend: bool = False) -> Any:
     """A plotly figure in the colours of the page; what is clicked stands in the address (`register_chart`).
 
-    ``label``: what it shows, for who cannot see it; the same must be on the page as words or as a table.
+    ``label``: what it shows, for who cannot see it; the same must be on the page as words or as a table. ``legend``:
+    what colours stand for as text above it: plotly's legend of many names leaves a narrow screen no room.
     """
+    above = [_legend({trace.name: _color(trace) for trace in figure.data if trace.name})] if legend else []
+    if legend:
+        figure.update_layout(showlegend=False)
     figure.update_layout(
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", hoverlabel={"align": "left"}, dragmode=False
     )
     height = {"height": f"{figure.layout.height}px"}
     graph = dcc.Graph(id=name, figure=figure, config={"displayModeBar": False}, responsive=True, style=height)
-    return html.Div(graph, className="ps-card ps-chart", role="group", **{"aria-label": label})
+    return html.Div([*above, graph], className="ps-card ps-chart", role="group", **{"aria-label": label})
+
+
+def _color(trace: Any) -> str:
+    held = trace.to_plotly_json()
+    return str(held.get("fillcolor") or held.get("marker", {}).get("color") or held.get("line", {}).get("color"))
+
+
+def _legend(colors: Mapping[str, str]) -> Any:
+    """Names with the colours that stand for them."""
+    entries = [
+        html.Span([html.Span(className="ps-swatch", style={"background": color}), name])
+        for name, color in colors.items()
+    ]
+    return html.Div(entries, className="ps-legend")
 
 
 CLICKED = """function(click, figure) {
@@ -153,10 +171,6 @@ def register_chart(app: Any, name: str) -> None:
 def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title: str, words: str = "") -> Any:
     """Stacked bars on one scale: ``rows`` with ``label``, ``said`` (its numbers) and ``parts`` (name -> value)."""
     whole = max((sum(row["parts"].values()) for row in rows), default=0) or 1
-    legend = [
-        html.Span([html.Span(className="ps-swatch", style={"background": color}), name])
-        for name, color in colors.items()
-    ]
     drawn = [
         html.Div(
             [
@@ -182,9 +196,7 @@ def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title:
         for row in rows
     ]
     note = [html.P(words, className="ps-soft ps-note")] if words else []
-    return html.Section(
-        [html.H2(title), *note, html.Div(legend, className="ps-legend"), *drawn], className="ps-card ps-bars"
-    )
+    return html.Section([html.H2(title), *note, _legend(colors), *drawn], className="ps-card ps-bars")
 
 
 # Pages that show the cards of the HTML report: one layout, so that they are alike.

@@ -61,7 +61,7 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
     """Both timelines from the beginning of a step each; they move together."""
     if not sides:
         return []
-    about = "On one scale, each from its first step, or from the one that is chosen; they move together."
+    about = "On one scale, each from its first step or the chosen one; they scroll and zoom together."
     drawn: list[Any] = [
         html.H2("Timelines", className="ps-title", id="timelines"),
         html.P(about, className="ps-soft ps-note"),
@@ -77,7 +77,7 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
             [f"{side}: ", dcc.Link(sanitize(item.title), href=address(asked.base_path, "timeline", item.key))]
         )
         if held is None or not any(item["events"] for item in held.get("view", {}).get("traces", ())):
-            nothing = "There are no events with a time in it."
+            nothing = "There are no timed events in it."
             drawn += [head, html.P(nothing if state.stage == "ready" else sanitize(state.told), className="ps-card")]
             continue
         url = f"{asked.base_path}api/timeline/{item.key}/"
@@ -124,7 +124,12 @@ FIRST_CAUSES = 6
 PICKER = {"base": "100%", "sm": 440}
 """Width of a list to choose a side from: the names of runs begin alike."""
 CHART = "compare-account"
-WIDTHS = {"head": "wide as head", "base": "wide as base"}
+WIDTHS = {"head": "width: head", "base": "width: base"}
+TREE_WORDS = {
+    "device": "the device work launched by a call",
+    "host": "the call",
+    "instructions": "the instructions of a scope",
+}
 GRIDS = ("compare-parts", "compare-kernels")
 
 
@@ -194,11 +199,11 @@ def _work(asked: Asked) -> Pair | Stored | str:
         return work if isinstance(work, Stored) else "No such comparison is open here (any more)."
     keys = [asked.parameters.get(side, "") for side in SIDES]
     if not any(keys) and len(asked.shelf.items()) < 2 and not stored(asked.shelf):
-        return "There is one thing open here. Two are compared: perfscope serve BASE HEAD."
+        return "Only one run is open here. To compare two: perfscope serve BASE HEAD."
     if not all(keys):
         return "Choose two runs: base from before the change, head from after it."
     if keys[0] == keys[1]:
-        return "Both sides are the same: choose another one."
+        return "Both sides are the same run: choose another."
     sides = [asked.shelf.find(key) for key in keys]
     if sides[0] is None or sides[1] is None:
         return "No such run or trace is open here (any more)."
@@ -228,7 +233,7 @@ def _pickers_compare(asked: Asked) -> Any:
         "compare-stored",
         kept,
         named if named in {item.key for item in kept} else None,
-        label="or a comparison that was kept",
+        label="or a stored comparison",
         placeholder="compare commits, --json",
         style={} if kept else {"display": "none"},
     )
@@ -257,8 +262,8 @@ def _titles(work: Pair | Stored) -> str:
 
 def _stale(state: Readiness) -> str:
     if state.stage in ("working", "waiting"):
-        return "The files have changed: comparing them again. Below is what they held."
-    return f"This is what the files held before: {sanitize(state.told)}"
+        return "The files have changed: comparing them again. Below is the previous result."
+    return f"This is the previous result: {sanitize(state.told)}"
 
 
 def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]:
@@ -283,7 +288,7 @@ def _account(view: dict[str, Any]) -> list[Any]:
         return []
     figure = account_change(msgspec.convert(account, Account))
     figure.update_layout(title=None, margin={"l": 10, "r": 10, "t": 10, "b": 40})
-    picture = chart(CHART, figure, "the mean step of both sides by cause; the numbers stand below it")
+    picture = chart(CHART, figure, "the mean step of both sides by cause; the numbers are below", legend=True)
     numbers = html.Details([html.Summary("in numbers"), Fragment(html=account["html"])])
     heading = html.H2(f"Where the {view['per']} goes")
     return [html.Section([heading, picture, numbers], className="ps-card", id="account")]
@@ -295,13 +300,13 @@ def _flame(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> list[A
     if flame is None:
         return []
     side = chosen(asked, "width", WIDTHS)
-    what = "the device work launched in a call" if flame["time"] == "device" else "the call"
+    what = TREE_WORDS[flame["time"]]
     alone = [
-        f"{flame['alone'][change]['count']:,} calls are in {whose} alone ({flame['alone'][change]['time']})"
+        f"{flame['alone'][change]['count']:,} nodes are only in {whose} ({flame['alone'][change]['time']})"
         for change, whose in (("added", "head"), ("removed", "base"))
         if flame["alone"][change]["count"]
     ]
-    words = f"As wide as {what} takes in {side}, in the colour of its change. {'; '.join(alone)}{'.' if alone else ''}"
+    words = f"Width: time of {what} in {side}; colour: its change. {'; '.join(alone)}{'.' if alone else ''}"
     timeline = address(asked.base_path, "timeline", sides[side].key) if sides else ""
     look = {"categories": flame["categories"], "colors": flame["colors"], "code": {}, "flat": True}
     return [
@@ -328,7 +333,7 @@ def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
     more = rows[FIRST_CAUSES:]
     left = [html.P(f"and {view['causes_left']:,} more")] if view["causes_left"] else []
     hidden = [html.Details([html.Summary(f"{len(more)} more places"), *more, *left])] if more else []
-    nothing = [] if rows else [html.P("Nothing changed in what can be counted.")]
+    nothing = [] if rows else [html.P("No exact metric changed.")]
     return html.Section([html.H2("What changed"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
 
 
@@ -352,9 +357,9 @@ def _tables(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict
         (
             "parts",
             f"The {view['per']} in parts",
-            "They sum to it. By calls: more or fewer of them, at the old time of one; by each call: the rest.",
+            "They sum to the whole. By calls: change in call count at the old time per call; by each call: the rest.",
         ),
-        ("kernels", "Kernels", "Of several launches; q is corrected for how many kernels there are."),
+        ("kernels", "Kernels", "Over several launches; q is p corrected for the number of kernels."),
     ):
         value = view["tables"][name]
         if not value["rows"]:

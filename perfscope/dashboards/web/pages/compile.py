@@ -17,22 +17,22 @@ VIEW = "compile"
 GRIDS = ("compile",)
 
 NOTHING = (
-    "Nothing here was compiled, or its log was not kept: perfscope run keeps it (perfscope run -- python train.py); of "
+    "Nothing was compiled, or the log was not kept: perfscope run keeps it (perfscope run -- python train.py); of "
     "torch.compile alone TORCH_TRACE=DIR python train.py does, and of XLA's programs "
     'XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto".'
 )
 KINDS = {
     "frames": ("Frames", "Code objects that dynamo compiled or gave up; time measured, by the log's phases."),
     "breaks": ("Graph breaks", "Lines at which a graph ended, and why; those that cost a whole frame first."),
-    "recompiles": ("Recompilations", "Frames that were compiled again, and the guard that did not hold."),
+    "recompiles": ("Recompilations", "Frames that were compiled again, and the guard that failed."),
     "graphs": ("Graphs", "Graphs that inductor compiled, the largest first."),
     "kernels": ("Compiled kernels", "Kernels and library calls of inductor's code; time measured where one ran."),
     "programs": (
         "Programs",
-        "Compiled XLA programs: executions and times measured; FLOPs, bytes and least time modelled; peak memory as "
-        "XLA assigned it, or modelled.",
+        "Compiled XLA programs: executions and times are measured; FLOPs, bytes and least time are modelled; peak "
+        "memory is as XLA assigned it, or modelled.",
     ),
-    "jax": ("JAX's compilations", "What JAX logged: tracing (what is traced inside is in it), lowering, compiling."),
+    "jax": ("JAX compilations", "What JAX logged: tracing (including nested traces), lowering, compiling."),
 }
 LINKS = {
     "frames": {"function": ("flame", "find", "{}")},
@@ -83,7 +83,7 @@ def _bars(view: dict[str, Any]) -> list[Any]:
     first = rows[0]
     whose = "" if first["rank"] is None else f" Of rank {first['rank']}, which compiled longest."
     left = f" {first['of'] - len(rows):,} more frames are in the table." if first["of"] > len(rows) else ""
-    words = f"Measured; each moment counts once, for what ran innermost.{whose}{left}"
+    words = f"Measured self time: each moment counts once, for the innermost stage.{whose}{left}"
     return [bars(drawn, used, title="Compile time by frame and stage", words=words)]
 
 

@@ -44,7 +44,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 def _rule_page(rule: str) -> list[Any]:
     """What the rule looks for, as `perfscope rules RULE` shows it."""
-    head = html.Summary(f"What {rule} looks for, and what it takes for granted")
+    head = html.Summary(f"What {rule} looks for, and what it assumes")
     return [html.Details([head, html.Pre(inspect.cleandoc(load_rule(rule).doc))], className="ps-card ps-rule")]
 
 
@@ -62,7 +62,7 @@ def _finding(asked: Asked, index: int, row: dict[str, Any], picture: str | None,
     links = links[:-1] if row["at"] and not row["find"] else links
     shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
     if row["none"]:
-        shown.append(html.Div(f"no piece of time: {row['none']}", className="ps-look"))
+        shown.append(html.Div(f"not in the timeline: {row['none']}", className="ps-look"))
     more = [] if "rule" in asked.parameters else [dcc.Link("the rule", href=asked.link("findings", rule=row["rule"]))]
     more += [dcc.Link("memory over time", href=asked.link("memory"))] if row["memory"] else []
     more += [dcc.Link("the graph around it", href=asked.link("graph", picture=picture))] if picture else []

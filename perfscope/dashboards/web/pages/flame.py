@@ -13,17 +13,17 @@ from perfscope.dashboards.web.ui import Flame
 TITLE = "Flame"
 VIEW = "flame"
 
-FORMS = {"merged": "steps and layers merged", "apart": "each on its own"}
-ORDERS = {"time": "largest first", "start": "in order of time"}
+FORMS = {"merged": "steps and layers merged", "apart": "each separately"}
+ORDERS = {"time": "largest first", "start": "time order"}
 FRAMES = {"fold": "launchers folded", "show": "all frames"}
 KINDS = {
-    "device": ("Device time", "Kernels and copies below the ops (and Python, if recorded) that launched them."),
-    "scopes": ("Scopes", "Instructions of compiled programs below the scopes of your program."),
-    "host": ("Host time", "What the host's threads ran, one below the other; waiting is in it."),
+    "device": ("Device time", "Kernels and copies under the ops (and Python frames, if recorded) that launched them."),
+    "scopes": ("Scopes", "Instructions of compiled programs under the scopes of your program."),
+    "host": ("Host time", "Call stacks of host threads; waiting is included."),
 }  # fmt: skip
 NOTHING = (
-    "No stacks were recorded. perfscope run records them; torch.profiler does with with_stack=True, and without it "
-    "ops alone are shown."
+    "No stacks were recorded. perfscope run records them; torch.profiler does with with_stack=True, without it, "
+    "only ops are shown."
 )
 
 

@@ -17,9 +17,8 @@ VIEW = "graph"
 GRIDS = ("graph",)
 
 NOTE = (
-    "Boxes with a whole border are one kernel, those with a broken one could be. A number on a line is the "
-    "size of the value, from its shape: at most what goes through memory there (a kernel may read a slice alone). "
-    "Broken lines stay inside a kernel."
+    "A solid box is one kernel; a dashed box could be one. The number on a line is the size of the value, from its "
+    "shape: at most what goes through memory there (a kernel may read only a slice). Dashed lines stay inside a kernel."
 )
 NOTHING = "There is no instruction or op to draw a graph around."
 
@@ -61,9 +60,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             timeline=asked.link("timeline") if origins(asked) else "",
             sel=sel,
         ),
-        html.H2(
-            "As a table: what goes from where to where (the CSV holds all pictures)", className="ps-title ps-below"
-        ),
+        html.H2("As a table: values between nodes (the CSV holds all pictures)", className="ps-title ps-below"),
         grid("graph", {**value, "rows": rows}, asked, table="edges"),
     ]
 

@@ -23,10 +23,11 @@ LEAST_RUNS = 2
 ALL = "times and what changed"
 CHART, MOST_CHARTS = "history-chart", 24
 FIGURE_PX = 260
-NOT_OPEN = "The runs themselves are not open here: their numbers are."
+CLICK = "A click on a point compares its run with the one before it."
+NOT_OPEN = "These runs are not open here, only their recorded metrics."
 NO_STORE = (
-    "No run store lies beside what is open here. perfscope history, called where perfscope-runs is, takes its runs "
-    "into perfscope-runs/store.sqlite; then they are shown here."
+    "There is no run store here. Run perfscope history in the folder that contains perfscope-runs: it records the "
+    "runs in perfscope-runs/store.sqlite, and they are shown here."
 )
 
 
@@ -92,8 +93,8 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     runs = {item.path.name: item.key for item in asked.shelf.items()}
     numbers = count()
     about = (
-        f"{view['runs']} runs that finished; {view['changed']} series with a change of level. A history reports; it "
-        "proves nothing of one commit: perfscope compare commits does."
+        f"{view['runs']} runs that finished; {view['changed']} metrics with a change of level. A change of "
+        "level does not prove that a commit caused it: perfscope compare commits tests that."
     )
     left = [f"{view['programs_left']:,} more programs are left out"] if view["programs_left"] else []
     return [
@@ -111,10 +112,13 @@ def _program(
     if not rows and (metric or not item["moved"]):
         return []
     left = f"{item['left']:,} more metrics are left out: perfscope history shows them"
+    drawn = any(len(series["points"]) >= LEAST_RUNS for series in rows)
+    opened = any(point["run"] in runs for series in rows for point in series["points"])
     return [
         html.Section(
             [
                 html.H2(item["title"]),
+                *([html.P(CLICK if opened else NOT_OPEN, className="ps-soft ps-note")] if drawn else []),
                 *(part for series in rows for part in _drawn(asked, series, runs, numbers)),
                 *([] if metric else [Fragment(html=item["moved"])]),
                 *([html.P(left, className="ps-soft")] if item["left"] else []),
@@ -135,11 +139,10 @@ def _drawn(asked: Asked, series: dict[str, Any], runs: Mapping[str, str], number
         address(asked.base_path, "compare", None, base=base, head=head) if base and head else ""
         for base, head in pairwise(["", *keys])
     ]
-    note = "A click on a point compares its run with the one before it." if any(links) else NOT_OPEN
     figure = metric_history(series, links)
-    figure.update_layout(margin={"l": 10, "r": 10, "t": 24, "b": 30}, height=FIGURE_PX)
+    figure.update_layout(margin={"l": 10, "r": 10, "t": 38, "b": 30}, height=FIGURE_PX)
     picture = chart(f"{CHART}-{number}", figure, f"{series['metric']} over runs; the table below has them")
-    return [title, html.P(note, className="ps-soft ps-note"), picture, table]
+    return [title, picture, table]
 
 
 def register(app: Any) -> None:

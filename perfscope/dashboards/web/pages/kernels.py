@@ -18,10 +18,13 @@ GRIDS = ("kernels",)
 KINDS = {
     "kernels": (
         "Device work",
-        "Kernels and copies by name: summed over streams and ranks, so what runs at the same time counts each time.",
+        "Kernels and copies by name, summed over streams and ranks (concurrent work counts more than once).",
     ),
-    "ops": ("Ops of the host", "Time in an op and in nothing inside it, by name; each moment of a thread counts once."),
-    "instructions": ("Instructions", "Instructions of compiled XLA programs; those around others are not in it."),
+    "ops": ("Host ops", "Self time by name: time in an op without the ops it calls."),
+    "instructions": (
+        "Instructions",
+        "Instructions of compiled XLA programs, except those that enclose others (loops).",
+    ),
 }
 USUAL = ("kernels", "instructions", "ops")
 """What is shown first: of a JAX program on the CPU its ops say less than its instructions."""

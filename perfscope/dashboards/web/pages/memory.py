@@ -23,10 +23,10 @@ GRIDS = ("memory",)
 CHART = "memory-curve"
 
 NOTHING = (
-    "No memory was recorded. perfscope run records it; torch.profiler does with profile_memory=True. Of a plan or an "
-    "op graph, perfscope advise memory works out the peak."
+    "No memory was recorded. perfscope run records it; torch.profiler does with profile_memory=True. For a plan or an "
+    "op graph, perfscope advise memory computes the peak."
 )
-ONE_MOMENT = "This is one moment (a snapshot without a history): there is no curve, the table says who holds what."
+ONE_MOMENT = "This is a snapshot of one moment, without a history: there is no curve, only the holders below."
 MOST_DIGITS = 20
 """Of a position in an address."""
 KINDS = {
@@ -34,7 +34,7 @@ KINDS = {
     "modules": "by module",
     "lines": "by line",
     "ops": "by op",
-    "categories": "by what it is for",
+    "categories": "by category",
 }
 
 
@@ -50,7 +50,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     memory = memories[int(text)]
     picks = [tabs(asked, "memory", names, text, label="memories", without=("at",))] if len(memories) > 1 else []
     left = (
-        [html.P(f"{view['left']:,} more memories are left out.", className="ps-soft ps-note")] if view["left"] else []
+        [html.P(f"{view['left']:,} more memories are not shown.", className="ps-soft ps-note")] if view["left"] else []
     )
     return [
         html.H1(TITLE, className="ps-title"),
@@ -76,7 +76,7 @@ def _said(memory: dict[str, Any]) -> str:
         "instruction": " The axis is the program's schedule, instruction by instruction.",
     }[memory["axis"]]
     if memory["detail"]:
-        axis += " That pass is behind the steps that the timeline shows, so no moment of it leads there."
+        axis += " That pass ran after the steps shown in the timeline, so its moments cannot be shown there."
     notes = "".join(f" Note: {note}." for note in memory["notes"])
     return f"From {memory['known_from']} ({memory['basis']}).{capacity}{axis}{notes}"
 
@@ -104,7 +104,7 @@ def _curve(asked: Asked, memory: dict[str, Any]) -> list[Any]:
         links.append(dcc.Link("in the timeline", href=_in_timeline(asked, curve, position, int(origin))))
     label = "memory over time by category; the blocks alive at a moment are listed below"
     return [
-        chart(CHART, memory_curve(curve, position), label),
+        chart(CHART, memory_curve(curve, position).update_layout(margin={"t": 30}), label, legend=True),
         html.Section(
             [
                 html.P([part for link in links for part in (link, " · ")][:-1], className="ps-note"),

@@ -21,7 +21,7 @@ from perfscope.model.untrusted_text import sanitize
 TITLE = "Overview"
 VIEW = "overview"
 CHART = "overview-steps"
-FIGURE_PX = 330
+FIGURE_PX = 280
 ACCOUNT_KEYS = ("rank", "device", "ordinal", "name", "numbers", "causes_ns")
 
 MOST_ALIKE = 20
@@ -94,8 +94,7 @@ def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:
         links = [[asked.link("timeline", mark=span) for span in item["spans"]] for item in view["accounts"]]
         figure = step_account(accounts, links)
         figure.update_layout(title=None, margin={"l": 10, "r": 10, "t": 10, "b": 30}, height=FIGURE_PX)
-        figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top"})
-        picture = chart(CHART, figure, "each step by cause; the numbers stand beside it")
+        picture = chart(CHART, figure, "each step by cause; the numbers are below", legend=True)
         cells.append(
             html.Section(
                 [

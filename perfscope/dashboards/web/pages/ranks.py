@@ -20,7 +20,7 @@ GRIDS = ("ranks",)
 CHART = "heat"
 
 ONE_PROCESS = (
-    "One process: there are no ranks to compare. Record all of them (perfscope run -- torchrun --nproc-per-node 8 "
+    "One process: there are no ranks to compare. Record all ranks (perfscope run -- torchrun --nproc-per-node 8 "
     "train.py) or open the folder that holds the traces of all ranks (perfscope serve traces/)."
 )
 ONE_JAX_PROCESS = (
@@ -29,7 +29,7 @@ ONE_JAX_PROCESS = (
     "perfscope run --run-id NAME train.py on each; or open the folder that holds the .xplane.pb of all (perfscope "
     "serve traces/)."
 )
-NEVER_RAN = "Nothing of this ran: no rank waited for another. What its collectives cost is modelled."
+NEVER_RAN = "This was never run: no rank waited for another. The cost of its collectives is modelled."
 NO_LINKS = (
     "No counters of links beside communication were recorded. Nsight Systems records them: nsys profile "
     "--gpu-metrics-devices=all (NVLink) and --nic-metrics=true (network cards)."
@@ -86,7 +86,7 @@ def _cell(asked: Asked, kind: str, heat: dict[str, Any]) -> list[Any]:
         number, words, core, last = heat["collectives"][heat["of"][index]]
         start, lasts = int(heat["base"]) + heat["at"][index], value + core
         text = (
-            f"waited {format_ns(value)} at collective {number + 1:,}: {words}; itself {format_ns(core)}, last: {last}"
+            f"waited {format_ns(value)} at collective {number + 1:,}: {words}; transfer {format_ns(core)}, last: {last}"
         )
         if heat["sum"] is not None:
             text += f"; {format_ns(heat['sum'][index])} in the whole cell, of which this is the worst"
@@ -128,14 +128,14 @@ def _bars(job: dict[str, Any]) -> Any:
     rows = [
         {
             "label": row["label"] + ("" if row["bytes"] is None else f", {format_bytes(row['bytes'])}"),
-            "said": f"{counted(row['count'], 'call')}; itself {format_ns(row['core_ns'])}, "
+            "said": f"{counted(row['count'], 'call')}; transfer {format_ns(row['core_ns'])}, "
             f"waiting {format_ns(row['wait_ns'])}",
-            "parts": {"the collective itself": row["core_ns"], "waiting": row["wait_ns"]},
+            "parts": {"transfer": row["core_ns"], "waiting": row["wait_ns"]},
         }
         for row in job["bars"]
     ]
-    colors = {"the collective itself": CORE, "waiting": WAIT}
-    return bars(rows, colors, title="Waiting against the collectives themselves", words=f"Mean of a {job['member']}.")
+    colors = {"transfer": CORE, "waiting": WAIT}
+    return bars(rows, colors, title="Waiting and transfer by collective", words=f"Mean per {job['member']}.")
 
 
 def _tables(asked: Asked, view: dict[str, Any], job: dict[str, Any]) -> list[Any]:

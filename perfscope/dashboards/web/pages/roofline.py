@@ -19,16 +19,16 @@ GRIDS = ("roofline",)
 CHART = "roofline-picture"
 
 KINDS = {
-    "instructions": ("Instructions", "Instructions of compiled XLA programs, one run after another."),
-    "ops": ("Ops", "Ops of one step of the program (PyTorch), those of one name, size and line together."),
+    "instructions": ("Instructions", "Instructions of compiled XLA programs, all runs summed."),
+    "ops": ("Ops", "Ops of one step of the program (PyTorch), grouped by name, size and line."),
     "calls": (
         "Ops by shape",
-        "Ops whose input shapes the profiler recorded, all calls of one name, size and line together.",
+        "Ops whose input shapes the profiler recorded, grouped by name, size and line.",
     ),
 }
 MODELLED = (
-    "No time was measured: each time is the least one the device allows, so every point lies on its roof, and nothing "
-    "is said of headroom. Record a run to measure it."
+    "No time was measured: each time is the shortest the device allows, so every point lies on its roof and has no "
+    "headroom. Record a run to measure it."
 )
 
 
@@ -46,7 +46,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     points = [dict(zip(keys, row, strict=True)) for row in value["rows"]]
     name = asked.parameters.get("at", "")
     drawable = value["plain_ns"] < value["ns"]
-    nothing = "Nothing in the table has FLOPs that are counted, so there is no picture."
+    nothing = "No FLOPs are known for anything in the table, so there is nothing to plot."
     return [
         title,
         tabs(
@@ -67,7 +67,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             else [html.P(nothing, className="ps-card")]
         ),
         *[_point(asked, point) for point in points if point["name"] == name][:1],
-        html.H2("As a table, the largest time beyond the roof first", className="ps-title ps-below"),
+        html.H2("As a table, the largest headroom first", className="ps-title ps-below"),
         grid(
             "roofline",
             value,
@@ -82,13 +82,13 @@ def _said(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
     ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
     plain = ""
     if held["plain_ns"]:
-        plain = f" {format_share(held['plain_ns'], held['ns'])} of it has no FLOPs and is in the table alone."
+        plain = f" {format_share(held['plain_ns'], held['ns'])} of it has no FLOPs and is listed only in the table."
     costed, whole = view["costed"]
     if kind == "calls" and whole:
-        plain += f" They have {format_share(costed, whole)} of the time of kernels that compute."
+        plain += f" They account for {format_share(costed, whole)} of the time of compute kernels."
     return (
         f"{KINDS[kind][1]} {len(held['rows']):,} of them, {format_ns(held['ns'])} in all{ranks}.{plain} FLOPs and "
-        "bytes are modelled from shapes; a disc is as large as its time. What lies below its roof can rise to it."
+        "bytes are modelled from shapes; the area of a disc is its time. What lies below its roof has headroom."
     )
 
 
@@ -112,10 +112,10 @@ def _point(asked: Asked, point: dict[str, Any]) -> Any:
     facts = [
         " ".join(filter(None, (point["what"], point["dtype"], point["line"], point["program"]))),
         f"{format_ns(point['ns'])} in {point['runs']:,} runs, {format_ns(point['run_ns'])} each ({point['basis']})",
-        "" if least is None else f"at least {format_ns(least)} a run, held back by {point['bound']} (modelled)",
+        "" if least is None else f"at least {format_ns(least)} per run, bound by {point['bound']} (modelled)",
         ""
         if point["headroom_ns"] is None
-        else f"{format_ns(point['headroom_ns'])} beyond it: at most what a perfect kernel would save",
+        else f"{format_ns(point['headroom_ns'])} headroom: at most what a perfect kernel would save",
     ]
     find = f"^{re.escape(point['name'])}$"
     links = [

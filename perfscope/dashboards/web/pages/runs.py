@@ -61,7 +61,7 @@ def layout(asked: Asked, view: None) -> Any:
     items = asked.shelf.items()
     title = html.H1(TITLE, className="ps-title")
     if not items:
-        nothing = "Nothing is open: perfscope run train.py makes a run; perfscope serve FILE opens a trace."
+        nothing = "Nothing is open: perfscope run train.py records a run; perfscope serve FILE opens a trace."
         return [title, html.Div(html.P(nothing), className="ps-card"), *_kept(asked)]
     held = table(COLUMNS, [_row(asked, item) for item in items[:MOST_ROWS]])
     held["left"] = max(0, len(items) - MOST_ROWS)
@@ -93,7 +93,7 @@ def register(app: Any) -> None:
         delete = dcc.ConfirmDialogProvider(
             html.Button(f"delete {len(runs)} from disk", className="ps-button"),
             id="runs-delete",
-            message=f"Remove from disk, for good: {', '.join(runs)}?",
+            message=f"Delete for good, from disk: {', '.join(runs)}?",
         )
         after = [" ", delete] if runs else []
         if len(rows) != 2:
@@ -106,7 +106,11 @@ def register(app: Any) -> None:
 def _invited(count: int) -> str:
     if count == 1:
         return "Tick one more to compare the two."
-    return f"{count} are ticked; two can be compared." if count else "Tick two to compare them, any to delete them."
+    return (
+        f"{count} are ticked; two can be compared."
+        if count
+        else "Tick two to compare them, or any number to delete them."
+    )
 
 
 def _row(asked: Asked, item: Item) -> dict[str, Any]:

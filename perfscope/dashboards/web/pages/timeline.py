@@ -14,8 +14,8 @@ TITLE = "Timeline"
 VIEW = "timeline"
 KEPT = ("t0", "t1", "sel", "trace", "find", "name", "mark", "finding", "pins")
 """Of the address, that the picture begins with."""
-NOTHING = "There are no events with a time in it: compiled programs, plans and snapshots have none."
-MODELLED = "Nothing of this ran: there are no events with a time. Below is one run as it is modelled."
+NOTHING = "There are no timed events: compiled programs, plans and snapshots have none."
+MODELLED = "This was never run: there are no timed events. Below is one modelled run."
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:

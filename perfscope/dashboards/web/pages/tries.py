@@ -25,7 +25,7 @@ VIEW = None
 CHART = "tries-picture"
 NOTHING = (
     "No result of perfscope try is open here. Run perfscope try train.py in the folder that has perfscope-runs: it "
-    "tries interventions on the program, and they are shown here."
+    "tries interventions on the program, and the results are shown here."
 )
 COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
 ROW_PX, FRAME_PX = 34, 90
@@ -116,12 +116,12 @@ def _picture(document: Try) -> Any:
         error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
         hovertemplate="%{y}<extra></extra>",
     )
-    words = "the unchanged program" if document.ladder else "that without it; the line is the interval"
+    words = "the unchanged program" if document.ladder else "the program without it; the line is the interval"
     laid_out(figure, title="", x=f"step time relative to {words}")
     figure.update_xaxes(tickformat=".0%", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category")
     figure.update_layout(height=FRAME_PX + ROW_PX * len(bars), margin={"t": 10}, showlegend=False)
-    return chart(CHART, figure, "what remains of the step time; the table below holds all of it")
+    return chart(CHART, figure, "remaining step time; the table below has the numbers")
 
 
 def _bars(document: Try) -> list[tuple[str, float, float, float, str]]:

@@ -178,7 +178,7 @@ def _costs(folder: Path, table: str, row: int) -> Iterator[list[Any]]:
             yield ["FLOP/s achieved", float(flops[row]) / seconds, "number"]
         yield ["bytes/s achieved", float(moved[row]) / seconds, "number"]
         if not np.isnan(roof[row]):
-            yield ["of the roofline", float(roof[row]) / (seconds * 1e9), "share"]
+            yield ["of roofline", float(roof[row]) / (seconds * 1e9), "share"]
 
 
 def _of_others(folder: Path, table: str, row: int, kept: _Kept) -> Iterator[list[Any]]:

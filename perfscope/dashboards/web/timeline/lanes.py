@@ -103,8 +103,8 @@ OF_CLASS = {
 """By the class of the name of a kernel (`work_class`) or of an op (`op_class`)."""
 
 
-def op_category(name: str, other: Category | None = None) -> Category | None:
-    """What an op of the host, or an instruction of a compiled program, works at, by its name; else ``other``."""
+def op_category(name: str, other: Category) -> Category:
+    """Category of an op of the host or an instruction of a compiled program; ``other`` where its name tells nothing."""
     return OF_CLASS.get(op_class(name) or "", other)
 
 
@@ -113,8 +113,7 @@ def span_category(kind: SliceKind, name: str) -> Category:
     other = _OF_SLICE[kind]
     if kind == SliceKind.PYTHON:
         return other if parse_module(name) is None else Category.MODULE
-    named = op_category(name) if kind in _NAMED else None
-    return other if named is None else named
+    return op_category(name, other) if kind in _NAMED else other
 
 
 def kernel_category(name: str) -> Category:
@@ -383,8 +382,7 @@ def _named(trace: Trace, names: npt.NDArray[np.generic], others: UInt8) -> UInt8
         return others
     codes, at = np.unique(names, return_inverse=True)
     unknown = 255
-    told = [op_category(trace.text(int(code)), None) for code in codes]
-    results = np.array([unknown if category is None else category for category in told], np.uint8)[at]
+    results = np.array([OF_CLASS.get(op_class(trace.text(int(code))) or "", unknown) for code in codes], np.uint8)[at]
     return np.where(results == unknown, others, results)
 
 

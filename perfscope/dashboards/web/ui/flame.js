@@ -51,7 +51,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         swatch.style.background = this.color(look, category);
         return element("li", { "data-category": category }, swatch, this.props.look.categories[category]);
       });
-      return element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "what colours stand for" }, ...items);
+      return element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "legend" }, ...items);
     }
 
     color(look, category) { return this.props.look.colors[look.name][category]; }

@@ -41,14 +41,14 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.bar = element("div", { class: "ps-tl-bar" }, this.find,
         element("button", { class: "ps-button", onclick: () => this.fit() }, "fit"),
         element("button", { class: "ps-button", onclick: () => this.table() }, "as table"),
-        element("button", { class: "ps-button", onclick: () => this.csv(), title: "the table of the marked piece, or of what is visible, as CSV" }, "CSV"),
+        element("button", { class: "ps-button", onclick: () => this.csv(), title: "the table of the selected range, or of what is visible, as CSV" }, "CSV"),
         element("button", { class: "ps-button", onclick: () => this.png(), title: "the picture as PNG" }, "PNG"),
         element("button", { class: "ps-button", onclick: () => this.help() }, "keys"), this.status);
       this.canvas = element("canvas", { class: "ps-tl-canvas", tabindex: "0", role: "application", "aria-label": "timeline; press question mark for its keys, t for a table of what is visible" });
       this.panel = element("section", { class: "ps-tl-panel", tabindex: "0", "aria-label": "selection" });
       this.stage = element("div", { class: "ps-tl-stage" }, this.canvas);
       this.tip = element("div", { class: "ps-tl-tip", hidden: "" });
-      this.colours = element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "what colours stand for" });
+      this.colours = element("ul", { class: "ps-legend ps-tl-legend", "aria-label": "legend" });
       this.stage.append(this.tip);
       this.root.append(this.bar, this.colours, element("div", { class: "ps-tl-body" }, this.stage, this.panel));
       try {

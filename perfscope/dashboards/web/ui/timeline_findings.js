@@ -7,7 +7,7 @@ window.perfscope_ui = window.perfscope_ui || {};
   const element = ui.wire.element;
   const MOST = 6, MOST_LINKED = 3, NEAR_PX = 3;
   const SIGNS = { high: "▲", medium: "◆", low: "●" };
-  const HOW = { piece: "pieces of time that the rule names", line: "events of the line that it names", name: "events of the kernel or op that it names" };
+  const HOW = { piece: "pieces of time of the finding", line: "events of its source line", name: "events of its kernel or op" };
   const MARK = /^(?:(\d{1,7}):)?(-?\d{1,19})-(-?\d{1,19})$/;
 
   // Parts of the class in timeline.js.
@@ -87,7 +87,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
       const step = (by, word) => element("button", { class: "ps-button", onclick: () => this.go_finding({ trace, one, at: (at + by + one.spans.length) % one.spans.length }) }, word);
       const list = element("dl", { class: "ps-tl-facts" }, ...line("saves up to", finding.gain), ...line("severity", finding.severity), ...line("basis", finding.known_by),
-        ...line("marked", `${HOW[finding.how]}, ${finding.cut ? "the costliest of them: " : ""}${one.spans.length > 1 ? `${one.spans.length.toLocaleString("en")} pieces, ${format_ns(one.spans.reduce((sum, each) => sum + each.ns, 0))} together` : "one piece"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
+        ...line("marked", `${HOW[finding.how]}, ${finding.cut ? "the most expensive of them: " : ""}${one.spans.length > 1 ? `${one.spans.length.toLocaleString("en")} pieces, ${format_ns(one.spans.reduce((sum, each) => sum + each.ns, 0))} together` : "one piece"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
         ...line("this one", `${format_ns(span.ns)}, begins ${format_ns(span.start)} after the start (${at + 1} of ${one.spans.length})`));
       const links = [element("button", { class: "ps-button", onclick: () => this.table(this.area) }, "what runs in it")];
       if (one.spans.length > 1) links.unshift(step(-1, "one before"), step(1, "next one"));
@@ -120,7 +120,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     // Every piece of a finding at once, of the rank that has most of them; the first one is told of.
     all_pieces(number) {
       const rows = this.traces.flatMap((trace) => trace.found.filter((each) => String(each.finding.finding) === number).map((one) => ({ trace, one })));
-      if (!rows.length) { this.status.textContent = "0 pieces: the finding shows nowhere in time"; return; }
+      if (!rows.length) { this.status.textContent = "0 pieces: the finding has no piece of time"; return; }
       const best = rows.reduce((held, row) => (row.one.spans.length > held.one.spans.length ? row : held));
       const spans = best.one.spans, t1 = Math.max(...spans.map((span) => span.start + span.ns));
       this.go_finding({ ...best, at: best.one.first });

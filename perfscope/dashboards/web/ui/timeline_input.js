@@ -9,10 +9,10 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   const KEYS = [
     ["w / s", "zoom in and out, at the pointer"], ["a / d", "left and right"], ["wheel", "zoom at the pointer; over the names, or with Shift: up and down"],
-    ["drag", "move"], ["Shift + drag", "select a piece: what lies in it, by name, category or module"], ["click", "select an event"],
-    ["← / →", "the event before and behind; with Shift: of the same name"], ["↑ / ↓", "the event at the same time in the lane above or below, findings too"],
+    ["drag", "move"], ["Shift + drag", "select a range: its events by name, category or module"], ["click", "select an event"],
+    ["← / →", "previous and next event; with Shift: of the same name"], ["↑ / ↓", "the event at the same time in the lane above or below, findings too"],
     ["Home / End", "the first and the last event of the lane"], ["PageUp / PageDown", "up and down"], ["Enter", "of a finding: open it"], ["f", "fit the selection, or everything"],
-    ["click in a dense lane", "the longest event under the pointer, zoomed to"], ["p", "pin the line of the selected event to the top, or let it go (☆ beside its name)"], ["click on a name", "fold a rank, device, process or thread (▾), or open it (▸)"], ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
+    ["click in a dense lane", "the longest event under the pointer, zoomed to"], ["p", "pin the lane of the selected event to the top, or unpin it (☆ beside its name)"], ["click on a name", "fold a rank, device, process or thread (▾), or open it (▸)"], ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
     ["n / N", "next and previous match"], ["?", "this help"], ["Esc", "let go"],
   ];
 

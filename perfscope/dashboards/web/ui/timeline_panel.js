@@ -71,7 +71,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         const gap = this.wire.relative(trace, one.partner.start) - start;
         const word = ["calls", "slices"].includes(one.table) ? "launched" : "launched by";
         list.append(...line(word, link(one.partner, `${one.partner.text} (${format_ns(Math.abs(gap))} ${gap < 0 ? "earlier" : "later"})`)));
-        if (gap < 0 && word === "launched by") list.append(...line("launch delay", `${format_ns(-gap)} from the begin of the call; ${format_ns(Math.max(-gap - one.partner.ns, 0))} from its end`));
+        if (gap < 0 && word === "launched by") list.append(...line("launch delay", `${format_ns(-gap)} from the start of the call; ${format_ns(Math.max(-gap - one.partner.ns, 0))} from its end`));
       }
       if (one.forward) list.append(...line(this.wire.relative(trace, one.forward.start) < start ? "forward op" : "backward op", link(one.forward, one.forward.text)));
       const beside = this.flows(one).filter((flow) => flow.kind === "peer").map(({ event, trace: other }) => element("div", {},
@@ -166,7 +166,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.ids = word;
       const text = await this.match((row) => ids.has(row[4]));
       if (this.ids !== word) return;
-      if (text === null) { this.status.textContent = "0 events: nothing of that name has a time here"; return; }
+      if (text === null) { this.status.textContent = "0 events of that name here"; return; }
       this.find.value = ids.size === 1 ? text : "";
       if (jump) await this.jump(1);
     },
@@ -249,7 +249,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       on.fillStyle = window.getComputedStyle(this.root).backgroundColor;
       on.fillRect(0, 0, copy.width, copy.height);
       on.drawImage(this.canvas, 0, 0);
-      copy.toBlob((blob) => { if (blob) this.save(blob, "timeline.png"); else this.status.textContent = "the browser makes no picture of it"; }, "image/png");
+      copy.toBlob((blob) => { if (blob) this.save(blob, "timeline.png"); else this.status.textContent = "the browser cannot make a picture of it"; }, "image/png");
     },
 
     save(blob, name) {

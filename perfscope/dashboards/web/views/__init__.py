@@ -58,7 +58,7 @@ class Job:
     traces: Sequence[Trace]
     report: Mapping[str, Any]
     gathered: Sequence[Gathered]
-    """Of this view, one a trace that has all its tables, in the order they were read."""
+    """Of this view, one per trace that has all its tables, in the order they were read."""
     folder: Path
     """Where this view may write what is too large for JSON."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from perfscope.dashboards.report.renderers.values import percent, signed_ns
@@ -34,11 +33,11 @@ def flame_of(tree: Tree | None) -> dict[str, Any] | None:
     Arrays have ``said`` besides: time and calls of a node on both sides. ``alone``: of what one side has, its time in
     words and how many nodes it is; ``time`` as of the document.
     """
-    if tree is None or not tree.flame:
+    if tree is None or not tree.flame or not max(tree.base_ns, tree.head_ns):
         return None
     alone = {change: [row for row in tree.rows if row.change == change] for change in ("added", "removed")}
     return {
-        "sides": {side: _rows(tree.flame, side) for side in ("head", "base")},
+        "sides": {side: _rows(tree, side) for side in ("head", "base")},
         "categories": list(FLAME_COLORS),
         "colors": {name: [colors[at] for colors in FLAME_COLORS.values()] for at, name in enumerate(("light", "dark"))},
         "alone": {
@@ -49,10 +48,11 @@ def flame_of(tree: Tree | None) -> dict[str, Any] | None:
     }
 
 
-def _rows(nodes: Sequence[TreeNode], side: str) -> dict[str, list[Any]]:
+def _rows(tree: Tree, side: str) -> dict[str, list[Any]]:
+    searched = tree.time != "instructions"  # a scope is no event, and an instruction stands without its number
     rows: list[dict[str, Any]] = []
     row_of: dict[int, int] = {-1: -1}
-    for number, node in enumerate(nodes):
+    for number, node in enumerate(tree.flame):
         ns, calls = getattr(node, f"{side}_ns"), getattr(node, f"{side}_calls")
         if ns <= 0 or node.parent not in row_of:
             continue
@@ -62,7 +62,7 @@ def _rows(nodes: Sequence[TreeNode], side: str) -> dict[str, list[Any]]:
         rows.append(
             {
                 "name": sanitize(node.name, NAME_CHARS), "whole": "", "merged": 1,
-                "ids": "" if "*" in node.name else name_id(node.name),
+                "ids": name_id(node.name) if searched and "*" not in node.name else "",
                 "category": list(FLAME_COLORS).index(_category(node)), "parent": caller, "ns": ns, "own_ns": ns,
                 "count": calls, "first_ns": None, "fold": "", "line": "", "said": _words(node),
             }

@@ -41,7 +41,7 @@ NAME_CHARS = 400
 PART_COLUMNS: tuple[Column[Part], ...] = (
     Column("change", lambda row: row.delta_ns, "ns", key="change_ns", width=96),
     Column("at", lambda row: row.place or (row.name if row.kind == "idle" else ""), "code", key="line", width=250),
-    Column("it is", lambda row: row.status, key="status", width=104),
+    Column("verdict", lambda row: row.status, key="status", width=104),
     Column("base", lambda row: row.base.ns, "ns", key="base_ns", width=90),
     Column("head", lambda row: row.head.ns, "ns", key="head_ns", width=90),
     Column("in base", lambda row: next(_recorded(row.base), None), "code", key="in_base", width=200),
@@ -51,7 +51,7 @@ PART_COLUMNS: tuple[Column[Part], ...] = (
     Column("by calls", lambda row: row.count_ns, "ns", key="count_ns", width=100),
     Column("by each call", lambda row: row.each_ns, "ns", key="each_ns", width=120),
     Column("kind", lambda row: KIND_WORDS.get(row.kind, row.kind), key="kind", width=110),
-    Column("known again by", lambda row: row.matched or "", key="matched", width=280),
+    Column("matched by", lambda row: row.matched or "", key="matched", width=280),
 )
 KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
     Column("kernel", lambda row: row.name, "code", key="name"),
@@ -61,7 +61,7 @@ KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
     Column("relative", lambda row: row.effect, "share", key="effect", width=96),
     Column("p", lambda row: row.p, "chance", key="p", width=80),
     Column("q", lambda row: row.q, "chance", key="q", width=80),
-    Column("it is", lambda row: kernel_word(row), key="verdict", width=130),
+    Column("verdict", lambda row: kernel_word(row), key="verdict", width=130),
 )
 
 

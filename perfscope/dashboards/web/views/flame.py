@@ -77,7 +77,7 @@ def _category(node: CallNode) -> Category:
     if node.kind == "kernel":
         return kernel_category(text)
     if node.kind == "instruction":
-        return op_category(text) or Category.INSTRUCTION
+        return op_category(text, Category.INSTRUCTION)
     return {"collective": Category.COLLECTIVE, "copy": Category.COPY}.get(node.kind, Category.MODULE)
 
 

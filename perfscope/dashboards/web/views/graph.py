@@ -40,8 +40,8 @@ COLUMNS: tuple[Column[_Edge], ...] = (
     Column("from", lambda row: row.start["name"], "code", key="from"),
     Column("to", lambda row: row.end["name"], "code", key="to", width=260),
     Column("what", lambda row: row.said, key="said", width=190),
-    Column("line of from", lambda row: row.start["line"], "code", key="from_line", width=220),
-    Column("line of to", lambda row: row.end["line"], "code", key="to_line", width=220),
+    Column("line (from)", lambda row: row.start["line"], "code", key="from_line", width=220),
+    Column("line (to)", lambda row: row.end["line"], "code", key="to_line", width=220),
 )
 
 

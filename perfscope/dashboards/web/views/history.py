@@ -11,6 +11,7 @@ from perfscope.dashboards.report.blocks import Picture
 from perfscope.dashboards.report.history import MOST_PICTURED, changes_blocks, commit_words, programs, series_blocks
 from perfscope.dashboards.report.renderers.html import blocks_html
 from perfscope.dashboards.report.renderers.values import amount_text, percent
+from perfscope.model.documents.run_list import SHORT_COMMIT
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def _series(series: Series) -> dict[str, Any]:
         "changes": [
             {
                 "index": change.index - skipped,
-                "said": commit_words(change.after) + ("" if change.change is None else f" {percent(change.change)}"),
+                "said": (change.after.commit or "")[:SHORT_COMMIT]
+                + ("" if change.change is None else f" {percent(change.change)}"),
             }
             for change in series.changes
             if change.index > skipped

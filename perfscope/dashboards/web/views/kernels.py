@@ -85,8 +85,8 @@ INSTRUCTION_COLUMNS: tuple[Column[_Instruction], ...] = (
         width=110,
     ),
     Column("beyond it", lambda row: row.found.headroom_ns, "ns", key="headroom_ns", width=100),
-    Column("FLOPs a call", lambda row: row.found.flops, "quantity", key="flops", width=110),
-    Column("bytes a call", lambda row: row.found.bytes, "bytes", key="bytes", width=110),
+    Column("FLOPs per call", lambda row: row.found.flops, "quantity", key="flops", width=110),
+    Column("bytes per call", lambda row: row.found.bytes, "bytes", key="bytes", width=110),
     Column("program", lambda row: row.found.program, "code", key="program", width=150),
 )
 COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
@@ -98,7 +98,7 @@ COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("what", lambda row: row[0].what, key="class", width=140),
     Column("FLOP/s", lambda row: row[0].achieved.flops_per_s, "quantity", key="flops_per_s", width=86),
     Column("B/s", lambda row: row[0].achieved.bytes_per_s, "quantity", key="bytes_per_s", width=86),
-    Column("of the roofline", lambda row: row[0].achieved.roofline_share, "share", key="roofline_share", width=96),
+    Column("of roofline", lambda row: row[0].achieved.roofline_share, "share", key="roofline_share", width=96),
     Column("line", lambda row: row[0].line, "code", key="line", width=220),
     Column("launched by", lambda row: row[0].op, "code", key="op", width=190),
     Column("input shapes", lambda row: row[0].shapes, "code", key="shapes", width=210),
@@ -272,7 +272,7 @@ def _group(label: str, lasts: np.ndarray) -> _Sum:
 
 def _word(trace: Trace, code: int, *, kernel: bool) -> str:
     text = trace.text(code)
-    return CATEGORY_WORDS[kernel_category(text) if kernel else op_category(text, Category.OP) or Category.OP]
+    return CATEGORY_WORDS[kernel_category(text) if kernel else op_category(text, Category.OP)]
 
 
 def _op_name(trace: Trace, op: int) -> str:
@@ -315,8 +315,7 @@ def _ops(trace: Trace) -> Iterator[_Sum]:
         own = times.self_ns[mine]
         longest = int(times.row[mine[np.argmax(own)]])
         text = trace.text(code)
-        what = op_category(text)
-        made = _summed(trace, text, own, Category.OP if what is None else what, longest, own=True)
+        made = _summed(trace, text, own, op_category(text, Category.OP), longest, own=True)
         made.achieved = _achieved(costs, mine, own)
         yield made
 

@@ -183,9 +183,9 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``html``: the cards; ``memories``: what can be chosen; ``tables``: who holds each peak, ``<place>-<kind>``.
+    """``html``: the cards, without the curves that the page draws; ``memories``: what can be chosen.
 
-    ``planned``: the peaks of planned steps, as HTML.
+    ``tables``: who holds each peak, ``<place>-<kind>``. ``planned``: the peaks of planned steps, as HTML.
     """
     held = [
         {**memory, "rank": item.source.rank, "whose": _whose(item, len(job.gathered))}
@@ -206,7 +206,7 @@ def view(job: Job) -> dict[str, Any]:
         written = read_curve(job.folder, memory)
         tables |= {f"{index}-{kind}": rows for kind, rows in written["tables"].items()}
     return {
-        "html": "".join(sections_html(memory_sections(job.analysis.memory), more="More memories")),
+        "html": "".join(sections_html(memory_sections(job.analysis.memory, pictures=not chosen), more="More memories")),
         "planned": planned_memory(job.analysis),
         "memories": chosen,
         "left": len(held) - len(chosen),

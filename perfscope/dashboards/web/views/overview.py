@@ -157,7 +157,7 @@ def _accounts(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``parts``: HTML by name; ``first``: findings, one a row; ``missing``: what was not recorded, and the command.
+    """``parts``: HTML by name; ``first``: findings, one per row; ``missing``: what was not recorded, and the command.
 
     ``nothing``: of no findings, how much that says. ``planned``: that nothing of it ever ran, in a sentence; ``""``
     where something did. ``accounts``: as of `StepAccount`, with ``spans``: ``trace:start-end`` of each step.

@@ -31,12 +31,12 @@ MOST_POINTS = 3_000
 
 COLUMNS: tuple[Column[tuple[Point, float]], ...] = (
     Column("name", lambda row: row[0].name, "code", key="name"),
-    Column("beyond the roof", lambda row: _rounded(_headroom(row[0])), "ns", key="headroom_ns", width=130),
-    Column("of the roof", lambda row: _of_roof(row[0]), "share", key="of_roof", width=104),
+    Column("headroom", lambda row: _rounded(_headroom(row[0])), "ns", key="headroom_ns", width=130),
+    Column("of roof", lambda row: _of_roof(row[0]), "share", key="of_roof", width=104),
     Column("time", lambda row: round(row[0].ns), "ns", key="ns", width=96),
-    Column("time is", lambda row: row[0].basis, key="basis", width=100),
+    Column("basis", lambda row: row[0].basis, key="basis", width=100),
     Column("line", lambda row: row[0].line, "code", key="line", width=210),
-    Column("held back by", lambda row: row[0].bound, key="bound", width=112),
+    Column("bound by", lambda row: row[0].bound, key="bound", width=112),
     Column("share", lambda row: row[0].ns / (row[1] or 1.0), "share", key="share", width=80),
     Column("what", lambda row: row[0].what, key="what", width=110),
     Column("runs", lambda row: row[0].runs, "count", key="runs", width=76),
@@ -164,11 +164,11 @@ def _lacks(helds: Iterable[dict[str, Any]]) -> list[str]:
         said.append(_no_points(rows))
     elif not any(row["devices"] for row in rows):
         names = sorted({name for row in rows for name in row["recorded"]})
-        said.append(f"{_no_peaks(names, rows)}, so there are no roofs: only how fast things ran is shown.")
+        said.append(f"{_no_peaks(names, rows)}: achieved rates are shown, without roofs.")
     if any(row["has"]["hlo"] and row["has"]["op_graph"] for row in rows) or not points:
         return said
     if any(row["has"]["op_graph"] and not row["ops"] for row in rows):
-        said.append("The op graph could not be laid beside the timed steps: its ops have no times.")
+        said.append("The op graph could not be matched to the timed steps: its ops have no times.")
     return said
 
 
@@ -180,7 +180,7 @@ def _no_peaks(names: list[str], rows: list[dict[str, Any]]) -> str:
             "The recording names no device (perfscope run notes it; perfscope analyze --device MI300X judges programs "
             "alone for one)"
         )
-    return "This ran on a CPU, for which no peaks are in perfscope's tables (record on a GPU or TPU to have roofs)"
+    return "This ran on a CPU, for which perfscope knows no peak rates (record on a GPU or TPU to see roofs)"
 
 
 def _no_points(rows: list[dict[str, Any]]) -> str:
@@ -196,7 +196,7 @@ def _no_points(rows: list[dict[str, Any]]) -> str:
         )
     more = " It has kernels and their times, and no shapes." if any(h["has"]["kernels"] for h in rows) else ""
     return (
-        f"Nothing here says how many FLOPs and bytes anything has.{more} torch.profiler records shapes with "
+        f"No FLOPs or bytes are known here.{more} torch.profiler records shapes with "
         "record_shapes=True; perfscope run train.py records the op graph of a step (PyTorch) or the compiled programs "
         "(JAX)."
     )

@@ -231,7 +231,7 @@ class OpTable:
     def close(self, live_out: list[int], storages: dict[str, list[Any]]) -> None:
         """Ends the graph: what is alive, where the program ran, and which reads would stall there.
 
-        ``storages``: the columns ``bytes``, ``born`` and ``died``, one row a storage by its id.
+        ``storages``: the columns ``bytes``, ``born`` and ``died``, one row per storage by its id.
         """
         self._live_out = live_out
         self._storages = storages

@@ -15,9 +15,8 @@ How it is found:
     time saved is modelled: an op takes a fixed cost (the shortest op of the trace, 2 us at most) and the
     rest for its bytes; the fixed cost goes once for every op fewer, and of the rest the part of the bytes
     saved. It is never more than the bytes and launches saved can take on the device: the bytes at the bandwidth that
-    strided kernels reach (2 GB/s on a CPU), 5 us a launch (10 us an op on a CPU). Time that other device work hides is
-    not counted. Norms that are one kernel already
-    (`layer_norm`, `group_norm`) are left as they are.
+    strided kernels reach (2 GB/s on a CPU), 5 us per launch (10 us per op on a CPU). Time that other device work
+    hides is not counted. Norms that are one kernel already (`layer_norm`, `group_norm`) are left as they are.
 
     From a bare trace with shapes: elementwise kernels that follow each other on one stream, where the
     next reads a tensor of the shape and dtype that the last one made. Against exact graphs this had

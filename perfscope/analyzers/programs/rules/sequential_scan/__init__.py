@@ -15,11 +15,11 @@ How it is found:
     an iteration do not feed back. A recurrence through `tanh`, a division by the carry or a matrix is left alone.
     A loop around another loop is judged by the inner one. The number of launches is exact. The cost is the loop's
     time, measured from its first kernel to its last where it was recorded, less that of a parallel prefix (twice the
-    work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us a launch (an assumption:
+    work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us per launch (an assumption:
     less inside a CUDA graph), on `--device` or an H100 (assumed). Compiled for a CPU, where a step starts
     in well under a microsecond, the loop is named too, as what it would be on a GPU, without a cost, and its
     severity is low. A TPU launches nothing, but its ops run one after another all the same: the loop is named where a
-    step's work (bytes in VMEM counted at HBM's bandwidth, so that it is never taken for less) is below 250 ns an op,
+    step's work (bytes in VMEM counted at HBM's bandwidth, so that it is never taken for less) is below 250 ns per op,
     the shortest that the estimate assumes. Nobody measured that, so there is no cost and the severity is low.
 
     In a planned PyTorch program (`perfscope compile`): ops of one line that feed one another for at least `MIN_TRIPS`
