@@ -108,7 +108,7 @@ def test_the_step_of_both_by_cause_and_the_changes_of_the_call_tree(tab: Tab, se
     tab.page.wait_for_selector("#account .js-plotly-plot .main-svg")
     assert "compute" in tab.page.text_content("#account .js-plotly-plot")
     assert tab.page.evaluate(FLAME) == {"all": "10% to 50% slower", "aten::mm": "equal", UNNUMBERED: "added"}
-    tab.page.click("text=wide as base")
+    tab.page.click("text=width: base")
     tab.until(f"!({FLAME})['{UNNUMBERED}']")
     assert "width=base" in tab.page.url
     tab.until(f"document.querySelectorAll(`{READY}`).length === 2")

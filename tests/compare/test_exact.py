@@ -129,10 +129,10 @@ class TestDeviceWork:
                 made.launched("k", 10 * number, 10 * number + 5, 10 * number + 9, correlation=number)
             return made.build()
 
-        found = metric(structure([recording(3)], [recording(9)]), "kernels a trace")
+        found = metric(structure([recording(3)], [recording(9)]), "kernels per trace")
         assert found.result.verdict == "inconclusive"
         assert any("no steps" in remark for remark in found.result.remarks)
-        assert metric(structure([recording(3)], [recording(3)]), "kernels a trace").result.verdict == "no change"
+        assert metric(structure([recording(3)], [recording(3)]), "kernels per trace").result.verdict == "no change"
 
 
 class TestGraph:

@@ -53,7 +53,7 @@ class Price:
     basis: Basis
     severity: Severity
     text: str
-    """``'3.13 us a run of the program, on H100 SXM (assumed)'``, ``'41.0 us a step'``, ``'120 us in all'``."""
+    """``'3.13 us per run of the program, on H100 SXM (assumed)'``, ``'41.0 us per step'``, ``'120 us in all'``."""
     whole_run_ns: int | None
     """Of programs alone: the least time of one run, which the cost is a share of."""
 

@@ -123,33 +123,37 @@ def memory_curve(curve: Mapping[str, Any], at: int | None = None) -> go.Figure:
         name=top, x=[x[peak["place"]]], y=[peak["bytes"] / size], mode="markers", hoverinfo="skip",
         marker={"color": MARK, "size": 9}, customdata=[positions[peak["place"]]],
     )  # fmt: skip
-    if at is not None:
-        figure.add_vline(at / scale, line={"color": MARK, "width": 1.5})
-    for failure in curve["failed"]:
-        figure.add_vline(failure / scale, line={"color": FAILED, "dash": "dash", "width": 1.5})
+    shapes = [] if at is None else [_vertical(at / scale, color=MARK, width=1.5)]
+    shapes += [_vertical(failure / scale, color=FAILED, dash="dash", width=1.5) for failure in curve["failed"]]
     if curve["capacity"] and curve["capacity"] <= NEAR * highest:
         figure.add_hline(
             curve["capacity"] / size, line={"color": FAILED, "dash": "dash", "width": 1.5},
             annotation_text="size of the device",
         )  # fmt: skip
-    for band in curve["phases"]:
-        figure.add_shape(
-            type="rect", yref="paper", x0=band["start"] / scale, x1=band["end"] / scale, y0=1.01, y1=1.05,
-            fillcolor=PHASE_COLORS[band["name"]], line={"width": 0},
-        )  # fmt: skip
+    shapes += [
+        {
+            "type": "rect", "yref": "paper", "x0": band["start"] / scale, "x1": band["end"] / scale, "y0": 1.01,
+            "y1": 1.05, "fillcolor": PHASE_COLORS[band["name"]], "line": {"width": 0},
+        }
+        for band in curve["phases"]
+    ]  # fmt: skip
     for name in dict.fromkeys(band["name"] for band in curve["phases"]):
         figure.add_bar(name=f"{name} (above)", x=[None], y=[None], marker={"color": PHASE_COLORS[name]})
-    for number, band in enumerate(curve["steps"]):
-        if number:
-            figure.add_vline(band["start"] / scale, line={"color": RULE, "dash": "dot", "width": 1})
-        if len(curve["steps"]) <= MOST_STEP_NAMES:
-            figure.add_annotation(
-                text=plain(f"step {band['name']}"), x=band["start"] / scale, y=1.06, yref="paper", showarrow=False,
-                xanchor="left", yanchor="bottom",
-            )  # fmt: skip
+    shapes += [_vertical(band["start"] / scale, color=RULE, dash="dot", width=1) for band in curve["steps"][1:]]
+    figure.layout.shapes += tuple(shapes)  # at once: plotly copies all of them for each that is added
+    for band in curve["steps"] if len(curve["steps"]) <= MOST_STEP_NAMES else ():
+        figure.add_annotation(
+            text=plain(f"step {band['name']}"), x=band["start"] / scale, y=1.06, yref="paper", showarrow=False,
+            xanchor="left", yanchor="bottom",
+        )  # fmt: skip
     laid_out(figure, title="", x="" if timed else curve["axis"], y=unit)
     figure.update_xaxes(range=[0, x[-1]], **({"tickformat": "~s", "ticksuffix": "s"} if timed else {}))
     return figure.update_layout(hovermode="x unified", hoverdistance=-1, margin={"t": 60}, legend={"y": 1.14})
+
+
+def _vertical(x: float, **line: Any) -> dict[str, Any]:
+    """A line through the whole height at ``x``."""
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def _memory_named(trace: Trace, label: str | None) -> MemoryTimeline:

@@ -132,7 +132,7 @@ def tiles(
 
 
 def _step_cards(analysis: Analysis) -> Iterator[str]:
-    if analysis.steps:
+    if len(analysis.steps) > 1:  # of one the tile says all
         yield card("Step times", "".join(_steps(analysis.steps)))
 
 
@@ -200,7 +200,7 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
     bunched = (
         f"; each bar is the longest of {-(-len(steps) // charts.MOST_BARS)}" if len(steps) > charts.MOST_BARS else ""
     )
-    many = f"{len(steps):,} step{'s' * (len(steps) != 1)}{bunched}"
+    many = f"{len(steps):,} steps{bunched}"
     yield f'<div class="ends"><span>{many}</span><span>tallest {format_ns(longest)}</span></div>'
 
 

@@ -76,7 +76,7 @@ def _said(memory: dict[str, Any]) -> str:
         "instruction": " The axis is the program's schedule, instruction by instruction.",
     }[memory["axis"]]
     if memory["detail"]:
-        axis += " That pass ran after the steps shown in the timeline, so its moments cannot be shown there."
+        axis += " That pass ran after the steps shown in the timeline, so no moment of it is there."
     notes = "".join(f" Note: {note}." for note in memory["notes"])
     return f"From {memory['known_from']} ({memory['basis']}).{capacity}{axis}{notes}"
 
