@@ -4,8 +4,8 @@
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
 # make fuzz             mutated files of every reader; FUZZ_INPUTS=N of each (2000), failures are kept in fuzz-failures/
 # make docs              write the generated pages, and the documentation as a site that opens offline (build/site)
-# make bench             read large recordings with perfscope and its peers in turn, at a small size (FULL=1: an hour); results by machine
-#                        and version are kept in benchmarks/results, the tables in docs/speed.md
+# make bench             read large recordings with perfscope and its peers in turn, and perfscope's commands against bare programs, at a
+#                        small size (FULL=1: hours); results by machine and version are kept in benchmarks/results, the tables in docs/speed.md
 # make accuracy          judge the labelled cases and write docs/accuracy.md; FILTER=PATTERN judges some of them
 # make calibration       measured kernels of the corpus beside their modelled ranges, into docs/compile-model.md; FIT=1 fits anew
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported

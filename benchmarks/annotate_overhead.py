@@ -1,4 +1,4 @@
-"""What step() and region() cost in a program when nobody listens, and when something does.
+"""What step() and region(), and reads and calls of jax, cost in a program when nobody listens, and when something does.
 
     python benchmarks/annotate_overhead.py
 
@@ -8,7 +8,8 @@ Prints nanoseconds a call, the least of several rounds: what a call costs, not w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from perfscope import region, step
 
@@ -50,22 +51,49 @@ def cost_ns(call: Callable[[], object]) -> float:
     return least(call) - least(nothing)
 
 
-def table(title: str) -> None:
+MARKS = {"step()": step, "with step()": with_step, "with region()": with_region, "@region": decorated}
+
+
+def table(title: str, calls: Mapping[str, Callable[[], object]]) -> None:
     print(title)
-    calls = {"step()": step, "with step()": with_step, "with region()": with_region, "@region": decorated}
     for name, call in calls.items():
         print(f"  {name:14}{cost_ns(call):8.0f} ns")
 
 
+def jax_calls() -> None:
+    """A read with and without the interceptor, and a jitted call with and without the hook."""
+    import jax
+    import jax.numpy as jnp
+
+    from perfscope.profiler.jax import compat, host_syncs
+    from perfscope.profiler.jax.record_log import CallSites
+
+    value = jnp.float32(1)
+    function = jax.jit(lambda x: x + 1)
+    function(value)
+    calls = {"read": value.block_until_ready, "jitted call": lambda: function(value), "step()": step}
+    table("jax, nobody listens", calls)
+    syncs = host_syncs.SyncLog(CallSites(Path.cwd()), lambda: 0)
+    syncs.start()
+    undo = compat.on_fast_call(lambda called: None)
+    assert undo is not None
+    table("jax, syncs are looked for and calls are hooked", calls)
+    syncs.stop()
+    undo()
+
+
 def main() -> None:
-    table("nobody listens, torch not imported")
+    global CALLS
+    table("nobody listens, torch not imported", MARKS)
+    CALLS = 20_000
+    jax_calls()
+    CALLS = 100_000
     import torch
 
-    table("nobody listens, torch imported")
+    table("nobody listens, torch imported", MARKS)
     with torch.autograd.profiler.profile(use_kineto=False):
-        global CALLS
         CALLS = 2_000  # every call is kept by the profiler
-        table("a torch profiler records")
+        table("a torch profiler records", MARKS)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,32 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import many_ranks
-import xspace
+import commands
+from commands import ANALYZE, CORPUS
+from replicate import replicate, replicate_xspace
 from runner import REPOSITORY, Case, Reader, about, into_markdown, machine, measure, python, table, write
 
-CORPUS = Path(os.environ.get("PERFSCOPE_CORPUS", REPOSITORY.parent / "shared" / "data"))
 PEERS = Path(tempfile.gettempdir()) / "perfscope-benchmark-peers"
 PEER_PACKAGES = ("traceinsight", "orjson", "duckdb==1.5.5", "duckdb-extension-sqlite-scanner==1.5.5")
 
 READ = "from pathlib import Path\nfrom perfscope.analyzers.readers.{} import read\nread(Path(sys.argv[1]))"
-ANALYZE = (sys.executable, "-m", "perfscope", "analyze", "-q", "FILE")
+NAMES = """
+from jax.profiler import ProfileData
+total = 0
+for plane in ProfileData.from_file(sys.argv[1]).planes:
+    for line in plane.lines:
+        for event in line.events:
+            event.name, event.start_ns
+            total += event.duration_ns
+"""
+STATS = (
+    NAMES
+    + """            for name, value in event.stats:
+                total += value is None
+"""
+)
+"""Loops over `jax.profiler.ProfileData`."""
+
 SQLITE_TABLES = ("KERNEL", "RUNTIME", "MEMCPY", "MEMSET", "SYNCHRONIZATION")
 
 
@@ -49,8 +65,6 @@ def peers() -> str:
 
 def kineto_file(folder: Path, small: bool) -> tuple[Path, str]:
     """A real A100 job, its events over and over."""
-    from replicate import replicate
-
     source = CORPUS / "kineto" / "HolisticTraceAnalysis__nccl_data.json.gz"
     copies = replicate(source, folder / "large.json", 100 if small else 1000)
     return folder / "large.json", f"{source.name} {copies} times"
@@ -59,7 +73,7 @@ def kineto_file(folder: Path, small: bool) -> tuple[Path, str]:
 def xspace_file(folder: Path, small: bool) -> tuple[Path, str]:
     """A real profile of JAX, its events over and over."""
     source = CORPUS / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz"
-    events = xspace.replicate(source, folder / "large.xplane.pb", 400 if small else 4000)
+    events = replicate_xspace(source, folder / "large.xplane.pb", 400 if small else 4000)
     return folder / "large.xplane.pb", f"{source.name} repeated, {events:,} events"
 
 
@@ -102,14 +116,6 @@ def log_file(folder: Path, small: bool) -> tuple[Path, str]:
     text, copies = gzip.decompress(source.read_bytes()), 4 if small else 40
     (folder / "large.log").write_bytes(text * copies)
     return folder / "large.log", f"{source.name} {copies} times"
-
-
-def ranks_folder(folder: Path, small: bool) -> tuple[Path, str]:
-    """The eight real ranks of a job as the ranks of a large one."""
-    ranks, home = (64 if small else 1024), folder / "ranks"
-    home.mkdir()
-    many_ranks.make(sorted((CORPUS / "kineto").glob("astra-sim__megatron_kineto_*")), home, ranks)
-    return home, f"{ranks:,} ranks (packed)"
 
 
 def small_file(folder: Path, small: bool) -> tuple[Path, str]:
@@ -155,14 +161,15 @@ def cases() -> list[Case]:
                 "import perfscope.__main__, perfscope.commands.analyze, perfscope.analyzers.judge\n"
                 "import perfscope.analyzers.analysis_cache, perfscope.dashboards.report.text\n"
                 "import perfscope.analyzers.readers.kineto.reader\n"
-                "from perfscope.analyzers.registry import RULES, load_rule\nlist(map(load_rule, RULES))"),
+                "from perfscope.analyzers.registry import chosen_rules\n"
+                "chosen_rules(None, recorded=frozenset({'device_work', 'host_ops', 'launch_links', 'op_links'}))"),
             "perfscope --help": Reader(command=(sys.executable, "-m", "perfscope", "--help")),
             "python -c 'import numpy'": python("import numpy"),
         }),
         Case(key="xspace", title="XSpace", make=xspace_file, readers={
             "perfscope, all tables": python(READ.format("xspace.reader")),
-            "ProfileData, names and times": python(xspace.NAMES),
-            "ProfileData, names, times and stats": python(xspace.STATS),
+            "ProfileData, names and times": python(NAMES),
+            "ProfileData, names, times and stats": python(STATS),
             "xprof, overview_page": python(
                 "from pathlib import Path\nfrom xprof.convert import raw_to_tool_data\n"
                 "for kept in Path(sys.argv[1]).parent.glob('*op_stats*'):  # of the turn before\n    kept.unlink()\n"
@@ -184,23 +191,22 @@ def cases() -> list[Case]:
             "perfscope": python(READ.format("torch_log.reader")),
             "tlparse": Reader(command=(tlparse, "FILE", "-o", "OUT", "--overwrite", "--no-browser")),
         }),
-        Case(key="ranks", title="ranks of a job", make=ranks_folder, readers={
-            "perfscope analyze FOLDER": Reader(command=ANALYZE, turns=2),
-            "--ranks 0-7": Reader(command=(*ANALYZE, "--ranks", "0-7")),
-        }),
     ]  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="1 GB of Kineto JSON, 1,024 ranks ...: an hour")
+    parser.add_argument("--full", action="store_true", help="1 GB of Kineto JSON, 4,096 ranks ...: hours")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--only", nargs="*", help="keys of cases")
     parser.add_argument("--markdown", type=Path, help="write the tables between the markers of this file")
     parser.add_argument("--results", type=Path, help="folder of results by machine and version")
     options = parser.parse_args()
     results = []
-    for case in cases():
+    chosen = commands.cases(not options.full)
+    if not options.only or set(options.only) - {case.key for case in chosen}:  # those have peers to install
+        chosen = [*cases(), *chosen]
+    for case in chosen:
         if options.only and case.key not in options.only:
             continue
         with tempfile.TemporaryDirectory(prefix="perfscope-bench-") as folder:

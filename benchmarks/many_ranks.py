@@ -1,30 +1,24 @@
-"""Makes a job of many ranks out of the real ranks of a small one, and measures what analyzing it takes.
+"""Makes a job of many ranks out of the real ranks of a small one, and measures what analyzing it takes (`bench.py`).
 
-    python benchmarks/many_ranks.py RANK0.json.gz RANK1.json.gz ... --ranks 64 256 1024
-    python benchmarks/many_ranks.py RANK0.json.gz RANK1.json.gz ... --ranks 64 256 1024 --run
+    python benchmarks/many_ranks.py FOLDER [--ranks 1024] [--dask 4]
 
-With ``--run`` they lie in one run directory, as ``perfscope run`` leaves it, each rank with its manifest.
-
-The files must be one job's Kineto traces, by rank. Made rank r is real rank r mod N with its rank and the world's size
-rewritten; every N ranks are a host, whose clock is shifted by up to 111 ms against the others. Each size runs in a
-fresh process without sidecars, and every file is read in full. Memory is the largest resident set: of the process
-that compares, and of the largest one that reads.
+The sources must be one job's Kineto traces, by rank. Made rank r is real rank r mod N with its rank and the world's
+size rewritten; every N ranks are a host, whose clock is shifted by up to 111 ms against the others. Memory is the
+largest resident set: of the process that compares, and of the largest one that reads.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import json
-import os
 import re
 import resource
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from runner import tell
 
 SHIFTS_US = (0, 37_000, 74_000, 111_000)
 RANK = re.compile(rb'"rank": *\d+')
@@ -56,85 +50,47 @@ def make(sources: Sequence[Path], folder: Path, ranks: int) -> int:
     return size // len(sources)
 
 
-def as_run(folder: Path, ranks: int) -> Path:
-    """Put the files that ``make`` wrote into a run directory below ``folder``."""
-    from perfscope.model.documents.run import PROCESS_FILE, RUN_FILE, Capture, Process, Run, dump
-
-    home = folder / "made"
-    home.mkdir()
-    run = Run(id="made", name="made", created_utc="2026-01-01T00:00:00+00:00", command=("train.py",), state="finished")
-    (home / RUN_FILE).write_bytes(dump(run))
-    for rank in range(ranks):
-        directory = f"rank{rank:05d}"
-        artifact = f"{directory}/timing.pt.trace.json.gz"
-        (home / directory).mkdir()
-        (folder / f"rank{rank:05}.pt.trace.json.gz").rename(home / artifact)
-        capture = Capture(pass_name="timing", tool="torch_profiler", state="recorded", artifact=artifact)
-        process = Process(rank=rank, directory=directory, world_size=ranks, captures=(capture,))
-        (home / directory / PROCESS_FILE).write_bytes(dump(process))
-    return home
-
-
-def measure(folder: Path, jobs: int) -> dict[str, float]:
-    """Analyze ``folder`` in this process, which does nothing else."""
+def measure(folder: Path, ranks: int | None, workers: int) -> dict[str, float]:
+    """Analyze the first ``ranks`` in ``folder`` in this process, which does nothing else."""
     start = time.perf_counter()
     from perfscope.analyzers.judge import judge_paths
+    from perfscope.analyzers.selection import EVERYTHING, parse_selection
     from perfscope.dashboards.report import render
 
-    judged = judge_paths([folder], jobs=jobs)
-    report = render(judged.analysis, "json")
-    wall = time.perf_counter() - start
-    (job,) = judged.analysis.collectives.jobs
+    selection = EVERYTHING if ranks is None else parse_selection(None, f"0-{ranks - 1}", None)
+    with _cluster(workers) as scheduler:
+        judged = judge_paths([folder], scheduler=scheduler, selection=selection)
+        render(judged.analysis, "json")
+        wall = time.perf_counter() - start
+    recorded = sum(len(job.recorded) for job in judged.analysis.collectives.jobs)
+    if ranks is not None and recorded != ranks:
+        raise SystemExit(f"{recorded} of {ranks} ranks were recognized")
     return {
-        "ranks": len(job.recorded),
-        "matched": job.matched,
-        "clock_ms": job.clock_offset_ns / 1e6,
-        "wall_s": wall,
-        "here_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB,
-        "reader_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / MB,
-        "report_kb": len(report) / 1000,
+        "ms a rank": 1000 * wall / recorded,
+        "comparing MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB,
+        "reading MB": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / MB,
     }
+
+
+@contextmanager
+def _cluster(workers: int) -> Iterator[str | None]:
+    """A Dask cluster of this machine, a thread a worker; ``None``: no cluster."""
+    if not workers:
+        yield None
+        return
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", nargs="*", type=Path)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[64, 256, 1024])
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--run", action="store_true", help="make a run directory of them")
-    parser.add_argument("--measure", type=Path, help="a folder that is made already; prints JSON")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, help="only the first so many")
+    parser.add_argument("--dask", type=int, default=0, metavar="WORKERS")
     asked = parser.parse_args()
-    if asked.measure is not None:
-        print(json.dumps(measure(asked.measure, asked.jobs)))
-        return
-    if not asked.sources:
-        parser.error("name the files of a real job, by rank")
-    print("| ranks | wall s | ms a rank | memory of the comparing process | a rank of it | largest reader |")
-    print("|-:|-:|-:|-:|-:|-:|")
-    first = None
-    for ranks in asked.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            size = make(asked.sources, Path(folder), ranks)
-            place = as_run(Path(folder), ranks) if asked.run else Path(folder)
-            line = [sys.executable, __file__, "--measure", str(place), "--jobs", str(asked.jobs)]
-            done = subprocess.run(
-                line, check=True, capture_output=True, text=True, env={**os.environ, "PERFSCOPE_CACHE": "off"}
-            )
-        found = json.loads(done.stdout)
-        if found["ranks"] != ranks:
-            raise SystemExit(f"{found['ranks']} of {ranks} ranks were recognized")
-        first = first or found
-        more = ranks - first["ranks"]
-        each = f"{(found['here_mb'] - first['here_mb']) / more:.2f} MB" if more else "-"
-        print(
-            f"| {ranks:,} | {found['wall_s']:.1f} | {1000 * found['wall_s'] / ranks:.0f} | {found['here_mb']:.0f} MB "
-            f"| {each} | {found['reader_mb']:.0f} MB |",
-            flush=True,
-        )
-    print(
-        f"\n{size / MB:.1f} MB of JSON a rank, {asked.jobs} processes, {found['matched']:,} collectives matched over "
-        f"{found['ranks']:,} ranks, clocks {found['clock_ms']:.0f} ms apart, report {found['report_kb']:.0f} kB"
-    )
+    tell(measure(asked.folder, asked.ranks, asked.dask))
 
 
 if __name__ == "__main__":

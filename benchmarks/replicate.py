@@ -26,6 +26,8 @@ ID_ARGS = (
     "Python parent id",
 )
 STEP = re.compile(r"ProfilerStep#(\d+)")
+PAUSE_PS = 1_000_000
+"""Between copies of an XSpace."""
 
 
 def replicate(source: Path, out: Path, megabytes: int) -> int:
@@ -68,6 +70,24 @@ def _shifted(event: dict[str, Any], copy: int, period: float, stride: int) -> di
     if found:
         moved["name"] = f"ProfilerStep#{int(found[1]) + 1000 * copy}"
     return moved
+
+
+def replicate_xspace(source: Path, target: Path, copies: int) -> int:
+    """Write ``source`` with the events of each line ``copies`` times; the number of events."""
+    from perfscope.analyzers.hlo.protos import decode
+
+    space = decode("xspace.XSpace", gzip.decompress(source.read_bytes()), str(source))
+    lines = [line for plane in space.planes for line in plane.lines]
+    period = PAUSE_PS + max(event.offset_ps + event.duration_ps for line in lines for event in line.events)
+    for line in lines:
+        one = type(line)()
+        one.events.extend(line.events)
+        for _ in range(1, copies):
+            for event in one.events:
+                event.offset_ps += period
+            line.MergeFrom(one)
+    target.write_bytes(space.SerializeToString())
+    return sum(len(line.events) for line in lines)
 
 
 def main() -> None:

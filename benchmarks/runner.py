@@ -37,11 +37,15 @@ class Reader:
     """At most so many: those that take a minute need no interval."""
     warm: bool = False
     """Run once before, unmeasured: it keeps something for the next time."""
+    against: str | None = None
+    """The reader whose times are 1.00 in the table; the first of the case for ``None``."""
+    after: Callable[[Path], Mapping[str, float]] | None = None
+    """Numbers by name that are read from the working folder when the command is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Readers of one file, ours first."""
+    """Readers of one file, ours first. Each runs in a working folder of the case's own, the same for all turns."""
 
     key: str
     title: str
@@ -58,6 +62,8 @@ class Run:
     wall_s: float
     peak_bytes: int
     """The largest resident set of a process."""
+    marks: Mapping[str, float] = field(default_factory=dict)
+    """What the command measured itself (``OUT/marks.json``) and what was read after it, by name with unit."""
 
 
 def python(code: str, interpreter: str = sys.executable, **more: Any) -> Reader:
@@ -82,28 +88,44 @@ def measure(case: Case, folder: Path, *, small: bool, turns: int) -> dict[str, A
         loads.append(os.getloadavg()[0])
     return {
         "key": case.key, "title": case.title, "what": what, "bytes": size, "load": [min(loads), max(loads)],
+        "against": {name: reader.against or next(iter(case.readers)) for name, reader in case.readers.items()},
         "runs": {name: [asdict(run) for run in mine] for name, mine in runs.items()},
     }  # fmt: skip
 
 
 def _run(reader: Reader, file: Path, folder: Path) -> Run:
     command = [word.replace("FILE", str(file)).replace("OUT", str(folder / "out")) for word in reader.command]
+    (folder / "out").mkdir(exist_ok=True)
+    told, ended = folder / "out" / "marks.json", folder / "out" / "ended"
+    for file_of_before in (told, ended):
+        file_of_before.unlink(missing_ok=True)
     environment = {
         **os.environ, "PYTHONPATH": str(REPOSITORY), "PERFSCOPE_CACHE": "off", "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }  # fmt: skip
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed perfscope has its bytecode
     environment |= {name: text.replace("OUT", str(folder)) for name, text in reader.environment.items()}
     log = folder / "stderr"
     started = time.perf_counter()
     with log.open("wb") as errors:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
         _, status, usage = os.wait4(process.pid, 0)
+    wall, now = time.perf_counter() - started, time.time()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)[:300]}: exit {process.returncode}\n{log.read_text()[-2000:]}")
-    return Run(
-        cpu_s=usage.ru_utime + usage.ru_stime, wall_s=time.perf_counter() - started, peak_bytes=usage.ru_maxrss * 1024
-    )
+    marks: dict[str, float] = json.loads(told.read_text()) if told.exists() else {}
+    if ended.exists():
+        marks["stop s"] = now - float(ended.read_text())
+    if reader.after is not None:
+        marks |= reader.after(folder)
+    used = usage.ru_utime + usage.ru_stime
+    return Run(cpu_s=used, wall_s=wall, peak_bytes=usage.ru_maxrss * 1024, marks=marks)
+
+
+def tell(marks: dict[str, float]) -> None:
+    """Hand numbers to the runner: for programs that it starts."""
+    Path("out/marks.json").write_text(json.dumps(marks))
 
 
 def interval(ours: list[float], theirs: list[float]) -> tuple[float, float] | None:
@@ -121,27 +143,40 @@ def interval(ours: list[float], theirs: list[float]) -> tuple[float, float] | No
 
 def table(result: Mapping[str, Any]) -> str:
     """Markdown of one case."""
-    runs, size = result["runs"], result["bytes"]
-    ours = [run["cpu_s"] for run in next(iter(runs.values()))]
+    runs, size, against = result["runs"], result["bytes"], result["against"]
+    first = next(iter(runs))
+    marks = list(dict.fromkeys(mark for mine in runs.values() for run in mine for mark in run["marks"]))
+    rates = size >= LEAST_FOR_RATE
+    base = "first row" if set(against.values()) == {first} else "bare"
+    heads = ["reader", "CPU s", *(["s/GB"] if rates else []), f"x {base}", "95 %", "wall s", "peak MB", *marks, "turns"]
     low_load, high_load = result["load"]
     lines = [
         f"{result['what']}, {size / 1e6:,.1f} MB; load average {low_load:.0f} to {high_load:.0f}",
         "",
-        "| reader | CPU s | s/GB | x perfscope | 95 % | wall s | peak MB | turns |",
-        "|-|-:|-:|-:|-:|-:|-:|-:|",
+        f"| {' | '.join(heads)} |",
+        f"|-{'|-:' * (len(heads) - 1)}|",
     ]
     for name, mine in runs.items():
-        seconds = [run["cpu_s"] for run in mine]
+        seconds, ours = ([run["cpu_s"] for run in runs[one]] for one in (name, against[name]))
         median = statistics.median(seconds)
-        between = interval(ours, seconds)
-        rate = f"{median / size * 1e9:.1f}" if size >= LEAST_FOR_RATE else ""
-        lines.append(
-            f"| {name} | {median:.2f} | {rate} | {median / statistics.median(ours):.2f} "
-            f"| {'' if between is None else f'{between[0]:.2f} to {between[1]:.2f}'} "
-            f"| {statistics.median(run['wall_s'] for run in mine):.1f} "
-            f"| {max(run['peak_bytes'] for run in mine) / 1e6:,.0f} | {len(mine)} |"
-        )
+        between = None if name == against[name] else interval(ours, seconds)
+        cells = [
+            name,
+            f"{median:.2f}",
+            *([f"{median / size * 1e9:.1f}"] if rates else []),
+            f"{median / statistics.median(ours):.2f}",
+            "" if between is None else f"{between[0]:.2f} to {between[1]:.2f}",
+            f"{statistics.median(run['wall_s'] for run in mine):.1f}",
+            f"{max(run['peak_bytes'] for run in mine) / 1e6:,.0f}",
+            *(_middle([run["marks"][mark] for run in mine if mark in run["marks"]]) for mark in marks),
+            str(len(mine)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _middle(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f}" if values else ""
 
 
 def into_markdown(file: Path, key: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A peer of the timeline that draws all events into an image for each view, as datashader does."""
+"""Peers of the timeline that draw all events into an image for each view: in numpy, and with datashader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,3 +77,31 @@ def png(gray: np.ndarray) -> bytes:
     out.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)))
     out.write(chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b""))
     return out.getvalue()
+
+
+class Shaded(Image):
+    """As `Image`, with datashader's aggregation in the place of ours."""
+
+    def __init__(self, trace: Trace, lanes: int) -> None:
+        """`ImportError` where datashader is not installed."""
+        import datashader
+        import pandas as pd
+
+        super().__init__(trace, lanes)
+        rows = trace.rows["kernels"]
+        lane = np.asarray(rows["stream"], np.float32)
+        self._shader: Any = datashader
+        self._frame = pd.DataFrame(
+            {"x0": self.start.astype(np.float64), "x1": self.end.astype(np.float64), "y0": lane, "y1": lane}
+        )
+        self._lanes = lanes
+
+    def picture(self) -> bytes:
+        """A PNG of ``view``."""
+        canvas = self._shader.Canvas(WIDTH, self._lanes, x_range=self.view, y_range=(-0.5, self._lanes - 0.5))
+        counted = canvas.line(self._frame, ["x0", "x1"], ["y0", "y1"], axis=1, agg=self._shader.count())
+        each = HEIGHT // self._lanes
+        shades = np.minimum(np.log1p(np.nan_to_num(np.asarray(counted.values, np.float64))) * 60, 255).astype(np.uint8)
+        picture = np.zeros((HEIGHT, WIDTH), np.uint8)
+        picture[: each * self._lanes] = np.repeat(shades, each, axis=0)
+        return png(picture)

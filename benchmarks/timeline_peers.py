@@ -42,7 +42,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "benchmarks")]
 
 from browser_watch import LIMIT_S, TooSlowError, memory_bytes, settled  # noqa: E402
 from timeline import BINARIES, prepared, synthetic  # noqa: E402
-from timeline_image import HEIGHT, WIDTH, Image  # noqa: E402
+from timeline_image import HEIGHT, WIDTH, Image, Shaded  # noqa: E402
 
 from perfscope.dashboards.export import Subject, export  # noqa: E402
 from perfscope.dashboards.web.server.shelf import Shelf  # noqa: E402
@@ -247,8 +247,6 @@ def peer_of(name: str, trace: Trace, lanes: int, folder: Path) -> Iterator[Peer]
         yield Peer(name="numpy image, a bin a pixel", make=lambda _: None, open=image.open, zoom=image.zoom,
                    sent=lambda _: image.bytes)  # fmt: skip
     elif name == "datashader":
-        from timeline_datashader import Shaded
-
         shaded = Shaded(trace, lanes)
         yield Peer(name="datashader, an image a view", make=lambda _: None, open=shaded.open, zoom=shaded.zoom,
                    sent=lambda _: shaded.bytes)  # fmt: skip

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.query import QUERIES
 from perfscope.analyzers.query.frames import DERIVED
-from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.registry import NEEDS, RULES
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.model import finding
@@ -50,20 +50,18 @@ class RuleSource:
 
 
 def rule_source(rule_id: str, path: Path) -> RuleSource:
-    """Read a rule's file. ``ValueError`` if it has no docstring or no ``NEEDS``."""
+    """Read a rule's file. ``ValueError`` if it has no docstring."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     doc = ast.get_docstring(tree)
     if not doc:
         raise ValueError(f"{path}: a rule's docstring is its page; there is none")
-    needs = [value for name, value, _ in constants(tree) if name == "NEEDS"]
-    if not needs:
-        raise ValueError(f"{path}: NEEDS is missing")
+    own = [ast.literal_eval(value) for name, value, _ in constants(tree) if name == "NEEDS"]
     return RuleSource(
         id=rule_id,
         path=path.relative_to(DOCS.parent).as_posix() if path.is_relative_to(DOCS.parent) else path.name,
         doc=doc,
-        needs=tuple(ast.literal_eval(needs[0])),
+        needs=own[0] if own else NEEDS.get(rule_id, ()),
         thresholds=thresholds_in(text),
     )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.registry import load_rule, rule_ids
+from perfscope.analyzers.registry import subjects_of
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
-    from perfscope.model.finding import Outcome, Subject
 
 # Sources that are no recording of a run: compiled programs, memory snapshots.
 
@@ -111,7 +110,9 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
     own, why = ("compile_log", LOG_ALONE) if analysis.compile.ranks else ("flight_record", DUMPS_ALONE)
     compiled = bool(analysis.sources) and {source.format for source in analysis.sources} == {COMPILED_FORMAT}
     of_ranks = [
-        outcome for outcome in analysis.outcomes if outcome.status == "abstained" and "ranks" in _judged_by(outcome)
+        outcome
+        for outcome in analysis.outcomes
+        if outcome.status == "abstained" and "ranks" in subjects_of(outcome.rule)
     ]
     single = (
         not alone and len(of_ranks) > 1 and len(analysis.sources) == 1 and (analysis.sources[0].world_size or 1) == 1
@@ -120,7 +121,7 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
         if outcome.status == "abstained":
             reason = outcome.reason or "no reason given"
             topic = TOPICS.get(outcome.missing[-1]) if outcome.missing else None
-            subjects = _judged_by(outcome)
+            subjects = subjects_of(outcome.rule)
             if compiled and ("programs" not in subjects or outcome.missing):
                 reason, topic = NOTHING_RAN, OF_A_RUN
             elif single and "ranks" in subjects:
@@ -130,11 +131,6 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
             reasons.setdefault((reason, topic), []).append(outcome.rule)
     ordered = sorted(reasons.items(), key=lambda item: item[0][1] is not None)
     return tuple((reason, _named(rules, topic)) for (reason, topic), rules in ordered)
-
-
-def _judged_by(outcome: Outcome) -> tuple[Subject, ...]:
-    """What a rule has findings on besides the recording of one process; nothing of one that is not installed."""
-    return load_rule(outcome.rule).judges if outcome.rule in rule_ids() else ()
 
 
 def _named(rules: list[str], topic: str | None) -> tuple[str, ...]:

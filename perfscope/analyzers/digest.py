@@ -152,11 +152,6 @@ def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int,
 MOST_FRAMES = 20_000
 """Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
 
-MOST_GRAPHS = 16
-"""Files: of more of them no dependencies are kept, which take up to 20 MB each."""
-MOST_NODES = 300_000
-"""Of one rank."""
-
 _SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
     span, device_times, step_windows, steps_work, account_windows, step_accounts, trace_memories,
 )  # fmt: skip

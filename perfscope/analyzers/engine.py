@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
-from perfscope.analyzers.hlo.program import program_labels, programs_apart
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
 from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
-from perfscope.analyzers.registry import load_rule, rule_ids
+from perfscope.analyzers.registry import chosen_rules, recorded_by
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
 from perfscope.analyzers.sections.memory import NO_MEMORY, MemorySection, memory_section
@@ -329,20 +328,8 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
     if isinstance(traces, str | PathLike):
         raise TypeError("analyze takes traces: perfscope.analyze(perfscope.load(path))")
     all_traces = (traces,) if isinstance(traces, Trace) else tuple(traces)
-    chosen = chosen_rules(rules)
+    chosen = chosen_rules(rules, recorded=recorded_by(all_traces))
     return conclude([examine(trace, chosen) for trace in all_traces], chosen)
-
-
-def chosen_rules(rules: Iterable[str] | None, off: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
-    """The rules of these ids; all of them for ``None``. One that cannot be imported abstains and says so.
-
-    ``off``: reasons of rules that the user turned off, which abstain with them.
-    """
-    reasons = off or {}
-    return tuple(
-        _abstaining(rule, f"turned off in the configuration: {reasons[rule]}") if rule in reasons else _loaded(rule)
-        for rule in (rule_ids() if rules is None else rules)
-    )
 
 
 def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
@@ -404,26 +391,6 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
     )
 
 
-def _loaded(rule_id: str) -> Rule:
-    """The rule; one that cannot be imported (a broken package of somebody else's) abstains and says so."""
-    try:
-        return load_rule(rule_id)
-    except (ImportError, AttributeError) as error:
-        problem = f"the rule cannot be loaded: {type(error).__name__}: {error}"
-        log_failure(_log, f"rule {rule_id} cannot be loaded", error)
-
-    return _abstaining(rule_id, problem)
-
-
-def _abstaining(rule_id: str, reason: str) -> Rule:
-    """A rule that says of every trace why it is not evaluated."""
-
-    def abstain(_: Trace) -> Iterable[Finding]:
-        raise AbstainError(reason)
-
-    return Rule(id=rule_id.replace("-", "_"), doc="", needs=(), check=abstain)
-
-
 def judge(rule: Rule, trace: Trace) -> Outcome:
     """What one rule says of one trace. A rule that breaks abstains and says so; it never passes as clean."""
     return _compared(_over_programs(rule, trace), rule, [trace])
@@ -431,6 +398,10 @@ def judge(rule: Rule, trace: Trace) -> Outcome:
 
 def _over_programs(rule: Rule, trace: Trace, found: Sequence[tuple[str, Finding]] = ()) -> Outcome:
     """Programs that were handed in together are judged one by one: no share is of the sum of them."""
+    if not trace.hlo:
+        return _checked(rule, trace, found)
+    from perfscope.analyzers.hlo.program import program_labels, programs_apart
+
     parts = trace.fact(programs_apart)
     if len(parts) == 1:
         return _checked(rule, trace, found)

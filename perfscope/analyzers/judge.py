@@ -15,10 +15,7 @@ from typing import Any
 from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.topology import Topology
-from perfscope.analyzers.digest import MOST_GRAPHS, reduce_trace, trim_evidence
-from perfscope.analyzers.engine import Analysis, Examined, chosen_rules, conclude, examine
-from perfscope.analyzers.hlo.program_device import judged_for
-from perfscope.analyzers.readers.hlo.program import holds_programs_only
+from perfscope.analyzers.engine import Analysis, Examined, conclude, examine
 from perfscope.analyzers.readers.load import (
     Input,
     Loaded,
@@ -34,12 +31,17 @@ from perfscope.analyzers.readers.load import (
 )
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.readers.workers import LostTask, cores, work_here, work_through
-from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.registry import RULES, chosen_rules, recorded_by
 from perfscope.analyzers.selection import EVERYTHING, Selection, part_of
 from perfscope.analyzers.thresholds import Thresholds, changed
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Rule
 from perfscope.model.trace import Trace
+
+MOST_GRAPHS = 16
+"""Files: of more of them no dependencies are kept, which take up to 20 MB each."""
+MOST_NODES = 300_000
+"""Of one rank."""
 
 BYTES_PER_PROCESS = 500_000
 """Bytes of files a process must have to be worth starting: packed, that is a tenth of a second of reading."""
@@ -74,9 +76,9 @@ class JudgeTask:
 
         Compiled programs alone stay as they are: several files of them are judged as one trace, at the end.
         """
-        rules = chosen_rules(self.rules, self.off)
         ranks = self.selection.ranks
         traces = [trace for trace in read.traces if ranks is None or trace.trace.source.rank in ranks]
+        rules = chosen_rules(self.rules, self.off, recorded=recorded_by(trace.trace for trace in traces))
         try:
             with changed(self.thresholds):
                 return replace(read, traces=tuple(self._judged(trace, rules) for trace in traces))
@@ -85,11 +87,13 @@ class JudgeTask:
             return TaskResult(skipped=Skipped(path=path, reason=str(error).removeprefix(f"{path}: "), broken=True))
 
     def _judged(self, read_trace: ReadTrace, rules: Sequence[Rule]) -> ReadTrace:
-        if holds_programs_only(read_trace.trace):
+        if read_trace.trace.source.programs is not None:
             return read_trace
         examined = self.examined(read_trace.trace, rules)
         if self.whole:
             return examined
+        from perfscope.analyzers.digest import reduce_trace
+
         kept = replace(examined, trace=reduce_trace(examined.trace, graph=self.graphs))
         if kept.trace is not examined.trace:  # facts may hold the trace itself, and its tables would wait for the
             examined.trace.forget()  # garbage collector
@@ -98,6 +102,8 @@ class JudgeTask:
     def examined(self, trace: Trace, rules: Sequence[Rule]) -> Examined:
         """What the rules say of a trace, or of the part of it that is asked for."""
         if self.device is not None:
+            from perfscope.analyzers.hlo.program_device import judged_for
+
             trace = judged_for(trace, self.device)
         return examine(part_of(replace(trace, topology=self.topology), self.selection), rules)
 
@@ -135,7 +141,7 @@ def judge_paths(
     ``UsageError`` as ``of_ranks``.
     """
     off = configuration.off if rules is None else {}
-    chosen = chosen_rules(rules, off)
+    chosen = chosen_rules(rules, off, recorded=frozenset())
     inputs = [of_ranks(item, selection.ranks) for item in _inputs(paths)]
     tasks = [task for item in inputs for task in item.tasks()]
     whole = _keeps_tables(chosen, tasks, anywhere=scheduler is not None)
@@ -152,6 +158,7 @@ def judge_paths(
     if scheduler is not None and not whole:  # workers of a cluster are in other directories
         tasks = list(map(_absolute, tasks))
     loaded = assemble(inputs, _collected((executor or work_here)(work, tasks), tasks, whole=whole))
+    chosen = chosen_rules(work.rules, off, recorded=recorded_by(result.trace for result in loaded.results))
     with changed(configuration.thresholds):
         examined = [
             result if isinstance(result, Examined) else work.examined(result.trace, chosen) for result in loaded.results
@@ -251,6 +258,8 @@ def _collected(
 
 
 def _trimmed(read_trace: ReadTrace) -> ReadTrace:
+    from perfscope.analyzers.digest import trim_evidence
+
     return trim_evidence(read_trace) if isinstance(read_trace, Examined) else read_trace
 
 

@@ -1,18 +1,23 @@
 """The rules, a written list: id -> module. One rule a file, the file name is the id.
 
-A rule's module has ``NEEDS`` (keys of ``perfscope.model.trace.RECORDED``) and
-``check(trace) -> Iterable[Finding]``; it may have ``JUDGES`` (`Subject`: what it has findings on besides the recording
-of one process), ``compare(traces)`` for what shows only where several traces lie side by side, and
-``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring is its page in ``docs/rules``.
+A rule's module has ``check(trace) -> Iterable[Finding]``; it may have ``compare(traces)`` for what shows only where
+several traces lie side by side, and ``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring
+is its page in ``docs/rules``. What it needs and judges is written here, so that a rule without its input is not
+imported; a rule of another package has ``NEEDS`` and maybe ``JUDGES`` in its module.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
+from collections.abc import Iterable, Mapping
 
-from perfscope.model.errors import UsageError, did_you_mean
-from perfscope.model.finding import Rule
+from perfscope.model.errors import UsageError, did_you_mean, log_failure
+from perfscope.model.finding import AbstainError, Finding, Rule, Subject
 from perfscope.model.plugins import installed
+from perfscope.model.trace import Trace
+
+_log = logging.getLogger(__name__)
 
 RULES: dict[str, str] = {
     "blocking_collective": "perfscope.analyzers.programs.rules.blocking_collective",
@@ -59,12 +64,73 @@ RULES: dict[str, str] = {
     "warmup_compile": "perfscope.analyzers.time.rules.warmup_compile",
 }
 
+NEEDS: dict[str, tuple[str, ...]] = {
+    "blocking_collective": ("hlo",),
+    "dense_expert_compute": ("hlo",),
+    "donation_missed": ("hlo",),
+    "dynamic_shape_churn": ("compile_log",),
+    "eager_fallback": ("compile_log",),
+    "exposed_copy": ("device_work",),
+    "graph_break": ("compile_log",),
+    "hung_collective": ("flight_record",),
+    "input_stall": ("host_ops",),
+    "low_precision_accumulation": ("numerics",),
+    "nonfinite": ("numerics",),
+    "pageable_copy": ("device_work",),
+    "resharding_collective": ("hlo",),
+    "sequential_scan": ("hlo",),
+    "slow_steps": ("python_samples",),
+    "small_kernels": ("device_work", "launch_links"),
+    "unfused_optimizer": ("host_ops",),
+    "unstable_scale": ("numerics",),
+}
+"""Keys of ``perfscope.model.trace.RECORDED`` that a rule of ours needs; others say themselves what they lack."""
+
+JUDGES: dict[str, tuple[Subject, ...]] = {
+    "blocking_collective": ("programs",),
+    "compile_time": ("compile_log", "programs"),
+    "dense_expert_compute": ("programs",),
+    "donation_missed": ("programs",),
+    "dynamic_shape_churn": ("compile_log", "programs"),
+    "eager_fallback": ("compile_log", "programs"),
+    "excess_remat": ("programs",),
+    "expert_imbalance": ("ranks",),
+    "exposed_communication": ("programs",),
+    "full_precision_matmul": ("programs",),
+    "graph_break": ("compile_log", "programs"),
+    "host_sync": ("programs",),
+    "hung_collective": ("ranks", "flight_record"),
+    "link_contention": ("ranks",),
+    "missing_remat": ("programs",),
+    "nvlink_stall": ("ranks",),
+    "oom_near": ("programs",),
+    "peak_owner": ("programs",),
+    "pipeline_bubble": ("ranks",),
+    "rank_divergence": ("compile_log", "programs", "ranks"),
+    "recompilation": ("compile_log", "programs"),
+    "resharding_collective": ("programs",),
+    "sequential_scan": ("programs",),
+    "small_collectives": ("ranks",),
+    "straggler": ("ranks",),
+    "unfused_attention": ("programs",),
+    "unfused_ops": ("compile_log", "programs"),
+    "unfused_optimizer": ("programs",),
+}
+"""What a rule of ours has findings on besides the recording of one process."""
+
 ENTRY_POINTS = "perfscope.rules"
 
 
 def rule_ids() -> tuple[str, ...]:
     """Ids of all rules, ours and those of installed packages, sorted."""
     return tuple(sorted({*RULES, *(entry.name for entry in installed(ENTRY_POINTS))}))
+
+
+def subjects_of(rule_id: str) -> tuple[Subject, ...]:
+    """What a rule has findings on besides the recording of one process; nothing of one that is not installed."""
+    if rule_id in RULES:
+        return JUDGES.get(rule_id, ())
+    return load_rule(rule_id).judges if rule_id in rule_ids() else ()
 
 
 def load_rule(rule_id: str) -> Rule:
@@ -82,9 +148,9 @@ def load_rule(rule_id: str) -> Rule:
     return Rule(
         id=wanted,
         doc=module.__doc__ or "",
-        needs=tuple(module.NEEDS),
+        needs=tuple(getattr(module, "NEEDS", NEEDS.get(wanted, ()))),
         check=module.check,
-        judges=tuple(getattr(module, "JUDGES", ())),
+        judges=tuple(getattr(module, "JUDGES", JUDGES.get(wanted, ()))),
         compare=getattr(module, "compare", None),
         plan=getattr(module, "check_plan", None),
         replaces=getattr(module, "REPLACES", False),
@@ -93,3 +159,50 @@ def load_rule(rule_id: str) -> Rule:
         examined=getattr(module, "examined", None),
         compared=getattr(module, "compared", None),
     )
+
+
+def recorded_by(traces: Iterable[Trace]) -> frozenset[str]:
+    """Keys of `RECORDED` that one of the traces has."""
+    return frozenset().union(*(trace.recorded for trace in traces))
+
+
+def chosen_rules(
+    rules: Iterable[str] | None, off: Mapping[str, str] | None = None, *, recorded: frozenset[str] | None = None
+) -> tuple[Rule, ...]:
+    """The rules of these ids; all of them for ``None``. One that cannot be imported abstains and says so.
+
+    ``off``: reasons of rules that the user turned off, which abstain with them. ``recorded``: what one of the traces to
+    be judged has (all for ``None``); a rule that needs more is not imported, it abstains.
+    """
+    reasons = off or {}
+    return tuple(
+        _abstaining(rule, f"turned off in the configuration: {reasons[rule]}") if rule in reasons
+        else _loaded(rule) if recorded is None or "torch_plan" in recorded or recorded.issuperset(NEEDS.get(rule, ()))
+        else Rule(id=rule, doc="", needs=NEEDS[rule], check=_without_input)
+        for rule in (rule_ids() if rules is None else rules)
+    )  # fmt: skip
+
+
+def _without_input(_: Trace) -> Iterable[Finding]:
+    """What a rule finds whose needs the trace does not have: it is not asked."""
+    raise AssertionError
+
+
+def _loaded(rule_id: str) -> Rule:
+    """The rule; one that cannot be imported (a broken package of somebody else's) abstains and says so."""
+    try:
+        return load_rule(rule_id)
+    except (ImportError, AttributeError) as error:
+        problem = f"the rule cannot be loaded: {type(error).__name__}: {error}"
+        log_failure(_log, f"rule {rule_id} cannot be loaded", error)
+
+    return _abstaining(rule_id, problem)
+
+
+def _abstaining(rule_id: str, reason: str) -> Rule:
+    """A rule that says of every trace why it is not evaluated."""
+
+    def abstain(_: Trace) -> Iterable[Finding]:
+        raise AbstainError(reason)
+
+    return Rule(id=rule_id.replace("-", "_"), doc="", needs=(), check=abstain)

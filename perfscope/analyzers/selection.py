@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.digest import moved_references, new_rows
 from perfscope.analyzers.readers.load import Loaded, load_paths
 from perfscope.analyzers.time import account_windows, main_thread, step_windows, steps_work
 from perfscope.analyzers.time.account import Windows, cause_intervals
@@ -198,6 +197,8 @@ _SAMPLED = ("counters", "memory", "samples")
 
 
 def _cut(trace: Trace, chosen: _Chosen) -> dict[str, Rows]:
+    from perfscope.analyzers.digest import new_rows
+
     rows = dict(trace.rows)
     rows["memory"] = _with_blocks_before(rows["memory"], chosen.low)
     keep = {name: _overlaps(rows[name], chosen.device if name in _ON_DEVICE else chosen.host)
@@ -260,6 +261,8 @@ def _keep_targets(rows: Rows, column: str, mask: np.ndarray, keep: dict[str, np.
 
 
 def _moved(rows: Rows, places: dict[str, Int64]) -> Rows:
+    from perfscope.analyzers.digest import moved_references
+
     changed: dict[str, Any] = {
         column.name: moved_references(rows[column.name], places[column.refers])
         for column in rows.table.columns

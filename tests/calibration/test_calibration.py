@@ -11,9 +11,9 @@ import pytest
 
 from perfscope.analyzers.devices import DEVICES, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns
+from perfscope.analyzers.devices.tiles import Sizes
 from perfscope.analyzers.predict.curves import CURVES
 from perfscope.analyzers.predict.efficiency import Work, kernel_curve, usual_range
-from perfscope.analyzers.predict.tiles import Sizes
 from tests.calibration.__main__ import CURVES as CURVES_FILE
 from tests.calibration.__main__ import PAGE
 from tests.calibration.files import FITTED, UNSEEN

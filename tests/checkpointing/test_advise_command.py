@@ -28,7 +28,7 @@ class Reader(ModuleType):
     @staticmethod
     def read(path: Path) -> Trace:
         count = int(path.read_text().split()[1])
-        trace = TraceBuilder(path=str(path)).build()
+        trace = TraceBuilder(path=str(path), recorded=frozenset({"op_graph"} if count else ())).build()
         if count:
             trace.seed(torch_step_model, model(count))
         return trace

@@ -22,7 +22,7 @@ from tests.checkpointing.steps import checkpointed, layers
 
 
 def outcome(model: StepModel | None) -> Outcome:
-    trace = TraceBuilder(recorded=EVERYTHING).build()
+    trace = TraceBuilder(recorded=EVERYTHING if model is None else EVERYTHING | {"op_graph"}).build()
     if model is not None:
         trace.seed(torch_step_model, model)
     return judge(load_rule("missing_remat"), trace)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers import engine
+from perfscope.analyzers import engine, registry
 from perfscope.analyzers.causes import MOST_ROWS, one_per_cause
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.readers.load import load
@@ -47,7 +47,7 @@ def trace(rank: int | None = 0, *, recorded: frozenset[str] = EVERYTHING) -> Tra
 
 
 def outcome_of_rule(monkeypatch: pytest.MonkeyPatch, made: Rule, *traces: Trace) -> engine.Outcome:
-    monkeypatch.setattr(engine, "load_rule", lambda name: made)
+    monkeypatch.setattr(registry, "load_rule", lambda name: made)
     (outcome,) = analyze(traces, rules=["made_up"])
     return outcome
 
@@ -147,7 +147,7 @@ def test_every_rule_answers_an_empty_trace() -> None:
 
 
 def test_a_rule_that_cannot_be_imported_abstains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(engine.load_rule.__globals__["RULES"], "gone", "no.such.module")
+    monkeypatch.setitem(registry.load_rule.__globals__["RULES"], "gone", "no.such.module")
     (outcome,) = analyze(trace(), rules=["gone"])
     assert outcome.status == "abstained"
     assert outcome.reason == "the rule cannot be loaded: ModuleNotFoundError: No module named 'no'"

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers import engine
-from perfscope.analyzers.engine import chosen_rules, conclude, examine
+from perfscope.analyzers.engine import conclude, examine
 from perfscope.analyzers.ranks.rules.hung_collective import hang_of
 from perfscope.analyzers.readers.kineto.reader import read
+from perfscope.analyzers.registry import chosen_rules
 from perfscope.model import intervals
 from perfscope.model.flight_recorder import FlightRecord, RecordedCall, RecordedGroup
 from perfscope.model.intervals import Int64, Intervals, _covered_before

@@ -46,7 +46,7 @@ CYCLES: dict[frozenset[str], str] = {}
 
 REGISTRIES = {
     "perfscope.analyzers.readers": ("READERS", {"sniff", "read"}, "analyzers/readers"),
-    "perfscope.analyzers.registry": ("RULES", {"NEEDS", "check"}, "analyzers/*/rules"),
+    "perfscope.analyzers.registry": ("RULES", {"check"}, "analyzers/*/rules"),
     "perfscope.commands": ("COMMANDS", set[str](), "commands"),
     "perfscope.dashboards.report": ("REPORTS", {"SUFFIXES", "render"}, "dashboards/report"),
     "perfscope.profiler.session.pass_runner": ("CAPTURES", {"available"}, "profiler/*"),

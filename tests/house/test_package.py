@@ -186,6 +186,15 @@ def test_memory_of_a_run() -> None:
 
 HEAVY = ("torch", "jax", "numpy", "pandas", "scipy", "dash", "plotly", "rich", "msgspec")
 NOT_FOR_A_TRACE = ("asyncio", "ssl", "sqlite3", "duckdb", "jinja2", "google.protobuf", "xml.sax", "unittest", "fsspec")
+NOT_IN_A_TRACE = (
+    "perfscope.analyzers.hlo.module", "perfscope.analyzers.programs", "perfscope.analyzers.predict",
+    "perfscope.analyzers.plans", "perfscope.analyzers.checkpointing.plans",
+    "perfscope.analyzers.ops.rules.unfused_ops.graph",
+    "perfscope.analyzers.torch_compile.rules.graph_break", "perfscope.analyzers.numerics.rules.nonfinite",
+    "perfscope.analyzers.readers.compiled", "perfscope.model.documents.torch_plan", "perfscope.model.compile_log",
+    "perfscope.model.op_graph", "perfscope.model.flight_recorder",
+)  # fmt: skip
+"""Modules for compiled programs, plans, logs and other recordings."""
 FRAMEWORKS = ("torch", "jax", "pandas", "scipy", "dash", "plotly")
 
 HELP = "import sys\nfrom perfscope.__main__ import run\nassert run(['--help']) == 0"
@@ -237,6 +246,25 @@ def test_analyzing_a_trace_loads_nothing_that_it_does_not_need(tmp_path: Path) -
     program = f"from perfscope.__main__ import run\nassert run(['analyze', '-q', '--no-cache', {str(trace)!r}]) == 0"
     assert loaded_by(program, (*FRAMEWORKS, *NOT_FOR_A_TRACE)) == []
     assert loaded_by(program, ("numpy", "msgspec")) == ["numpy", "msgspec"]
+
+
+def test_analyzing_a_trace_loads_no_module_of_other_recordings(tmp_path: Path) -> None:
+    spans = [
+        ("cpu_op", "aten::mm", 0, 20, {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]}),
+        ("cuda_runtime", "cudaLaunchKernel", 5, 5, {"correlation": 1}),
+        ("kernel", "ampere_sgemm_64x64", 15, 80, {"device": 0, "stream": 7, "correlation": 1}),
+        ("user_annotation", "ProfilerStep#1", 0, 100, {}),
+    ]
+    events = [
+        {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": length, "pid": 1, "tid": 1, "args": more}
+        for kind, name, start, length, more in spans
+    ]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    program = f"from perfscope.__main__ import run\nassert run(['analyze', '-q', '--no-cache', {str(trace)!r}]) == 0"
+    assert loaded_by(program, NOT_IN_A_TRACE) == []
+    rest = "from perfscope.analyzers.registry import RULES, load_rule\nlist(map(load_rule, RULES))"
+    assert "perfscope.analyzers.programs" in loaded_by(rest, NOT_IN_A_TRACE)
 
 
 def test_an_eager_import_is_noticed() -> None:

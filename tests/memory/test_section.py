@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.digest import reduce_trace
-from perfscope.analyzers.engine import analyze, chosen_rules, conclude, examine
+from perfscope.analyzers.engine import analyze, conclude, examine
 from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.memory.holders import UNSEEN
 from perfscope.analyzers.memory.trace_memories import Memory
 from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.registry import chosen_rules
 from perfscope.analyzers.sections import memory as section_module
 from perfscope.analyzers.sections.memory import MOST_RANKS, memory_section
 from perfscope.dashboards.report import render

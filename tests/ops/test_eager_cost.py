@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfscope.analyzers.devices.tiles import Sizes
 from perfscope.analyzers.ops.eager_cost import OpCost, op_cost
-from perfscope.analyzers.predict.tiles import Sizes
 from tests.ops.kineto_calls import recorded
 
 torch = pytest.importorskip("torch")

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.devices.tiles import Sizes, padded_share, wave_share
 from perfscope.analyzers.hlo.collectives import collectives_of
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.predict.assumptions import factors_for
 from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range
 from perfscope.analyzers.predict.kernel_time import sizes_of
-from perfscope.analyzers.predict.tiles import Sizes, padded_share, wave_share
 from tests.hlo_build import GPU, hlo_module
 from tests.predict.targets import target
 

@@ -409,7 +409,7 @@ def test_what_breaks_is_said_and_costs_no_finding(monkeypatch: pytest.MonkeyPatc
     def broken(_: Trace) -> None:
         raise KeyError("odd")
 
-    monkeypatch.setattr(home, "programs", broken)
+    monkeypatch.setattr("perfscope.analyzers.programs.programs", broken)
     held = analyze(hlo_trace(step()), rules=["unfused_ops"])
     assert held.programs.programs == ()
     assert held.programs.problems == ("the compiled programs could not be summed up: KeyError: 'odd'",)

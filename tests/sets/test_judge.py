@@ -149,7 +149,7 @@ def test_a_rule_of_others_compares_whole_traces(megatron_files: Path, monkeypatc
     (rule,) = judging.chosen_rules(["straggler"])
     other = replace(rule, id="theirs", compare=compare)
     assert other.id not in RULES
-    monkeypatch.setattr(judging, "chosen_rules", lambda *_: (other,))
+    monkeypatch.setattr(judging, "chosen_rules", lambda *_, **__: (other,))
     judge_paths([megatron_files], jobs=2)
     assert seen == [690] * 4
 

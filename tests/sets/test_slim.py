@@ -12,8 +12,9 @@ import pytest
 
 from perfscope.analyzers import digest as cutting
 from perfscope.analyzers.digest import reduce_trace
-from perfscope.analyzers.engine import Analysis, chosen_rules, conclude, examine
+from perfscope.analyzers.engine import Analysis, conclude, examine
 from perfscope.analyzers.readers.load import load_one
+from perfscope.analyzers.registry import chosen_rules
 from perfscope.dashboards.report import render
 from perfscope.model.trace import SliceKind, Trace
 from tests.build import TraceBuilder

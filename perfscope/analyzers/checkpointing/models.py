@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from perfscope.analyzers.checkpointing.step_model import StepModel
-from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
-from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.checkpointing.step_model import StepModel
+
+
+NO_GRAPH = "no op graph: record with perfscope run, which takes one in its structure pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +32,15 @@ def step_models(traces: Iterable[Trace]) -> Steps:
     for trace in traces:
         try:
             if trace.op_graph is None and trace.hlo:
+                from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
+
                 models += trace.fact(hlo_step_models)
-            else:
+            elif trace.op_graph is not None or "op_graph" in trace.recorded:
+                from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
+
                 models.append(trace.fact(torch_step_model))
+            else:
+                raise AbstainError(trace.why_no_step or NO_GRAPH, ("op_graph",))
         except AbstainError as reason:
             unseen.append(f"{trace.source.path}: {reason}")
     models.sort(key=lambda model: -(model.measured_peak_bytes or 0))

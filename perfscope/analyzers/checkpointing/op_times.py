@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,10 @@ from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.time import step_windows, subtree_ends
 from perfscope.model.finding import AbstainError, Basis
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 Float64 = npt.NDArray[np.float64]
 

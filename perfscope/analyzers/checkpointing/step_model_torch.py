@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfscope.analyzers.checkpointing.models import NO_GRAPH
 from perfscope.analyzers.checkpointing.op_times import OpTimes, op_times
 from perfscope.analyzers.checkpointing.simulate import KEPT_KINDS
 from perfscope.analyzers.checkpointing.step_model import Policy, Region, StepModel, Value, ValueKind
@@ -81,8 +82,6 @@ keeps a copy of (``preserve_rng_state``). That of a GPU's generator is 16 bytes,
 HELD_LONGER = 2
 """Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the
 node that read it; what outlives that is held by the program, and checkpointing would not free it."""
-
-NO_GRAPH = "no op graph: record with perfscope run, which takes one in its structure pass"
 
 _PRODUCT = re.compile(r"aten\.(?:mm|addmm|convolution|_convolution|linear|_scaled_mm|_grouped_mm)\b")
 _ATTENTION = re.compile(

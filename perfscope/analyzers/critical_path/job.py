@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, dependency_graph
 from perfscope.analyzers.critical_path.path import Walk
-from perfscope.analyzers.ranks import Matched, RankSet, rank_sets
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.ranks import Matched, RankSet
 
 MOST_NODES = 8_000_000
 """Of all ranks together: above that, about 1 GB, the path is not walked."""
@@ -75,6 +78,8 @@ def job_paths(traces: Sequence[Trace]) -> tuple[JobPath, ...]:
 
     Steps are those that every rank has; where ranks have none, the capture of the rank that ended last.
     """
+    from perfscope.analyzers.ranks import rank_sets
+
     for ranks in rank_sets(traces):
         graphs = {member.rank: member.trace.fact(dependency_graph) for member in ranks.job.members}
         known = {rank: graph for rank, graph in graphs.items() if graph is not None}

@@ -17,9 +17,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from perfscope.analyzers.hlo.module import Computation, Instruction
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.module import Computation, Instruction
+
 
 Phase = Literal["forward", "backward", "recompute"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,11 @@ from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, s
 from perfscope.model.finding import MOST_ROWS, Cell
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryPhase, MemoryTimeline
-from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import OpGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

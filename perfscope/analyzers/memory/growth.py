@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.hlo.scope import is_library
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.holders import peak_held
 from perfscope.analyzers.memory.phases import asking_op, asking_ops
@@ -298,6 +297,8 @@ _Buffers = dict[tuple[bool, int, _Stack], tuple[int, int]]
 
 def jax_growth(trace: Trace) -> JaxGrowth | None:
     """What grew within the traced steps; ``None`` where the two profiles or the steps were not recorded."""
+    from perfscope.analyzers.hlo.scope import is_library
+
     steps = len(trace.rows["steps"])
     if trace.held_before is None or not steps or not len(trace.rows["held"]):
         return None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from perfscope.model.documents.numerics import FORMATS, Kind, TensorStatistics
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.documents.numerics import Kind, TensorStatistics
 
 MOST_ROWS = 50
 """Tensors of a report."""
@@ -91,6 +94,8 @@ def split_line(line: str) -> tuple[str | None, int | None]:
 
 
 def _row(tensor: TensorStatistics) -> TensorRow:
+    from perfscope.model.documents.numerics import FORMATS
+
     counted = tensor.counted
     values = [largest for _, largest in tensor.amax]
     shares = list(zip(FORMATS, tensor.formats, strict=True)) if counted else []
@@ -113,12 +118,16 @@ def _row(tensor: TensorStatistics) -> TensorRow:
 
 def _risk(row: TensorRow) -> tuple[float, ...]:
     """Not finite, then what the wider formats overflow and underflow, then the narrower ones."""
+    from perfscope.model.documents.numerics import FORMATS
+
     names = [item.name for item in FORMATS]
     lost = [part.get(name, 0.0) for name in names for part in (row.overflow, row.underflow)]
     return (row.nonfinite_steps, *lost)
 
 
 def _formats(tensors: tuple[TensorStatistics, ...]) -> list[FormatRow]:
+    from perfscope.model.documents.numerics import FORMATS
+
     groups: dict[Kind, list[TensorStatistics]] = defaultdict(list)
     for tensor in tensors:
         groups[tensor.kind].append(tensor)

@@ -13,26 +13,25 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.devices import DEVICES, Device, find_device
 from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.roofline import roof_of, run_times
-from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
 from perfscope.analyzers.ops.eager_cost import CostKind, OpCost, op_cost
 from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
 from perfscope.analyzers.ops.graph_time import graph_time, trace_flow
 from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.recompute import recomputed_ops
-from perfscope.analyzers.predict.assumptions import vendor_factors
 from perfscope.analyzers.time import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.time import InstructionTime
 
 Floats = npt.NDArray[np.float64]
 
@@ -135,7 +134,8 @@ def kernel_costs(trace: Trace) -> Costs:
     costs.roof_ns[rows] = share * roofs[call]
     costs.repeats[rows] = again[np.array([owner for owner, _ in calls], np.int64)[call]]
     _add_collectives(trace, costs, devices)
-    _add_instructions(trace, costs, devices)
+    if trace.hlo:
+        _add_instructions(trace, costs, devices)
     return costs
 
 
@@ -422,6 +422,10 @@ def _repeated(trace: Trace) -> npt.NDArray[np.bool_]:
 
 def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
     """Kernels of compiled XLA programs: the cost of their instruction, divided by time where it launches several."""
+    from perfscope.analyzers.hlo.cost.module import hlo_costs
+    from perfscope.analyzers.hlo.roofline import roof_of, run_times
+    from perfscope.analyzers.hlo.scope import scope_of
+
     kernels = trace.rows["kernels"]
     length = kernels["end_ns"] - kernels["start_ns"]
     for (time, device), members in _instruction_kernels(trace).items():
@@ -449,10 +453,10 @@ def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, 
 
 def _instruction_kernels(trace: Trace) -> dict[tuple[InstructionTime, int], list[int]]:
     """By instruction of a scheduled program and device: its kernels."""
+    from perfscope.analyzers.hlo.time import hlo_time
+
     ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
     result: dict[tuple[InstructionTime, int], list[int]] = defaultdict(list)
-    if not trace.hlo:
-        return result
     times = {(row.module, row.program_id, row.instruction): row for row in trace.fact(hlo_time).instructions}
     for row in np.flatnonzero(ops["kernel"] != MISSING).tolist():
         program, kernel = int(ops["program_id"][row]), int(ops["kernel"][row])
@@ -508,6 +512,8 @@ def longest_ns(trace: Trace, *, moved: float, launches: int) -> int:
 
     Of several devices the slowest counts; of one whose peaks are not known the slowest of the catalogue.
     """
+    from perfscope.analyzers.predict.assumptions import vendor_factors
+
     if not len(trace.rows["kernels"]):
         return round(moved * NS / HOST_BANDWIDTH) + launches * HOST_OP_NS
     slowest = min(DEVICES, key=lambda device: device.memory_bandwidth)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_f
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
 from perfscope.analyzers.time import lineage, named_slices, nearest_ancestor, outermost, slice_name
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 SOFTMAX = frozenset({"aten._softmax", "aten._safe_softmax", "aten.softmax"})
 MATMUL = frozenset({"aten.bmm", "aten.baddbmm", "aten.mm", "aten.addmm", "aten.matmul", "aten._scaled_mm"})

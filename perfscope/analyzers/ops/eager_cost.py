@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from perfscope.analyzers.devices.tiles import Sizes, product_sizes
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, canonical_dtype, promoted
-from perfscope.analyzers.predict.tiles import Sizes, product_sizes
 from perfscope.model.op_flops import attention_flops, flops_of, product_flops
 
 CostKind = Literal["product", "convolution", "attention", "memory"]

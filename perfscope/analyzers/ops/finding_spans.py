@@ -8,19 +8,21 @@ is no piece.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.hlo.executions import rows_of
-from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.ops.graph_time import graph_time
-from perfscope.analyzers.programs.saving import Part
 from perfscope.analyzers.time import Window, work_inside, worst_spans
 from perfscope.model.finding import MOST_SPANS, Span
 from perfscope.model.intervals import Intervals
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.analyzers.programs.saving import Part
 
 Int64 = npt.NDArray[np.int64]
 
@@ -56,11 +58,15 @@ def spans_of_ops(trace: Trace, ops: Iterable[int]) -> tuple[Span, ...]:
 
 def spans_of_instructions(trace: Trace, module: HloModule, names: Iterable[str]) -> tuple[Span, ...]:
     """Rows of instructions on all devices, the longest first; a loop that has a row itself is one piece."""
+    from perfscope.analyzers.programs.saving import Part
+
     return spans_of_parts(trace, [Part(module=module, instructions=tuple(names), modelled_ns=None)])
 
 
 def spans_of_parts(trace: Trace, parts: Iterable[Part]) -> tuple[Span, ...]:
     """As `spans_of_instructions`, of the instructions of several parts (`hlo_saving`)."""
+    from perfscope.analyzers.hlo.executions import rows_of
+
     if not len(trace.rows["hlo_ops"]):
         return ()
     found = [rows_of(trace, part.module, part.instructions) for part in parts]

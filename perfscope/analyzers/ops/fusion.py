@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,10 @@ from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_f
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE
 from perfscope.analyzers.time import GRAPH_CALL, named_slices, nearest_ancestor, slice_name
-from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
 
 FUSED_ALREADY = ("aten.native_", "aten._fused_", "aten._foreach_", "aten.cum", "aten.nll_loss", "aten.logcum")
 """Norms, losses and list ops that are one hand-written kernel over several steps of a formula, and scans. A
@@ -493,3 +496,16 @@ def fusion_reason(reason: str) -> FusionReason:
         if re.search(part, reason):
             return FusionReason(meaning=meaning, fix=fix)
     return FusionReason(meaning=f'inductor says "{reason}"')
+
+
+LONGEST_CHAIN = 6
+"""Names shown of a chain: what a line of a report holds."""
+
+
+def chain_text(names: tuple[str, ...]) -> str:
+    """``add -> mul -> silu``: names in order, repeats of a run left out, the tail as ``...``."""
+    shown: list[str] = []
+    for name in names:
+        if name not in shown or len(names) <= LONGEST_CHAIN:
+            shown.append(name)
+    return " -> ".join((*shown[:LONGEST_CHAIN], "...") if len(shown) > LONGEST_CHAIN else shown)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.ops.achieved import costed_calls
 from perfscope.analyzers.ops.eager_cost import CostKind, OpCost
 from perfscope.analyzers.ops.kernels import matmul_precision
-from perfscope.analyzers.predict.curve import Category
-from perfscope.analyzers.predict.efficiency import Work
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.predict.curve import Category
+    from perfscope.analyzers.predict.efficiency import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ def _op_works(trace: Trace) -> Iterator[OpWork]:
 
 def op_work(name: str, cost: OpCost, kernels: Sequence[str] = ()) -> Work:
     """An op's cost as work of a category. ``kernels``: names of those that it launched, where it ran."""
+    from perfscope.analyzers.predict.efficiency import Work
+
     precisions = [precision for kernel in kernels if (precision := matmul_precision(kernel)) is not None]
     dtype = precisions[0] if cost.dtype == "float32" and precisions else cost.dtype
     return Work(

@@ -16,6 +16,7 @@ from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.devices.device import Device
 from perfscope.analyzers.devices.roofline import Roof, kernel_roof
 from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.devices.tiles import Sizes, product_sizes
 from perfscope.analyzers.ops import op_category
 from perfscope.analyzers.ops.fusion import region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, flow_of, short_name
@@ -26,7 +27,6 @@ from perfscope.analyzers.predict.efficiency import Work as KernelWork
 from perfscope.analyzers.predict.efficiency import usual_range
 from perfscope.analyzers.predict.kernel_time import between
 from perfscope.analyzers.predict.spans import NO_TIME, Range, ns_range
-from perfscope.analyzers.predict.tiles import Sizes, product_sizes
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
 from perfscope.model.trace import Trace

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import bytes_ns, flops_ns
+from perfscope.analyzers.devices.tiles import Sizes, wave_share
 from perfscope.analyzers.predict.curve import PRODUCTS, Category, Curve
 from perfscope.analyzers.predict.curves import CURVES
 from perfscope.analyzers.predict.spans import Range, ns_range
-from perfscope.analyzers.predict.tiles import Sizes, wave_share
 
 TILE = (128, 128)
 SPLIT = 256

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import NS, Bound, Roof, bytes_ns, vector_ns
+from perfscope.analyzers.devices.tiles import Sizes, padded_share, wave_share
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.products import dims_of
 from perfscope.analyzers.hlo.cost.types import Cost
@@ -26,7 +27,6 @@ from perfscope.analyzers.predict.curve import Category
 from perfscope.analyzers.predict.efficiency import Work as KernelWork
 from perfscope.analyzers.predict.efficiency import usual_range
 from perfscope.analyzers.predict.spans import Range, ns_range
-from perfscope.analyzers.predict.tiles import Sizes, padded_share, wave_share
 
 
 def sizes_of(module: HloModule, computation: Computation, instruction: Instruction) -> Sizes | None:

@@ -1,4 +1,4 @@
-"""Compiled programs: what ran of them, their instructions, meetings of devices."""
+"""Compiled programs: what ran of them, and their instructions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from perfscope.analyzers.programs.hot_instructions import (
     hot_instructions,
 )
 from perfscope.analyzers.programs.programs import Execution, LeastTime, Program, programs, roof_device
-from perfscope.analyzers.programs.rendezvous import CollectiveSkew, Skew, collective_skew
 
 __all__ = [
-    "CollectiveSkew",
     "Execution",
     "HotInstruction",
     "HotPlace",
     "HotSpots",
     "LeastTime",
     "Program",
-    "Skew",
-    "collective_skew",
     "communication_instructions",
     "communication_names",
     "hot_instructions",

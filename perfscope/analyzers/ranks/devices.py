@@ -7,7 +7,7 @@ the shortest duration of them is the collective itself, the rest of each other o
 On a GPU the time is that of the kernel, which the start launches; the done launches nothing. Where start and done are
 both recorded as work (TPU), the one is over at once and the other is what was left to wait: neither is the time of the
 collective, and such pairs are left out and counted. Of one recording, collectives of XLA's CPU backend are meetings of
-threads, and ``programs.rendezvous`` looks at them.
+threads, and ``rendezvous`` looks at them.
 
 Where a program runs on the devices of several processes, the processes are ranks and all devices are one set. The
 groups name places (replica x partitions + partition), each recording says at which places its own devices are, and
@@ -20,13 +20,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfscope.analyzers.hlo.collectives import Collective, collectives
-from perfscope.analyzers.hlo.cost.collectives import group_size
-from perfscope.analyzers.hlo.executions import executions_of, rows_of
-from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, Shape
 from perfscope.analyzers.ranks.job import Job, Local, has_ranks, jobs_of, over
 from perfscope.analyzers.ranks.matching import Group, Matched, Matching, align, matched_of
 from perfscope.analyzers.ranks.sets import CollectiveKind, Kind, RankSet, RankTotal, groups_of, kind_of, totals_of
@@ -34,6 +31,10 @@ from perfscope.model.collectives import algorithm_of
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.collectives import Collective
+    from perfscope.analyzers.hlo.module import Shape
 
 OPERATIONS = {
     "all-gather": "all_gather",
@@ -138,6 +139,8 @@ def device_set(trace: Trace) -> DeviceSet | None:
     ops = trace.rows["hlo_ops"]
     if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
         return None
+    from perfscope.analyzers.hlo.collectives import collectives
+
     runs, guessed = _Runs(), False
     for number, collective in enumerate(trace.fact(collectives)):
         rows = _rows(trace, collective)
@@ -159,6 +162,10 @@ def is_process(trace: Trace) -> bool:
 
 
 def _reaches_out(trace: Trace) -> bool:
+    if not trace.hlo and "hlo" not in trace.recorded:
+        return False
+    from perfscope.analyzers.hlo.collectives import collectives
+
     ordinals = trace.rows["hlo_ops"]["ordinal"]
     own = len(np.unique(ordinals[ordinals != MISSING]))
     ran = {int(number) for number in np.unique(trace.rows["hlo_ops"]["program_id"])} if own else set()
@@ -203,6 +210,8 @@ def _nothing(_: Trace) -> tuple[Local, ...]:
 
 
 def _process_set(job: Job) -> ProcessSet | None:
+    from perfscope.analyzers.hlo.collectives import collectives
+
     runs = _Runs()
     for member in job.members:
         for collective in member.trace.fact(collectives):
@@ -258,6 +267,8 @@ def _world_of(collective: Collective) -> int:
 
 def _rows(trace: Trace, collective: Collective) -> Int64:
     """Rows of ``hlo_ops`` of a collective on devices, its done included."""
+    from perfscope.analyzers.hlo.executions import rows_of
+
     ops = trace.rows["hlo_ops"]
     rows = rows_of(trace, collective.module, dict.fromkeys((collective.start.name, collective.done.name)))
     return np.asarray(rows[~ops["encloses"][rows] & (ops["ordinal"][rows] != MISSING)], np.int64)
@@ -296,6 +307,9 @@ def _groups_of_devices(
     Groups name places (partitions or replicas). Where ``device_at`` does not say which device is at which place, the
     n-th is taken as the n-th device; where it does, groups with a place that is not in the recording are left out.
     """
+    from perfscope.analyzers.hlo.cost.collectives import group_size
+    from perfscope.analyzers.hlo.module import MAX_GROUP_IDS
+
     world = _world_of(collective)
     if world > MAX_GROUP_IDS:  # a corrupt file may claim any number
         return ()
@@ -313,6 +327,9 @@ def _groups_of_devices(
 
 def _groups_of_places(collective: Collective) -> tuple[Group, ...]:
     """Places of each group; nothing where they are not known."""
+    from perfscope.analyzers.hlo.cost.collectives import group_size
+    from perfscope.analyzers.hlo.module import MAX_GROUP_IDS
+
     world = _world_of(collective)
     if world > MAX_GROUP_IDS:
         return ()
@@ -403,6 +420,8 @@ def _device_set(runs: _Runs, traces: Mapping[int, Trace]) -> DeviceSet | None:
 
 def _expected_rows(trace: Trace, collective: Collective, ran: Mapping[Occurrence, int]) -> float:
     """Rows on a device of a collective whose every run is one."""
+    from perfscope.analyzers.hlo.executions import executions_of
+
     numbers = {run for run, _ in ran}
     if MISSING not in numbers:
         return len(numbers) * collective.runs.times

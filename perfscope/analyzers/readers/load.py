@@ -18,7 +18,6 @@ from typing import Any
 
 from perfscope.analyzers.readers import FORMAT_WORDS, READERS
 from perfscope.analyzers.readers.file_bytes import describe_file, named_rank, read_head
-from perfscope.analyzers.readers.hlo.program import holds_programs_only, join_programs
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run, dump, list_numbers, missing_ranks
@@ -27,6 +26,9 @@ from perfscope.model.plugins import installed
 from perfscope.model.trace import Trace
 
 ENTRY_POINTS = "perfscope.readers"
+
+COMMONEST = "kineto"
+"""Asked first: a trace of it needs no other reader."""
 
 MOST_FILES = 20_000
 """Files a folder may hold: more than ranks of the largest jobs, fewer than a home directory."""
@@ -192,8 +194,8 @@ def reader_of(path: Path) -> ModuleType | None:
 
 
 def _readers() -> Iterator[ModuleType]:
-    """Reader modules: ours by name, then those of installed packages; each is imported when it is its turn."""
-    for _, home in sorted(READERS.items()):
+    """Reader modules: the commonest, ours by name, those of installed packages; each is imported in its turn."""
+    for _, home in sorted(READERS.items(), key=lambda item: (item[0] != COMMONEST, item[0])):
         yield importlib.import_module(home)
     for entry in sorted(installed(ENTRY_POINTS), key=lambda entry: entry.name):
         if entry.name not in READERS:
@@ -323,7 +325,7 @@ def _read_place(path: Path) -> Sequence[Trace] | None:
 
 def _with_named_rank(trace: Trace, path: Path) -> Trace:
     """With the rank that its file or folder is named after, where nothing in the file tells it."""
-    if trace.source.rank is not None or holds_programs_only(trace):
+    if trace.source.rank is not None or trace.source.programs is not None:
         return trace
     rank, told = named_rank(path, of_several=len(trace.rows["collectives"]) > 0)
     return trace if rank is None else replace(trace, source=replace(trace.source, rank=rank, rank_source=told))
@@ -472,7 +474,9 @@ def _with_chosen_ranks(traces: Sequence[ReadTrace], ranks: frozenset[int]) -> li
 
 def _join_program_files(traces: Sequence[ReadTrace], path: str) -> tuple[ReadTrace, ...]:
     """Several files of compiled programs and nothing else as one trace: they are no ranks. Others as they are."""
-    if len(traces) > 1 and all(holds_programs_only(trace.trace) for trace in traces):
+    if len(traces) > 1 and all(trace.trace.source.programs is not None for trace in traces):
+        from perfscope.analyzers.readers.hlo.program import join_programs
+
         return (ReadTrace(trace=join_programs([trace.trace for trace in traces], path)),)
     return tuple(traces)
 

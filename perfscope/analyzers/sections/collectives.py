@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from perfscope.analyzers.ranks import (
-    Clocks,
-    CollectiveKind,
-    DeviceSet,
-    PairKind,
-    RankGroup,
-    RankSet,
-    RankTotal,
-    device_set,
-    has_ranks,
-    kinds_of,
-    process_sets,
-    rank_sets,
-    table_of,
-)
 from perfscope.analyzers.sections import guarded
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.ranks import Clocks, CollectiveKind, DeviceSet, PairKind, RankGroup, RankSet, RankTotal
 
 MOST_JOBS = 4
 """Jobs of a section: traces of several were mixed by mistake, and a few show it."""
@@ -88,6 +76,8 @@ NO_COLLECTIVES = CollectivesSection()
 
 def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
     """The section of all traces; ranks whose collectives break it are named in ``problems``."""
+    from perfscope.analyzers.ranks import device_set, has_ranks, process_sets, rank_sets
+
     jobs: list[JobCollectives] = []
     problems: list[str] = []
     with guarded("the collectives could not be summed up", traces[0].source.path if traces else "", problems):
@@ -108,6 +98,8 @@ def _shown(ranks: RankSet) -> bool:
 
 
 def _job(ranks: RankSet) -> JobCollectives:
+    from perfscope.analyzers.ranks import kinds_of, table_of
+
     table = table_of(ranks)
     clocks: Clocks = ranks.clocks
     worst = sorted(table.ranks, key=lambda total: -total.wait_ns)[:MOST_RANKS]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.sections import guarded
 from perfscope.analyzers.torch_compile import CompileSummary, compile_summary
-from perfscope.model.compile_log import CacheResult, CompileLog
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.compile_log import CacheResult, CompileLog
 
 MOST_ROWS = 20
 """Frames, lines, guards and kernels of a section: what is beyond the twentieth is rare or short."""

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.program import program_labels
-from perfscope.analyzers.hlo.program_device import recorded_device
-from perfscope.analyzers.ops.rules.unfused_ops.inductor import pairs_apart
-from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PlanWork, Work, exchange_summary, plan_works
-from perfscope.analyzers.predict import Estimate, estimate
-from perfscope.analyzers.predict.calibrate import Calibration, bounded, calibrate
-from perfscope.analyzers.predict.model import LineTime
-from perfscope.analyzers.predict.program import StepOfSeveral, calls_seen, step_of
-from perfscope.analyzers.predict.spans import Range
-from perfscope.analyzers.programs import HotSpots, Program, hot_instructions, programs
 from perfscope.analyzers.sections import guarded
-from perfscope.analyzers.torch_compile import planned_breaks
 from perfscope.model.errors import DataError
-from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals, fits, memory_as_run, totals
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PlanWork, Work
+    from perfscope.analyzers.predict import Estimate
+    from perfscope.analyzers.predict.calibrate import Calibration
+    from perfscope.analyzers.predict.model import LineTime
+    from perfscope.analyzers.predict.program import StepOfSeveral
+    from perfscope.analyzers.predict.spans import Range
+    from perfscope.analyzers.programs import HotSpots, Program
+    from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals
 
 MOST_PROGRAMS = 20
 """Programs of a section: a training script has two or three that matter and dozens of one op each."""
@@ -58,13 +56,16 @@ NO_PROGRAMS = ProgramsSection()
 
 def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
     """The section of all traces; a trace whose programs break it is named in ``problems``."""
+    compiled = [trace for trace in traces if trace.hlo or len(trace.rows["hlo_ops"])]
+    if not compiled:
+        return NO_PROGRAMS
+    from perfscope.analyzers.programs import hot_instructions, programs
+
     result: list[Program] = []
     spots: list[HotSpots] = []
     problems: list[str] = []
     spots_left = 0
-    for trace in traces:
-        if not trace.hlo and not len(trace.rows["hlo_ops"]):
-            continue
+    for trace in compiled:
         with guarded("the compiled programs could not be summed up", trace.source.path, problems):
             mine, hot = trace.fact(programs), trace.fact(hot_instructions)
             result += mine
@@ -153,6 +154,8 @@ def estimate_section(traces: Sequence[Trace]) -> EstimateSection:
 
 def _ran_on(trace: Trace, device: str) -> bool:
     """Whether a trace is a recording of programs on a device of that name."""
+    from perfscope.analyzers.hlo.program_device import recorded_device
+
     if not len(trace.rows["hlo_ops"]):
         return False
     result = recorded_device(trace)
@@ -162,6 +165,9 @@ def _ran_on(trace: Trace, device: str) -> bool:
 def _of_trace(
     trace: Trace, recorded: Sequence[Trace], problems: list[str]
 ) -> tuple[list[ProgramTime], StepOfSeveral | None]:
+    from perfscope.analyzers.hlo.program import program_labels
+    from perfscope.analyzers.predict.program import calls_seen, step_of
+
     programs, whole, counts = [], [], []
     calls, labels = calls_seen(trace), program_labels(trace.hlo)
     for index, module in enumerate(trace.hlo):
@@ -183,6 +189,9 @@ def _of_trace(
 
 
 def _modelled(trace: Trace, index: int, module: HloModule) -> Estimate:
+    from perfscope.analyzers.hlo.cost.module import hlo_costs
+    from perfscope.analyzers.predict import estimate
+
     assert trace.target is not None
     return estimate(module, trace.target, cost=trace.fact(hlo_costs)[index])
 
@@ -190,6 +199,8 @@ def _modelled(trace: Trace, index: int, module: HloModule) -> Estimate:
 def _calibrated(
     modelled: Estimate, module: HloModule, recorded: Sequence[Trace], problems: list[str]
 ) -> Calibration | None:
+    from perfscope.analyzers.predict.calibrate import bounded, calibrate
+
     calibration: Calibration | None = None
     for other in recorded:
         path = other.source.path
@@ -347,33 +358,30 @@ NO_PLANS = PlanSection()
 
 def plan_section(traces: Sequence[Trace]) -> PlanSection:
     """The plans of all traces; one that breaks is named in ``problems``."""
+    planned = [trace for trace in traces if trace.torch_plans]
+    if not planned:
+        return NO_PLANS
+    from perfscope.analyzers.plans import plan_works
+
     summaries: list[PlanSummary] = []
     problems: list[str] = []
-    for trace in traces:
-        if not trace.torch_plans:
-            continue
+    for trace in planned:
         if trace.target is None:
             problems.append("the plan names no target that is known here: nothing of it is priced")
         with guarded("the plan could not be summed up", trace.source.path, problems):
             summaries.extend(_summary(work, trace) for work in trace.fact(plan_works))
-    return PlanSection(plans=tuple(summaries), problems=tuple(problems)) if summaries or problems else NO_PLANS
+    return PlanSection(plans=tuple(summaries), problems=tuple(problems))
 
 
 def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
+    from perfscope.analyzers.plans import exchange_summary
+    from perfscope.model.torch_plan import fits, memory_as_run, totals
+
     plan, target = work.held.plan, trace.target
     step, capacity = memory_as_run(plan), None if target is None else target.memory_bytes
     kernels = sorted(_merged(_kernels(work)), key=lambda row: -row.calls * (row.read_bytes + row.written_bytes))
     apart = sorted(_apart(work), key=lambda row: -row.shared_bytes)
-    broken = [
-        BreakRow(
-            file=planned_break.place.file if planned_break.place else None,
-            line=planned_break.place.line if planned_break.place else None,
-            functions=planned_break.functions,
-            reason=planned_break.breaks[0].reason,
-            eager=all(graph_break.skipped_frame for graph_break in planned_break.breaks),
-        )
-        for planned_break in planned_breaks(work.held)
-    ]
+    broken = list(_breaks(work))
     again = tuple(
         (recompile.function or "a frame", reason) for recompile in plan.recompiles for reason in recompile.reasons[:1]
     )
@@ -417,6 +425,19 @@ def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
         fingerprint=plan.fingerprint,
         left={name: count - most for name, (count, most) in lists.items() if count > most},
     )
+
+
+def _breaks(work: PlanWork) -> Iterator[BreakRow]:
+    from perfscope.analyzers.torch_compile import planned_breaks
+
+    for planned_break in planned_breaks(work.held):
+        yield BreakRow(
+            file=planned_break.place.file if planned_break.place else None,
+            line=planned_break.place.line if planned_break.place else None,
+            functions=planned_break.functions,
+            reason=planned_break.breaks[0].reason,
+            eager=all(graph_break.skipped_frame for graph_break in planned_break.breaks),
+        )
 
 
 def _graph(work: GraphWork) -> GraphRow:
@@ -473,6 +494,8 @@ def _merged(rows: Iterable[KernelRow]) -> list[KernelRow]:
 
 
 def _apart(work: PlanWork) -> Iterator[ApartRow]:
+    from perfscope.analyzers.ops.rules.unfused_ops.inductor import pairs_apart
+
     for one in pairs_apart(work):
         yield ApartRow(
             first=one.first.name,

@@ -12,15 +12,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.time.spans import lineage, nearest_ancestor
-from perfscope.model.compile_log import CodeLine, CompiledKernel
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import complement, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.compile_log import CodeLine, CompiledKernel
 
 REGION = "Torch-Compiled Region"
 _GRAPH = "CompiledFunction"

@@ -14,8 +14,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.time.spans import input_spans, named_slices, rows_by_device, union_of
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge
@@ -138,6 +136,9 @@ def _instruction_phases(trace: Trace) -> Int64:
     result = np.full(len(ops), PHASES.index("not_told"))
     if not len(ops):
         return result
+    from perfscope.analyzers.hlo.scope import scope_of
+    from perfscope.analyzers.hlo.time import hlo_time
+
     paths = [{item.name: item.op_name for _, item in module.instructions()} for module in trace.hlo]
     phases: dict[tuple[str, str], Phase] = {}
     for item in trace.fact(hlo_time).instructions:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,8 +29,10 @@ from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import Where
 from perfscope.model.frames import Frame, Owner, parse_frame, parse_module
 from perfscope.model.intervals import Int64
-from perfscope.model.op_graph import GraphOp
 from perfscope.model.trace import MISSING, SliceKind, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp
 
 # Looking a member up costs more than comparing with it, and these are compared with for each span of a stack.
 _OP, _PYTHON = int(SliceKind.OP), int(SliceKind.PYTHON)

@@ -6,16 +6,19 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfscope.analyzers.time import plan_records
-from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, Recompile
 from perfscope.model.finding import AbstainError, Scope, Where
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import EMPTY, Intervals, union
-from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import RECORDED, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, Recompile
+    from perfscope.model.torch_plan import LoadedPlan
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
 _TORCH = re.compile(r"(?:^|/)torch/(?:_\w+|autograd|distributed|fx|nn|optim|utils)/")

@@ -6,13 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from perfscope.analyzers.ops.fusion import NOTHING_LOST
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.time import user_line
-from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
 
 Platform = Literal["gpu", "cpu"]
 

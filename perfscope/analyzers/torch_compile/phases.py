@@ -8,10 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.torch_compile.frames import compilation_of
-from perfscope.model.compile_log import Compile, CompileLog, Phase
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.compile_log import Compile, CompileLog, Phase
 
 
 class Stage(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,20 +20,21 @@ from perfscope.analyzers.torch_compile.frames import (
     resumed_at,
     user_place,
 )
-from perfscope.analyzers.torch_compile.guards import parse_guard
-from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
-from perfscope.model.compile_log import (
-    CacheResult,
-    CodeLine,
-    Compile,
-    CompiledKernel,
-    CompileLog,
-    Direction,
-    GraphBreak,
-    KernelBackend,
-)
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.torch_compile.phases import CompileTime, Stage
+    from perfscope.model.compile_log import (
+        CacheResult,
+        CodeLine,
+        Compile,
+        CompiledKernel,
+        CompileLog,
+        Direction,
+        GraphBreak,
+        KernelBackend,
+    )
 
 # Measured time of the kernels that inductor made.
 
@@ -145,6 +146,8 @@ def break_rows(trace: Trace, log: CompileLog) -> tuple[BreakSummary, ...]:
 
 def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
     """By frame and by what the guard is about; its values stand behind one another."""
+    from perfscope.analyzers.torch_compile.guards import parse_guard
+
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     guards = [parse_guard(recompile.reasons[0]) if recompile.reasons else None for recompile in log.recompiles]
     stacks = {compilation.compile_id: compilation.stack for compilation in log.compiles}
@@ -276,6 +279,8 @@ class CompileSummary:
 
 def compile_summary(trace: Trace) -> CompileSummary | None:
     """The summary of a trace's log; ``None`` where there is no log or nothing was compiled."""
+    from perfscope.analyzers.torch_compile.phases import compile_times
+
     log = trace.compile_log
     if log is None or not (log.compiles or log.breaks):
         return None
@@ -333,6 +338,8 @@ def _graphs(trace: Trace, log: CompileLog) -> dict[int, list[tuple[Direction, in
 
 def _frames(trace: Trace, log: CompileLog) -> tuple[FrameSummary, ...]:
     """Frames of one code object together, also where it was renumbered."""
+    from perfscope.analyzers.torch_compile.phases import compile_times
+
     whole = trace.fact(compile_times)
     times = {id(compile_time.compile): compile_time for compile_time in whole.compiles}
     graphs = _graphs(trace, log)

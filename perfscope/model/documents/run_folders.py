@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -403,11 +402,13 @@ def step_ns_of(run: Run) -> int | None:
 
     ``None`` where no step was timed.
     """
+    from statistics import median
+
     for process in run.processes:
         if process.window_ns is not None and process.window_steps > 0:
             return round(process.window_ns / process.window_steps)
         if process.untraced_step_ns:
-            return round(statistics.median(process.untraced_step_ns))
+            return round(median(process.untraced_step_ns))
     return None
 
 
@@ -419,6 +420,8 @@ def recent_of(run: Run) -> tuple[int, int, float | None] | None:
 
     Tokens/s: ``None`` where the tokens of a step are not known. ``None``: no step was timed.
     """
+    from statistics import median
+
     for process in run.processes:
         steps = process.untraced_step_ns[-RECENT_STEPS:]
         if not steps:
@@ -426,7 +429,7 @@ def recent_of(run: Run) -> tuple[int, int, float | None] | None:
         tokens = process.untraced_step_tokens[-len(steps) :]
         known = [count * length for count, length in filter(None, tokens)]
         whole = len(known) == len(steps) and sum(steps) > 0
-        return len(steps), round(statistics.median(steps)), sum(known) * 1e9 / sum(steps) if whole else None
+        return len(steps), round(median(steps)), sum(known) * 1e9 / sum(steps) if whole else None
     return None
 
 

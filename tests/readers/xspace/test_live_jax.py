@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.programs.rendezvous import collective_skew
+from perfscope.analyzers.ranks.rendezvous import collective_skew
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.trace import Trace
 

@@ -48,8 +48,6 @@ from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
-NEEDS = ()
-
 MINIMUM_SHARE = 0.1
 """Of the peak of reserved memory. PyTorch rounds segments of 10 MiB and more up to 2 MiB: up to a tenth of them, on
 average, is lost in a program that fragments nothing."""

@@ -55,8 +55,6 @@ from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.units import format_bytes
 
-NEEDS = ()
-
 LEAST_BYTES = 4096
 """A step. A few scalars, each rounded up to 512 B by CUDA's allocator, are metrics that are kept on purpose."""
 

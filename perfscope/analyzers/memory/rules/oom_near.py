@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,14 +47,12 @@ from perfscope.analyzers.ops import spans_at
 from perfscope.analyzers.time import plan_records
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Severity, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
-from perfscope.model.torch_plan import StepMemory, by_category, category_label, memory_as_run
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 from perfscope.model.units import format_bytes, format_share
 
-NEEDS = ()
-JUDGES = ("programs",)
-
+if TYPE_CHECKING:
+    from perfscope.model.torch_plan import StepMemory
 
 ADVICE = "perfscope advise memory RUN --budget BYTES lists what to checkpoint, offload or shard, and what it costs"
 
@@ -92,6 +91,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """The planned peak of a PyTorch program against the memory of the target."""
+    from perfscope.model.torch_plan import memory_as_run
+
     findings, judged = [], 0
     for plan in trace.torch_plans:
         step = memory_as_run(plan.plan)
@@ -107,6 +108,8 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 
 
 def _planned(step: StepMemory, capacity: int, target: str) -> Finding:
+    from perfscope.model.torch_plan import by_category, category_label
+
     over = step.peak_bytes - capacity
     headline = (
         f"the step needs {format_bytes(step.peak_bytes)}, {format_bytes(over)} more than there is"

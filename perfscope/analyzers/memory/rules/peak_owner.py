@@ -53,9 +53,6 @@ from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes
 
-NEEDS = ()
-JUDGES = ("programs",)
-
 MINIMUM_SHARE = 0.02
 """Of the peak, that it must fall by: one more example in a batch of 50."""
 

@@ -35,8 +35,6 @@ from perfscope.model.documents.numerics import PrecisionLoss
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
 
-NEEDS = ("numerics",)
-
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Unit roundoff: the relative error of one rounding to nearest."""
 ROUNDINGS = 2.0

@@ -35,7 +35,6 @@ from perfscope.model.documents.numerics import KINDS, Nonfinite, Numerics
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
 
-NEEDS = ("numerics",)
 REPLACES = True
 
 _WORDS = {"nan": "NaN", "inf": "infinite", "-inf": "infinite"}

@@ -30,8 +30,6 @@ from perfscope.model.documents.numerics import StepValues
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import Trace
 
-NEEDS = ("numerics",)
-
 MIN_SKIPPED = 3
 """Steps of the second half. Fewer are chance in a short run."""
 SKIPPED_SHARE = 0.05

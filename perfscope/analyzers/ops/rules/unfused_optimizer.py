@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,6 @@ from perfscope.analyzers.ops.achieved import longest_ns, moved_bytes
 from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
 from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
-from perfscope.analyzers.plans import PlanWork, bytes_ns, launches, op_bytes, plan_works, shortest_ns
 from perfscope.analyzers.time import (
     WorkTime,
     call_site,
@@ -59,12 +58,12 @@ from perfscope.analyzers.time import (
 )
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where, fit_title, severity_of
 from perfscope.model.intervals import covered
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_ns
 
-NEEDS = ("host_ops",)
-JUDGES = ("programs",)
+if TYPE_CHECKING:
+    from perfscope.analyzers.plans import PlanWork
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 MIN_SHARE = 0.01
 """Of the steps' time: what a step's usual spread would hide."""
@@ -126,6 +125,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """The optimizer of a planned program, with modelled time."""
+    from perfscope.analyzers.plans import plan_works
+
     if not any(held.plan.optimizers for held in trace.torch_plans):
         raise AbstainError("no optimizer step in the plan (inference, or an optimizer that is not torch.optim's)")
     return (finding for work in trace.fact(plan_works) for finding in _of_plan(trace, work))
@@ -332,6 +333,8 @@ def _idle(trace: Trace, row: int, updates: WorkTime) -> int:
 
 def _of_plan(trace: Trace, work: PlanWork) -> Iterator[Finding]:
     """A finding where the optimizer of one plan updates in a loop, or over lists where it could be fused."""
+    from perfscope.analyzers.plans import bytes_ns, launches, op_bytes, shortest_ns
+
     graph, target = _graph(work), trace.target
     if graph is None or target is None:
         return

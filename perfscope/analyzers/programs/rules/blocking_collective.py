@@ -58,9 +58,6 @@ from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
-NEEDS = ("hlo",)
-JUDGES = ("programs",)
-
 MIN_BYTES = 1 << 20
 """In one run of the program, for one line of it. 1 MiB passes one direction of an H100's NVLink (450 GB/s) in
 2.3 us, less than it takes to launch the collective: overlapping it gains nothing that shows."""

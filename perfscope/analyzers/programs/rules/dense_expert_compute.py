@@ -67,9 +67,6 @@ from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 
-NEEDS = ("hlo",)
-JUDGES = ("programs",)
-
 MIN_FLOPS_SHARE = 0.05
 """Of the program's arithmetic, wasted at one line, where no time is known; less than a twentieth is not worth a
 kernel."""

@@ -41,9 +41,6 @@ from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
-NEEDS = ("hlo",)
-JUDGES = ("programs",)
-
 MIN_SAVED_BYTES = 1 << 20
 """At the peak. Smaller programs fit anywhere."""
 

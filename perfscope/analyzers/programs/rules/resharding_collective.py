@@ -45,9 +45,6 @@ from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
-NEEDS = ("hlo",)
-JUDGES = ("programs",)
-
 MIN_BYTES = 4096
 """In one run of the program, for one line of it. Smaller exchanges carry counters and scalars."""
 

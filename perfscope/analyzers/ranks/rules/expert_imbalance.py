@@ -34,9 +34,6 @@ from perfscope.analyzers.time import exposed_communication, spans_of_ranks, time
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
 
-NEEDS = ()
-JUDGES = ("ranks",)
-
 LOADED = 1.25
 """Times the mean: the capacity factor most routers are run with; what lies below it is what they accept."""
 

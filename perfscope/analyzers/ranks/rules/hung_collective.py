@@ -42,9 +42,6 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scop
 from perfscope.model.flight_recorder import FlightRecord, RecordedCall
 from perfscope.model.trace import Trace
 
-NEEDS = ("flight_record",)
-JUDGES = ("ranks", "flight_record")
-
 MOST_NAMED = 8
 
 Causes = Sequence[tuple[int, "tuple[Waiting, ...]"]]

@@ -46,9 +46,6 @@ from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns
 
-NEEDS = ()
-JUDGES = ("ranks",)
-
 MIN_CALLS = 5
 """Of each sort. With four and four no order at all is rarer than 1%."""
 

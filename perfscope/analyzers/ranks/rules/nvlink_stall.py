@@ -51,9 +51,6 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
-NEEDS = ()
-JUDGES = ("ranks",)
-
 STALLED = 2.0
 """Times the ideal. Applications reach about 80% of raw NVLink (nccl#1054), so 1.25 is as good as it gets."""
 STALLED_LL = 4.0

@@ -51,9 +51,6 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scop
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
-NEEDS = ()
-JUDGES = ("ranks",)
-
 WAIT_SHARE = 0.05
 """Of the steps' time, as mean wait of a stage. 32 microbatches on 4 stages leave 9%: below half of that, nothing."""
 

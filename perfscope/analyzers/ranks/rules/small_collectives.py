@@ -39,9 +39,6 @@ from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Find
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
 
-NEEDS = ()
-JUDGES = ("ranks",)
-
 BUCKET_BYTES = 25 << 20
 """``bucket_cap_mb`` of DistributedDataParallel: large enough to use the links, small enough to start early."""
 

@@ -47,10 +47,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.hlo.program import where_of
-from perfscope.analyzers.programs import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
 from perfscope.analyzers.ranks.job import has_ranks, named_ranks, shown_group
+from perfscope.analyzers.ranks.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.sets import MATCHED, RankSet, comparable
 from perfscope.analyzers.ranks.waits import (
     COMPUTE,
@@ -227,9 +226,6 @@ def _row(late: Late, ranks: RankSet) -> dict[str, Cell]:
     }
 
 
-NEEDS = ()
-JUDGES = ("ranks",)
-
 WAIT_SHARE = 0.05
 """Of the steps' time, as mean wait of a device. Below a twentieth the spread of a thread's scheduling explains it."""
 
@@ -357,6 +353,8 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
 
 def _where_straggler(trace: Trace, skew: CollectiveSkew) -> Where:
     """The line that the program's metadata names for the collective."""
+    from perfscope.analyzers.hlo.program import where_of
+
     for module in trace.hlo:
         if (module.name, module.program_id) != (skew.module, skew.program_id):
             continue

@@ -119,11 +119,6 @@ def join_programs(traces: Sequence[Trace], path: str) -> Trace:
     return joined
 
 
-def holds_programs_only(trace: Trace) -> bool:
-    """Whether a trace is compiled programs and no recording of a run."""
-    return trace.source.programs is not None
-
-
 _ARCHITECTURE = re.compile(r"\.(?:(gfx\d\w*?)|sm_(\d+)\.(\d+))_(?:gpu_)?after_opt")
 """``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``"""
 

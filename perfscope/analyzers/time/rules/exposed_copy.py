@@ -32,8 +32,6 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes
 
-NEEDS = ("device_work",)
-
 LEAST_SHARE = HIGH_SHARE
 """Of the step, all copies of a device together: a twentieth is what teams schedule a task for."""
 

@@ -53,8 +53,6 @@ from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, Abstain
 from perfscope.model.intervals import Int64, Intervals, merge
 from perfscope.model.trace import MISSING, Trace
 
-NEEDS = ()
-
 LEAST_SHARE = HIGH_SHARE
 """Of the step, all of the host's work together: a twentieth is what teams schedule a task for."""
 

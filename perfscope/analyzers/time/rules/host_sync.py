@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,7 +49,6 @@ from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
-from perfscope.model.documents.torch_plan import ALL_STEPS
 from perfscope.model.finding import (
     MEDIUM_SHARE,
     MOST_ROWS,
@@ -62,10 +62,12 @@ from perfscope.model.finding import (
     fit_title,
 )
 from perfscope.model.intervals import union
-from perfscope.model.jax_log import HostRead
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
+
+if TYPE_CHECKING:
+    from perfscope.model.jax_log import HostRead
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 # Reads of arrays by the host in a JAX run, as findings: what would drain an accelerator's queue, by line.
 
@@ -134,9 +136,6 @@ def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> F
         spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
     )
 
-
-NEEDS = ()
-JUDGES = ("programs",)
 
 IDLE_SHARE = MEDIUM_SHARE
 """Of the step, all lines together. Below it the gain drowns in the spread between launches."""
@@ -280,6 +279,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """Reads of the step that was kept, by line, where the other steps that were walked through read there, too."""
+    from perfscope.model.documents.torch_plan import ALL_STEPS
+
     if trace.op_graph is None:
         raise AbstainError("the ops of the planned program were not kept")
     times: dict[tuple[str, int], int] = defaultdict(int)

@@ -48,8 +48,6 @@ from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns
 
-NEEDS = ("host_ops",)
-
 STALL_SHARE = 0.05
 """Of the step. Fetching a finished batch from a queue costs some tens of microseconds; a twentieth is waiting."""
 

@@ -45,7 +45,6 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scop
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns
 
-NEEDS = ()
 _LINKED = ("launch_links", "runtime_calls")
 
 LATE_SHARE = 0.10

@@ -35,8 +35,6 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns
 
-NEEDS = ("device_work",)
-
 COST_SHARE = MEDIUM_SHARE
 """Of the step, all lines together. Below it the gain drowns in the spread between launches."""
 

@@ -27,8 +27,6 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
-NEEDS = ("python_samples",)
-
 LEAST_SHARE = 0.1
 """Of the time of all steps: below it the longer steps of a busy machine may be the cause."""
 

@@ -33,8 +33,6 @@ from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
-NEEDS = ("device_work", "launch_links")
-
 COUNT_SHARE = 0.5
 """Of a device's compute kernels: with fewer, short kernels are not what the program is made of."""
 

@@ -30,8 +30,6 @@ from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Scope
 from perfscope.model.intervals import merge
 from perfscope.model.trace import MISSING, Trace
 
-NEEDS = ()
-
 LAST = True
 
 LEAST_SHARE = HIGH_SHARE

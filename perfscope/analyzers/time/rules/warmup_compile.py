@@ -39,8 +39,6 @@ from perfscope.model.intervals import Intervals
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
-NEEDS = ()
-
 LEAST_SHARE = HIGH_SHARE
 """Of the steps together: below it their average is still that of a warm program to a twentieth."""
 

@@ -43,7 +43,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import step_windows
@@ -58,14 +58,13 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
-from perfscope.model.compile_log import Compile, CompileLog
 from perfscope.model.finding import Cell, Finding, Severity, fit_title
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 
-NEEDS = ()
-JUDGES = ("compile_log", "programs")
+if TYPE_CHECKING:
+    from perfscope.model.compile_log import Compile, CompileLog
 
 MIN_COLD_NS = 60 * 10**9
 """A minute: what cold compiling may take beyond a warm start. Shorter waits are of the order of starting the processes,

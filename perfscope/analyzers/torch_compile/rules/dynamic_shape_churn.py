@@ -33,10 +33,6 @@ from perfscope.analyzers.torch_compile.rules.recompilation import planned_again_
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
 
-NEEDS = ("compile_log",)
-JUDGES = ("compile_log", "programs")
-
-
 examined = compile_records
 
 

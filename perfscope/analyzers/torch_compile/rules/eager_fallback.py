@@ -62,9 +62,6 @@ from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.frames import parse_frame
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-NEEDS = ("compile_log",)
-JUDGES = ("compile_log", "programs")
-
 LEAST_SHARE = 0.001
 """Of the step: the own ops of a function that take less are no reason to change it."""
 

@@ -60,9 +60,6 @@ from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak
 from perfscope.model.finding import Cell, Finding, fit_title, severity_of
 from perfscope.model.trace import Trace
 
-NEEDS = ("compile_log",)
-JUDGES = ("compile_log", "programs")
-
 LEAST_SHARE = 0.001
 """Of the step: a line with less gets no finding of its own (as in `host_sync`)."""
 

@@ -38,7 +38,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.ranks import named_ranks
@@ -50,14 +50,12 @@ from perfscope.analyzers.torch_compile.frames import (
     user_place,
     where_of,
 )
-from perfscope.analyzers.torch_compile.phases import compile_times
-from perfscope.model.compile_log import Compile, Graph, Recompile
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Span
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
-NEEDS = ()
-JUDGES = ("compile_log", "programs", "ranks")
+if TYPE_CHECKING:
+    from perfscope.model.compile_log import Compile, Graph, Recompile
 
 MIN_WAIT_NS = 10**9
 """A second. The same compilation takes a few percent more or less on equal ranks: of ten seconds, tenths of one."""
@@ -323,6 +321,8 @@ class Side:
 
 def side_of(trace: Trace) -> Side | None:
     """What a rank compiled; ``None`` without a log of a known rank."""
+    from perfscope.analyzers.torch_compile.phases import compile_times
+
     log, rank = trace.compile_log, trace.source.rank
     if log is None or rank is None:
         return None

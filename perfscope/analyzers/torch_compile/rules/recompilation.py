@@ -43,6 +43,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,17 +60,16 @@ from perfscope.analyzers.torch_compile.frames import (
     plain_function,
     where_of,
 )
-from perfscope.analyzers.torch_compile.guards import FIXES, OTHER_FIX, Guard, parse_guard
-from perfscope.model.compile_log import CodeLine, Compile, CompileLog
 from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, fit_title, severity_of
 from perfscope.model.intervals import Intervals, union
-from perfscope.model.jax_log import CompileEvent
-from perfscope.model.torch_plan import PlanRecompile
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_ns
 
-NEEDS = ()
-JUDGES = ("compile_log", "programs")
+if TYPE_CHECKING:
+    from perfscope.analyzers.torch_compile.guards import Guard
+    from perfscope.model.compile_log import CodeLine, Compile, CompileLog
+    from perfscope.model.jax_log import CompileEvent
+    from perfscope.model.torch_plan import PlanRecompile
 
 MIN_STEPS = 2
 """Steps with a recompilation of the same jitted function. A last, smaller batch compiles once more and never again."""
@@ -155,6 +155,8 @@ class Again:
 
 def compiled_again(trace: Trace) -> tuple[Again, ...]:
     """Frames with at least ``MIN_RECOMPILATIONS`` that count."""
+    from perfscope.analyzers.torch_compile.guards import parse_guard
+
     log = trace.compile_log
     if log is None:
         return ()
@@ -209,6 +211,8 @@ def _sizes(guards: Iterable[Guard]) -> list[int]:
 
 def _churn_of(again: Again) -> tuple[Guard, list[int]] | None:
     """A guard on the dimension whose sizes make up most of a frame's recompilations, and those sizes, if many."""
+    from perfscope.analyzers.torch_compile.guards import parse_guard
+
     sized = _about_most(
         row.guard
         for row in again.rows
@@ -354,6 +358,8 @@ def _severity(trace: Trace, again: Again) -> Severity:
 
 
 def _fix(guard: Guard | None) -> str:
+    from perfscope.analyzers.torch_compile.guards import FIXES, OTHER_FIX
+
     if guard is None or guard.kind not in FIXES:
         return OTHER_FIX
     return FIXES[guard.kind].format(source=guard.source, dimension=guard.dimension)
@@ -369,6 +375,8 @@ def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
     With ``churn`` those that see ever new sizes of a dimension, else the others. ``AbstainError`` where the program
     compiles nothing itself.
     """
+    from perfscope.analyzers.torch_compile.guards import parse_guard
+
     plans = [held.plan for held in trace.torch_plans if held.plan.compiled_by == "program"]
     if not plans:
         raise AbstainError("the program compiles nothing itself")

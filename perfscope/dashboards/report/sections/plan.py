@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.report.blocks import Column, Listing, Section, notes, table, tables
 from perfscope.dashboards.report.blocks import Range as Ends
 from perfscope.dashboards.report.renderers.values import range_text
-from perfscope.model.torch_plan import EXCLUDED_FROM_PEAK, StepMemory, by_category, category_label, fits
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize, shorten
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.predict.spans import Range
     from perfscope.analyzers.sections.programs import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
     from perfscope.dashboards.report.blocks import Block, Table
-    from perfscope.model.torch_plan import PlanLine
+    from perfscope.model.torch_plan import PlanLine, StepMemory
 
 NAME, PLACE = 44, 40
 """Characters of a name and of a place."""
@@ -121,6 +120,8 @@ def planned_steps(plan: PlanSummary) -> list[tuple[str, StepMemory]]:
 
 
 def _peak_columns(plan: PlanSummary) -> tuple[Column[tuple[str, StepMemory]], ...]:
+    from perfscope.model.torch_plan import fits
+
     most = plan.memory_bytes
     fit = {True: "yes", False: "no", None: "not known"}
     return (
@@ -140,6 +141,8 @@ def peak_moment(step: StepMemory) -> str:
 
 
 def _holders(plan: PlanSummary) -> Table:
+    from perfscope.model.torch_plan import by_category, category_label
+
     step = _shown_step(plan)
     peak = step.peak_bytes if step is not None else 0
     holders = []
@@ -172,6 +175,8 @@ def _shown_step(plan: PlanSummary) -> StepMemory | None:
 
 def memory_notes(plan: PlanSummary) -> Iterator[str]:
     """What is not in the peaks, where there are any."""
+    from perfscope.model.torch_plan import EXCLUDED_FROM_PEAK
+
     if plan.memory is None:
         yield "this plan is of an earlier perfscope and says nothing of memory: plan it again"
         return

@@ -68,10 +68,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from perfscope.analyzers.checkpointing.remat_bargain import Bargain, RegionBargain, remat_bargain, what_to_do, why
-from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import compiled_findings
-from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
 from perfscope.analyzers.time import NO_WORK, call_site, named_slices, per_step, program_records, whole_ns
@@ -79,8 +77,8 @@ from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, s
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
 
-NEEDS = ()
-JUDGES = ("programs",)
+if TYPE_CHECKING:
+    from perfscope.analyzers.checkpointing.remat_bargain import Bargain, RegionBargain
 
 AUTOGRAD = ("host_ops", "autograd")
 """What a PyTorch recording must hold; a compiled XLA program does as well."""
@@ -114,16 +112,22 @@ def check(trace: Trace) -> Iterable[Finding]:
         graph.direction == "backward" for graph in trace.compile_log.graphs
     )
     if compiled:
+        from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import compiled_findings
+
         yield from compiled_findings(trace, MIN_SHARE)
     if not absent:
         yield from _from_autograd(trace)
     elif "hlo" in trace.recorded:
+        from perfscope.analyzers.checkpointing.rules.excess_remat.program import program_findings
+
         yield from program_findings(trace)
     elif not compiled:
         raise AbstainError("not recorded: " + "; ".join(RECORDED[key] for key in absent), absent)
 
 
 def _from_autograd(trace: Trace) -> Iterable[Finding]:
+    from perfscope.analyzers.checkpointing.remat_bargain import remat_bargain
+
     whole = whole_ns(trace)
     regions = trace.fact(recompute_regions)
     total = sum(region.time.exposed_ns for region in regions)
@@ -169,6 +173,8 @@ def _finding(
     bargain: Bargain | None,
     bought: Mapping[int, RegionBargain],
 ) -> Finding:
+    from perfscope.analyzers.checkpointing.remat_bargain import what_to_do, why
+
     time = sum((region.time for region in members), NO_WORK)
     ops = sum(len(region.ops) for region in members)
     hidden = time.sum_ns - time.exposed_ns

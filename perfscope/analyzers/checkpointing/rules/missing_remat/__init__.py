@@ -23,11 +23,9 @@ and see all choices with ``perfscope advise memory RUN --budget 72GiB``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.checkpointing.models import step_models
-from perfscope.analyzers.checkpointing.plans import SAME_PEAK, GreedyStep, greedy
-from perfscope.analyzers.checkpointing.simulate import Simulation, Simulator, todays
-from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.memory.holders import SCARCE_SHARE
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.graph_time import graph_time
@@ -35,8 +33,10 @@ from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
-NEEDS = ()
-JUDGES = ("programs",)
+if TYPE_CHECKING:
+    from perfscope.analyzers.checkpointing.plans import GreedyStep
+    from perfscope.analyzers.checkpointing.simulate import Simulation
+    from perfscope.analyzers.checkpointing.step_model import StepModel
 
 MAX_ROWS = 20
 
@@ -72,6 +72,9 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
+    from perfscope.analyzers.checkpointing.plans import greedy
+    from perfscope.analyzers.checkpointing.simulate import Simulator, todays
+
     simulator = Simulator(model)
     today = simulator.run(todays(model))
     held_bytes = round((model.measured_peak_bytes or today.peak_bytes) * (1 + (model.reserve_share or 0.0)))
@@ -119,6 +122,8 @@ def _spans(trace: Trace, units: Sequence[str]) -> tuple[Span, ...]:
 
 def _enough(model: StepModel, today: Simulation, steps: Sequence[GreedyStep]) -> GreedyStep:
     """The first step after which memory is no longer scarce; the last where none is enough, or the size is unknown."""
+    from perfscope.analyzers.checkpointing.plans import SAME_PEAK
+
     limit = SCARCE_SHARE * model.capacity_bytes if model.capacity_bytes is not None else 0.0
     fits = (
         step

@@ -61,16 +61,10 @@ from perfscope.analyzers.devices.roofline import bytes_ns, peak_ratio
 from perfscope.analyzers.ops.achieved import kernel_costs
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.op_class import op_class
-from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
-from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
-from perfscope.analyzers.predict.assumptions import vendor_factors
 from perfscope.analyzers.time import call_site, op_records, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Removed, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
-
-NEEDS = ()
-JUDGES = ("programs",)
 
 MIN_SHARE = 0.01
 """Of the steps' time: what a step's usual spread would hide."""
@@ -98,6 +92,8 @@ examined = op_records
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for all float32 products: one setting changes them together."""
     if "hlo" in trace.recorded:
+        from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
+
         yield from program_findings(trace)
         return
     if not len(trace.rows["kernels"]):
@@ -150,6 +146,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """One finding for all float32 products of a planned step, with modelled time."""
+    from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
+
     return precision_findings(trace, least=MIN_SHARE, advice=_plan_advice)
 
 
@@ -195,6 +193,8 @@ def _groups(trace: Trace) -> list[_Group]:
 
 
 def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: str) -> _Group:
+    from perfscope.analyzers.predict.assumptions import vendor_factors
+
     time = time_of(trace, "kernels", np.array(rows))
     op = int(trace.rows["kernels"]["op"][rows[0]])
     kept = 1 / peak_ratio(device, device.matrix_dtypes[0], "float32")

@@ -57,6 +57,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -71,17 +72,14 @@ from perfscope.analyzers.ops.attention import (
 from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
 from perfscope.analyzers.ops.graph_time import removed_ops, short_name, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
-from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
-from perfscope.analyzers.plans import bytes_ns, plan_works
-from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, steps_in
 from perfscope.analyzers.time import WorkTime, call_site, op_records, planned_cost, removed_inside, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
-from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
-NEEDS = ()
-JUDGES = ("programs",)
+if TYPE_CHECKING:
+    from perfscope.analyzers.plans.graph_cost import Saving
+    from perfscope.model.op_graph import OpGraph
 
 MIN_SHARE = 0.01
 """Of the step's time, or of its bytes where no time is known. Below it short sequences make attention
@@ -112,6 +110,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     if trace.op_graph is not None:
         yield from _from_graph(trace, trace.op_graph)
     elif trace.hlo:
+        from perfscope.analyzers.ops.rules.unfused_attention.program import program_findings
+
         yield from program_findings(trace)
     elif {"host_ops", "shapes"} <= trace.recorded:
         yield from _from_trace(trace)
@@ -131,6 +131,8 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 
 
 def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
+    from perfscope.analyzers.plans.graph_cost import saving
+
     places: dict[tuple[str | None, int | None, bool], list[GraphAttention]] = {}
     for attention in trace.fact(graph_attentions):
         op = graph.ops[attention.matmuls[0]]  # where the scores are made
@@ -149,6 +151,8 @@ def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
 def _graph_finding(
     trace: Trace, graph: OpGraph, members: list[GraphAttention], saved: Saving, where: Where, by_sdpa: bool
 ) -> Finding:
+    from perfscope.analyzers.plans.graph_cost import how_joined, steps_in
+
     first = members[0]
     moved = f": {format_bytes(saved.bytes)} per step ({100 * saved.share_of_bytes:.1f}% of its bytes)"
     detail = f"{format_bytes(saved.bytes)} of traffic on {_shape(first.score_shape)} scores."
@@ -262,6 +266,8 @@ def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
 
     Bytes are those of the planned kernels, shared out over the lines by the scores they make.
     """
+    from perfscope.analyzers.plans import bytes_ns, plan_works
+
     target = trace.target
     for work in trace.fact(plan_works):
         eager = work.held.eager

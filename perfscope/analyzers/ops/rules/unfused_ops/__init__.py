@@ -74,17 +74,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from perfscope.analyzers.ops.achieved import longest_ns
-from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, forward_chains
-from perfscope.analyzers.ops.rules.unfused_ops.graph import chain_text, graph_findings
-from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings, plan_findings
-from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
+from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, chain_text, forward_chains
 from perfscope.analyzers.time import call_site, op_records, removed_inside, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
-
-NEEDS = ()
-JUDGES = ("compile_log", "programs")
 
 MIN_SHARE = 0.02
 """Of the step's time, or of its bytes where no time is known. The saving is a model: should only half of it
@@ -104,12 +98,18 @@ def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each function whose chains cost at least ``MIN_SHARE`` of a step, or that inductor left apart."""
     compiled = log_has_refusals(trace.compile_log)
     if compiled:
+        from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings
+
         yield from inductor_findings(trace)
     if trace.op_graph is not None:
+        from perfscope.analyzers.ops.rules.unfused_ops.graph import graph_findings
+
         yield from graph_findings(trace, least=MIN_SHARE)
     elif {"device_work", "op_links", "shapes"} <= trace.recorded:
         yield from _from_chains(trace)
     elif "hlo" in trace.recorded:
+        from perfscope.analyzers.ops.rules.unfused_ops.program import program_findings
+
         yield from program_findings(trace)
     elif not compiled:
         raise AbstainError(
@@ -121,6 +121,9 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """Chains that run op by op, and kernels that inductor would keep apart."""
+    from perfscope.analyzers.ops.rules.unfused_ops.graph import graph_findings
+    from perfscope.analyzers.ops.rules.unfused_ops.inductor import plan_findings
+
     yield from plan_findings(trace)
     yield from graph_findings(trace, least=MIN_SHARE)
 

@@ -9,16 +9,13 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.ops.attention import graph_attentions
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
-from perfscope.analyzers.ops.fusion import FusionGroup, fusion_groups
+from perfscope.analyzers.ops.fusion import FusionGroup, chain_text, fusion_groups
 from perfscope.analyzers.ops.graph_time import removed_ops, short_name
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title, severity_of
 from perfscope.model.op_graph import OpGraph, Phase
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
-
-LONGEST_CHAIN = 6
-"""Names shown of a chain: what a line of a report holds."""
 
 GRADIENT_SUM = frozenset({"add", "add_"})
 """A backward chain of these alone is autograd adding up gradients as they arrive: one kernel for all of them
@@ -99,15 +96,6 @@ def _attention_ops(trace: Trace, graph: OpGraph) -> set[int]:
     }
     on_line = {index for index, op in enumerate(graph.ops) if (op.file, op.line) in fallback and op.file is not None}
     return on_line | {index for attention in attentions for index in attention.ops}
-
-
-def chain_text(names: tuple[str, ...]) -> str:
-    """``add -> mul -> silu``: names in order, repeats of a run left out, the tail as ``...``."""
-    shown: list[str] = []
-    for name in names:
-        if name not in shown or len(names) <= LONGEST_CHAIN:
-            shown.append(name)
-    return " -> ".join((*shown[:LONGEST_CHAIN], "...") if len(shown) > LONGEST_CHAIN else shown)
 
 
 def _place(graph: OpGraph, group: FusionGroup) -> Place:

@@ -63,9 +63,6 @@ from perfscope.model.finding import AbstainError, Finding, Severity, Span, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
-NEEDS = ("hlo",)
-JUDGES = ("programs",)
-
 MIN_TRIPS = 32
 """Iterations. A parallel prefix does about twice the work in log2(n) rounds: below, there is little to win."""
 

@@ -40,12 +40,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfscope.analyzers.hlo.program import where_of
-from perfscope.analyzers.programs import communication_instructions, communication_names
 from perfscope.analyzers.ranks.devices import ProcessSet, device_set, is_process, process_sets
 from perfscope.analyzers.ranks.job import Job
 from perfscope.analyzers.ranks.matching import align
-from perfscope.analyzers.ranks.rules.exposed_communication.plan import planned_exposure
 from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by_kind, exposed_finding
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import Wait, shares_of, waits_of
@@ -63,9 +60,6 @@ from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Find
 from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
-
-NEEDS = ()
-JUDGES = ("programs",)
 
 EXPOSED_SHARE = 0.05
 """Of the step. Some exposure stays at the first and last collective of a step even when all else is hidden."""
@@ -119,6 +113,8 @@ def examined(trace: Trace) -> Scope:
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """Yield a finding a kind of collective that a planned step waits for."""
+    from perfscope.analyzers.ranks.rules.exposed_communication.plan import planned_exposure
+
     return planned_exposure(
         trace,
         least=EXPOSED_SHARE,
@@ -244,6 +240,9 @@ def _without_device(trace: Trace) -> list[Finding]:
 
 
 def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
+    from perfscope.analyzers.hlo.program import where_of
+    from perfscope.analyzers.programs import communication_instructions
+
     kernels, exposed = trace.rows["kernels"], trace.fact(communication_in_steps)
     named = _collective_of(trace)
     for kind, members in sorted(_by_kind(trace, device, named).items()):
@@ -291,6 +290,8 @@ def _evidence(
     trace: Trace, members: list[int], exposed: np.ndarray, named: dict[int, int]
 ) -> tuple[Mapping[str, Cell], ...]:
     """Exposed time by kernel, group and message size."""
+    from perfscope.analyzers.programs import communication_names
+
     kernels, collectives = trace.rows["kernels"], trace.rows["collectives"]
     instructions = trace.fact(communication_names)
     groups: dict[tuple[str, str, int | None, int | None, str], list[int]] = defaultdict(list)
@@ -330,6 +331,8 @@ def _collective_of(trace: Trace) -> dict[int, int]:
 
 def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
     """The instruction says it best: kernels of NCCL send and receive for several operations."""
+    from perfscope.analyzers.programs import communication_names
+
     instruction = trace.fact(communication_names).get(kernel)
     if instruction is not None and (match := _INSTRUCTION.match(instruction)) is not None:
         return match[1].replace("-", "_")

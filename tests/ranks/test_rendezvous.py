@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.programs.rendezvous import Skew, collective_skew
+from perfscope.analyzers.ranks.rendezvous import Skew, collective_skew
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
