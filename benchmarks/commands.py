@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.argv = {argv!r}
 try:
-    runpy.run_module({module!r}, run_name="__main__")
+    runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 finally:
     Path("out/ended").write_text(repr(time.time()))
 """
