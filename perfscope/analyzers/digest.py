@@ -158,6 +158,9 @@ _SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
 _OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 
+MOST_NODES = 300_000
+"""Of one rank."""
+
 
 def reduce_trace(trace: Trace, *, graph: bool = True) -> Trace:
     """The trace with the rows and facts that comparing reads; itself where a fact breaks, for comparing to say so.

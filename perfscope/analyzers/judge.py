@@ -40,9 +40,6 @@ from perfscope.model.trace import Trace
 
 MOST_GRAPHS = 16
 """Files: of more of them no dependencies are kept, which take up to 20 MB each."""
-MOST_NODES = 300_000
-"""Of one rank."""
-
 BYTES_PER_PROCESS = 500_000
 """Bytes of files a process must have to be worth starting: packed, that is a tenth of a second of reading."""
 
