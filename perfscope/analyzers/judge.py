@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
+from perfscope.analyzers.critical_path.job_graph import MOST_RANKS
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.topology import Topology
 from perfscope.analyzers.engine import Analysis, Examined, conclude, examine
@@ -38,8 +39,6 @@ from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Rule
 from perfscope.model.trace import Trace
 
-MOST_GRAPHS = 16
-"""Files: of more of them no dependencies are kept, which take up to 20 MB each."""
 BYTES_PER_PROCESS = 500_000
 """Bytes of files a process must have to be worth starting: packed, that is a tenth of a second of reading."""
 
@@ -144,7 +143,7 @@ def judge_paths(
     whole = _keeps_tables(chosen, tasks, anywhere=scheduler is not None)
     work = JudgeTask(
         rules=tuple(rule.id for rule in chosen), device=device, topology=topology, whole=whole, off=dict(off),
-        graphs=len(tasks) <= MOST_GRAPHS, thresholds=configuration.thresholds, selection=selection,
+        graphs=len(tasks) <= MOST_RANKS, thresholds=configuration.thresholds, selection=selection,
     )  # fmt: skip
     if executor is None and not whole:
         executor = (

@@ -281,7 +281,7 @@ class TestMet:
     def test_a_lost_fusion_names_its_line(self) -> None:
         found = compared(fused_program(), split_program(), "h100")
         said = found.gates(("programs",))
-        assert said[0].startswith("lost-fusions: 1 launch was part of a fusion, +8.00 MiB a run: model.py:10")
+        assert said[0].startswith("lost-fusions: 1 launch was part of a fusion, +8.00 MiB per run: model.py:10")
         assert said[1].startswith("hbm-bytes: 8.00 MiB → 16.0 MiB, +100% (more than 0.5%): model.py:10")
         assert len(said) == 2
 

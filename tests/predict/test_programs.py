@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfscope.analyzers import predict
 from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH
 from perfscope.analyzers.predict import Estimate, estimate
 from perfscope.analyzers.predict.spans import PRIORITY, Played, Task, play
@@ -338,14 +339,14 @@ def test_a_recording_beside_it_is_held_against_it() -> None:
 
 
 def test_one_that_breaks_is_said_and_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = section_module.estimate
+    whole = predict.estimate
 
     def breaks(module, target, **more):  # type: ignore[no-untyped-def]
         if module.name == "jit_bad":
             raise RuntimeError("no luck")
         return whole(module, target, **more)
 
-    monkeypatch.setattr(section_module, "estimate", breaks)
+    monkeypatch.setattr(predict, "estimate", breaks)
     found = estimate_section([compiled("jit_bad", "jit_good")])
     assert [one.label for one in found.programs] == ["jit_good"]
     assert found.problems == ("the time of jit_bad could not be modelled: RuntimeError: no luck",)

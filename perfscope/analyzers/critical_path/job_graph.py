@@ -24,11 +24,13 @@ from perfscope.model.finding import Removed
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
+MOST_RANKS = 16
+"""Of one job: each finding replays all of them, and their dependencies take up to 20 MB each."""
 MOST_NODES = 2_000_000
 """Of all ranks together: above that a replay takes seconds for each finding."""
 
 TOO_LARGE = f"the ranks have more than {MOST_NODES:,} events together"
-NOT_KEPT = "the events of all ranks are not kept together (too many files, or too many events in one)"
+NOT_KEPT = "the events of all ranks are not kept together (too many ranks, or too many events in one)"
 PROGRAMS = "dependencies inside programs of XLA are not recorded"
 NO_JOINS = "no collective on the devices of several ranks was matched, and sends and receives are not followed"
 NO_ORDER = "the matched collectives of the ranks contradict the order of their work"
@@ -77,6 +79,8 @@ def _job_graph(ranks: RankSet) -> JobGraph:
         ranks=numbers, rank=np.empty(0, np.int64), joined=np.empty(0, bool),
         before_joining=np.empty((3, 0), np.int64), offsets={},
     )  # fmt: skip
+    if len(numbers) > MOST_RANKS:
+        return replace(nothing, reason=NOT_KEPT)
     graphs = {member.rank: member.trace.fact(dependency_graph) for member in ranks.job.members}
     known = {rank: graph for rank, graph in graphs.items() if graph is not None}
     if any(len(member.trace.rows["hlo_ops"]) for member in ranks.job.members):

@@ -271,8 +271,7 @@ class TreeNode(Value, frozen=True, kw_only=True):
 class Tree(Value, frozen=True, kw_only=True):
     """Two call trees: the changes of the rows, ``others_ns`` and ``equal_ns`` sum to head minus base."""
 
-    time: Literal["device", "host", "instructions"]
-    """Device work by the call that launched it, calls of the host, or instructions of XLA programs by scope."""
+    time: Literal["device", "host", "instructions"]  # by the launching call, by call, or by scope of XLA programs
     base_ns: Ns
     head_ns: Ns
     rows: Annotated[tuple[TreeRow, ...], msgspec.Meta(max_length=SOME)]
