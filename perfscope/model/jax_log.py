@@ -68,3 +68,5 @@ class HostRead:
     file: str | None = None
     line: int | None = None
     function: str | None = None
+    library: str | None = None
+    """``package/file.py:line`` of the installed package that reads, where that is called by the user's line."""

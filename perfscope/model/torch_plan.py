@@ -146,7 +146,7 @@ def by_category(step: StepMemory) -> tuple[CategoryRow, ...]:
 
 def category_label(category: MemoryOwner) -> str:
     """As reports call it."""
-    return "not known" if category == "unknown" else category.replace("_", " ")
+    return category.replace("_", " ")
 
 
 def fits(step: StepMemory, memory_bytes: int | None) -> bool | None:

@@ -38,6 +38,11 @@ class SourceFiles:
             known = self._users[path] = self._is_user(path)
         return known
 
+    def is_installed(self, path: str) -> bool:
+        """Whether a file is of an installed package, our workloads aside."""
+        absolute = os.path.abspath(path)
+        return absolute.startswith(self._packages) and not absolute.startswith(self._workloads)
+
     def name(self, path: str) -> str:
         """The file as the user would call it: below the working folder, else below the import path."""
         name = self._names.get(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import threading
 from collections.abc import Iterator
@@ -394,6 +395,26 @@ def test_paused_means_ours(log: SyncLog, tmp_path: Path) -> None:
     with log.paused():
         jnp.ones(3).block_until_ready()
     assert records(log, tmp_path) == []
+
+
+def test_a_read_in_an_installed_package_is_of_the_line_that_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax.numpy as jnp
+
+    (tmp_path / "waiting_package.py").write_text("def wait(array):\n    return array.block_until_ready()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path)])
+    log = SyncLog(CallSites(Path(__file__).parent), lambda: 7)
+    package = importlib.import_module("waiting_package")
+    log.start()
+    try:
+        package.wait(jnp.ones(3))
+    finally:
+        log.stop()
+    (found,) = records(log, tmp_path)
+    assert (found["file"], found["library"]) == ("test_hooks.py", "waiting_package.py:2")
+    assert found["function"] == "test_a_read_in_an_installed_package_is_of_the_line_that_calls_it"
 
 
 def test_when_it_is_full_the_wrappers_go(log: SyncLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -108,6 +108,16 @@ def test_a_line_that_reads_in_every_step_is_named_with_its_wait() -> None:
     assert found.evidence == ({"call": "float", "reads": 4, "not_ready": 4, "wait_ns": 8_000_000, "bytes": 16},)
 
 
+def test_a_read_inside_a_library_is_told_apart_and_has_another_fix() -> None:
+    own = [read(step) for step in range(4)]
+    inner = [read(step, call="block_until_ready", library="equinox/_jit.py:271") for step in range(4)]
+    plain, found = host_sync.check(trace(*own, *inner))
+    assert plain.where == found.where
+    assert found.title.startswith("`block_until_ready` in equinox reads an array")
+    assert "equinox/_jit.py:271" in found.detail
+    assert "`equinox`" in found.advice != plain.advice
+
+
 def test_an_occasional_log_stays_clean() -> None:
     often = [read(step) for step in range(10)]
     assert len(list(host_sync.check(trace(*often, *(read(step, line=9) for step in range(4)))))) == 1

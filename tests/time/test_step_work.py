@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.time.steps import StepsWork, late_span_ns, per_step, step_windows, steps_work, whole_ns
+from perfscope.model.jax_log import HostRead
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.readers.wire import SpaceWriter
@@ -90,6 +92,22 @@ def test_a_step_that_waits_is_as_long_as_the_host_says(tmp_path: Path) -> None:
     assert late_span_ns(trace) is None
     assert whole_ns(trace) == 200_000, "what lies between two steps is of none"
     assert [one.duration_ns for one in analyze(trace, []).steps] == [100_000, 100_000]
+
+
+def test_a_step_that_reads_what_the_step_before_gave_is_as_long_as_the_host_says(tmp_path: Path) -> None:
+    python = [step(0, 0, 100), call("step", 90, 99), step(1, 100, 200), call("step", 190, 199)]
+
+    def late(*ops: Event, reads: tuple[int, ...]) -> bool:
+        told = [
+            HostRead(call="item", begin_ns=0, duration_ns=1, traced=True, main_thread=True, step=one) for one in reads
+        ]
+        return work_of(replace(read(tmp_path, python=python, pool=list(ops)), host_reads=tuple(told))).late
+
+    one_is_left = (op(110, 150, run=1), op(210, 250, run=2))
+    assert not late(*one_is_left, reads=(0, 1))
+    assert late(*one_is_left, reads=(1,)), "a step that reads nothing may leave its work to later ones"
+    assert late(*one_is_left, reads=())
+    assert late(op(210, 250, run=1), op(250, 290, run=2), reads=(0, 1)), "work of two steps is left"
 
 
 def test_programs_are_told_apart_by_the_name_of_their_function(tmp_path: Path) -> None:

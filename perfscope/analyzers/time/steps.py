@@ -12,7 +12,7 @@ import numpy as np
 from perfscope.analyzers.time.model_calls import model_calls
 from perfscope.analyzers.time.spans import named_slices
 from perfscope.model.finding import Basis, Severity, severity_of
-from perfscope.model.intervals import Int64, union
+from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
 
@@ -137,6 +137,9 @@ LEAST_LATE = 0.05
 """Of the summed steps: work that ends so much after the last one was not waited for. Less is the way from the
 last instruction to the host, and would not move a share."""
 
+MOST_LEFT = 1.5
+"""Steps' work after the last step, where each reads a result: more than that of one step, less than that of two."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
@@ -180,7 +183,19 @@ def steps_work(trace: Trace) -> StepsWork | None:
         return None
     end = max(last, int(ops["end_ns"][mine].max()))
     late = end - last > LEAST_LATE * int((windows.ends - windows.starts).sum())
+    if late and _read_in_each(trace, windows):
+        work = union(ops["start_ns"][mine], ops["end_ns"][mine])
+        late = covered(work, [last], [end]).item() > MOST_LEFT * work.total() / windows.count
     return StepsWork(start_ns=start, end_ns=end, late=late, steps=_steps(trace, mine, start, end))
+
+
+def _read_in_each(trace: Trace, windows: StepWindows) -> bool:
+    """Whether the host reads a result in every step, so that at most the work of one step is left after the last.
+
+    So much is left where the call that is the step ends one, and the program reads what it gave in the next.
+    """
+    read = {read.step for read in trace.host_reads if read.main_thread}
+    return bool(read) and set(windows.numbers.tolist()) <= read
 
 
 def late_span_ns(trace: Trace) -> int | None:

@@ -125,8 +125,8 @@ class EventLog:
                 duration_ns=duration_ns,
                 step=self._step(),
                 function=None if name is None else str(name),
-                file=site and site[0],
-                line=site and site[1],
+                file=site and site.file,
+                line=site and site.line,
             )
         except Exception:  # the program compiles: nothing of ours may stop it
             self._lines.dropped += 1
@@ -141,8 +141,8 @@ class EventLog:
                 module=donation.module,
                 shapes=donation.shapes,
                 count=donation.count,
-                file=site and site[0],
-                line=site and site[1],
+                file=site and site.file,
+                line=site and site.line,
             )
         except Exception:  # as above
             self._lines.dropped += 1

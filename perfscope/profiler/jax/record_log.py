@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfscope.model.files import write_atomically
 from perfscope.profiler.jax import compat
@@ -61,19 +61,36 @@ class RecordLog:
         write_atomically(path, text.encode(), durable=False)
 
 
+class Site(NamedTuple):
+    """The user's line that called something."""
+
+    file: str
+    line: int
+    function: str
+    library: str | None = None
+    """``equinox/_jit.py:271``: the innermost line of an installed package that the user's line calls it through."""
+
+
 class CallSites(SourceFiles):
-    """Finds the user's line: the innermost frame that is not of jax, numpy, the standard library or perfscope."""
+    """Finds the user's line: the innermost frame that is not of jax, numpy, the standard library or perfscope.
+
+    A line of another installed package is taken only where no line of the program itself is around it.
+    """
 
     def __init__(self, working_folder: Path) -> None:
         """``working_folder``: that of the beginning."""
         numpy = getattr(sys.modules.get("numpy"), "__file__", None)
         super().__init__(working_folder, (*compat.package_folders(), *([Path(numpy).parent] if numpy else [])))
 
-    def here(self, frame: FrameType | None) -> tuple[str, int, str] | None:
-        """File, line and function of the user's frame at or outside of ``frame``; ``None`` if there is none."""
+    def here(self, frame: FrameType | None) -> Site | None:
+        """The user's frame at or outside of ``frame``; ``None`` if there is none."""
+        installed: Site | None = None
         while frame is not None:
             path = frame.f_code.co_filename
             if self.is_user(path):
-                return self.name(path), frame.f_lineno, frame.f_code.co_qualname
+                site = Site(self.name(path), frame.f_lineno, frame.f_code.co_qualname)
+                if not self.is_installed(path):
+                    return site if installed is None else site._replace(library=f"{installed.file}:{installed.line}")
+                installed = installed or site
             frame = frame.f_back
-        return None
+        return installed

@@ -80,6 +80,10 @@ _ADVICE = (
     "Keep the value on the device: return it from the jitted step, sum it there, and read it every N steps, "
     "after the next step has been dispatched."
 )
+_LIBRARY_ADVICE = (
+    "The read is inside `{package}`, not in your line: turn off the option of it that waits for results or checks "
+    "them, or call `jax.jit` in its place."
+)
 
 
 def read_findings(trace: Trace) -> Iterable[Finding]:
@@ -88,22 +92,25 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
     How long the host waited is measured; what an accelerator would have stood still is not known, so
     there is no cost. Reads between steps, before the first one and on other threads are left out.
     """
-    lines: dict[tuple[str | None, int | None], list[HostRead]] = defaultdict(list)
+    lines: dict[tuple[str | None, int | None, str | None], list[HostRead]] = defaultdict(list)
     steps: set[int] = set()
     for read in trace.host_reads:
         if read.main_thread and read.step is not None:
-            lines[(read.file, read.line)].append(read)
+            lines[(read.file, read.line, read.library)].append(read)
             steps.add(read.step)
-    for (file, line), reads in lines.items():
+    for (file, line, library), reads in lines.items():
         seen = {read.step for read in reads}
         if len(seen) < EVERY * len(steps):
             continue
-        yield _finding(trace, Where(file=file, line=line), reads, len(seen))
+        yield _finding(trace, Where(file=file, line=line), library, reads, len(seen))
 
 
-def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> Finding:
+def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRead], steps: int) -> Finding:
     calls = sorted({read.call for read in reads})
     named = " / ".join(f"`{call}`" for call in calls)
+    package = library.partition("/")[0] if library else None
+    named, place = (f"{named} in {package}", f", at {library}") if package else (named, "")
+    where_it_runs = "" if package else " on the host"
     stalls = [read for read in reads if read.ready is False]
     waited = sum(read.duration_ns for read in reads) // steps
     begins = np.array([read.begin_ns for read in reads], np.int64)
@@ -123,14 +130,14 @@ def _finding(trace: Trace, where: Where, reads: list[HostRead], steps: int) -> F
     return Finding(
         subject=f"{named} reads an array",
         title=fit_title(
-            f"{named} reads an array on the host: {format_ns(waited)} per step, "
+            f"{named} reads an array{where_it_runs}: {format_ns(waited)} per step, "
             f"{len(stalls):,} of {len(reads):,} reads wait",
             named,
         ),
-        detail=f"It reads in {steps:,} steps. What an accelerator would idle for it is not known.",
+        detail=f"It reads in {steps:,} steps{place}. What an accelerator would idle for it is not known.",
         severity="medium" if stalls else "low",
         basis="structural",
-        advice=_ADVICE,
+        advice=_LIBRARY_ADVICE.format(package=package) if package else _ADVICE,
         where=where,
         evidence=tuple(rows[:MOST_ROWS]),
         spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),

@@ -131,8 +131,8 @@ def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
 
 
 def category_words(category: MemoryCategory) -> str:
-    """``optimizer state``; ``not known`` for blocks of no known category."""
-    return NOT_KNOWN if category == MemoryCategory.UNKNOWN else category.name.lower().replace("_", " ")
+    """``optimizer state``; ``unknown`` for blocks that no source tells the category of."""
+    return category.name.lower().replace("_", " ")
 
 
 # The picture of a memory as inline SVG: areas by category over time, the peak marked, phases and steps below.
