@@ -94,3 +94,45 @@ def test_without_an_accelerator_it_must_be_in_every_step() -> None:
             b.step(number, begin, begin + 20_000)
             b.op("aten::mm", begin + work, begin + 20_000)
         assert judge(RULE, b.build()).status == status
+
+
+def _compiled_loop(stack: str) -> TraceBuilder:
+    """Three steps of a JAX program on a CPU, most of them outside its instructions, and samples of later steps."""
+    b = TraceBuilder()
+    for number in range(3):
+        begin = 10_000 * number
+        b.step(number, begin, begin + 10_000)
+        b.op("PjitFunction(train_step)", begin, begin + 100)
+        b.row("hlo_ops", name=b.code("dot.1"), module=b.code("jit_train_step"), start_ns=1_000 * (begin + 9_000),
+              end_ns=1_000 * (begin + 10_000), encloses=False, run_id=number)  # fmt: skip
+    for number in range(20):
+        b.sample(stack, 50_000 + 1_000 * number, step=10 + number)
+    return b
+
+
+def test_calls_of_compiled_functions_are_named_at_the_line_that_calls() -> None:
+    for callee in ("train_step", "site-packages/jax/_src/pjit.py(263): cache_miss"):
+        b = _compiled_loop(f"train.py(3): main > {callee}")
+        (finding,) = judge(RULE, b.build()).findings
+        assert finding.subject == "calls"
+        assert (finding.where.file, finding.where.line) == ("train.py", 3)
+        assert "jax.lax.scan" in finding.advice
+
+
+def test_beside_compiled_functions_the_programs_own_work_is_named() -> None:
+    (finding,) = judge(RULE, _compiled_loop("train.py(3): main > train.py(9): tokenize").build()).findings
+    assert (finding.subject, finding.where.line) == ("host work", 9)
+    (finding,) = judge(RULE, _compiled_loop("train.py(3): main > block_until_ready").build()).findings
+    assert (finding.subject, finding.where.file) == ("host work", None), "waiting for the device is none of it"
+
+
+def test_without_an_accelerator_a_cause_must_be_in_half_of_the_steps() -> None:
+    for every, kinds in ((1, {"host work", "garbage collection"}), (3, {"host work"})):
+        b = TraceBuilder()
+        for number in range(6):
+            begin = 20_000 * number
+            b.step(number, begin, begin + 20_000)
+            b.op("aten::mm", begin + 6_000, begin + 20_000)
+            if number % every == 0:
+                b.python("Python GC", begin, begin + 2_000)
+        assert {finding.subject for finding in judge(RULE, b.build()).findings} == kinds

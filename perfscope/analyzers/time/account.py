@@ -131,6 +131,12 @@ class StepAccount:
         steps = [sum(values) for values in zip(*(self.causes_ns[cause] for cause in causes), strict=True)]
         return len(steps) * min(steps, default=0)
 
+    def shares(self, causes: Iterable[Cause]) -> list[float]:
+        """Per step the share of some causes together, from 0 to 1."""
+        of_steps = zip(*(self.causes_ns[cause] for cause in causes), strict=True)
+        wholes = zip(*self.causes_ns.values(), strict=True)
+        return [sum(part) / (sum(whole) or 1) for part, whole in zip(of_steps, wholes, strict=True)]
+
     @property
     def busy_ns(self) -> int:
         """Of it, the time in which the device worked."""

@@ -31,7 +31,10 @@ LOCK_DELAY_NS = 2_000_000
 
 _SLEEPS = re.compile(r"(.*\.)?(sleep|wait|acquire|select|poll|epoll_wait)")
 """Callees that wait, whoever calls them."""
-_DEVICE_WAITS = re.compile(r"(.*\.)?(item|tolist|cpu|to|numpy|synchronize|block_until_ready|device_get|nonzero)")
+_DEVICE_WAITS = re.compile(
+    r"(.*\.)?(item|tolist|cpu|to|numpy|synchronize|block_until_ready|device_get|nonzero|"
+    r"_single_device_array_to_np_array\w*)"
+)
 _COMPREHENSION = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>")
 """A function of its own up to Python 3.11: its lines are those of the function around it."""
 _ML_FRAMEWORK = re.compile(r"(site-packages/)?(torch|torch_xla|functorch|triton|jax|jaxlib|flax|optax)/.*")
@@ -233,6 +236,15 @@ def free_samples(trace: Trace, thread: int) -> Int64:
     return np.flatnonzero(chosen)
 
 
+def in_calls(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
+    """Of rows of ``samples``: the innermost line is a framework's own, or calls a function that JAX compiled."""
+    known, frame = trace.fact(stacks), trace.rows["samples"]["frame"][rows]
+    modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code != MISSING}
+    jitted = {name.removeprefix("jit_") for name in modules if name.startswith("jit_")}
+    calls_jitted = np.array([known.texts[row].rpartition(".")[2] in jitted for row in frame.tolist()], bool)
+    return np.asarray((frame != MISSING) & (calls_jitted | known.in_framework[frame]), bool)
+
+
 def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     """Of rows of ``samples``: the innermost line is no framework's and no data loader's, and calls no known op.
 
@@ -244,10 +256,7 @@ def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     calls_ops = {(op.file, op.line) for op in (trace.op_graph.ops if trace.op_graph is not None else ())}
     sites = {row: sampled_site(trace, row) for row in np.unique(frame).tolist()}
     of_ops = np.array([(sites[row].file, sites[row].line) in calls_ops for row in frame.tolist()], bool)
-    modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code != MISSING}
-    jitted = {name.removeprefix("jit_") for name in modules if name.startswith("jit_")}
-    calls_jitted = np.array([known.texts[row].rpartition(".")[2] in jitted for row in frame.tolist()], bool)
-    outside = (frame != MISSING) & ~of_ops & ~calls_jitted & ~known.in_loader[frame] & ~known.in_framework[frame]
+    outside = (frame != MISSING) & ~of_ops & ~known.in_loader[frame] & ~in_calls(trace, rows)
     return np.asarray(outside & ~trace.fact(device_waits)[rows], bool)
 
 

@@ -41,10 +41,17 @@ def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:
 
 
 def _untraced(trace: Trace, rule: str, cost_ns: int) -> int | None:
-    if not trace.step_times_ns or late_span_ns(trace) is not None or not trace.fact(step_accounts):
+    bare = _bare_step_ns(trace)
+    if bare is None or not trace.fact(step_accounts):
         return None
-    bare = float(np.median(trace.step_times_ns))
     return min(round(cost_ns * trace.fact(_host_share_left) if _is_hosts(trace, rule) else cost_ns), round(bare))
+
+
+def _bare_step_ns(trace: Trace) -> float | None:
+    """A step without a profiler, its work included; ``None`` where none was timed."""
+    if trace.step_times_ns and late_span_ns(trace) is None:
+        return float(np.median(trace.step_times_ns))
+    return trace.window_ns / trace.window_steps if trace.window_ns and trace.window_steps > 0 else None
 
 
 def _is_hosts(trace: Trace, rule: str) -> bool:
@@ -53,7 +60,7 @@ def _is_hosts(trace: Trace, rule: str) -> bool:
 
 def _host_share_left(trace: Trace) -> float:
     """Of the host's part of a traced step what a bare one has, 0 to 1, by the device that waits least for it."""
-    bare = float(np.median(trace.step_times_ns))
+    bare = _bare_step_ns(trace) or 0.0
     return max(_share_left(account, bare) for account in trace.fact(step_accounts))
 
 

@@ -176,10 +176,9 @@ def _slowdown(trace: Trace, free_ns: float | None, compiling_ns: int) -> list[st
     if ratio < NOTED_SLOWDOWN:
         return []
     compiling = f", with {format_ns(compiling_ns)} of compiling in them" if compiling_ns else ""
-    of = "are rescaled to the latter" if late is None else "are of traced steps"
     return [
         f"traced steps took {ratio:.2f} times as long as steps without a profiler{compiling}; savings and their shares "
-        f"{of}"
+        "are rescaled to the latter"
     ]
 
 

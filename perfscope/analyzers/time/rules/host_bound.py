@@ -9,7 +9,8 @@ launching anything, and neither waited for the device, nor for input, nor compil
 `warmup_compile` judge those). If a wait for the device came just before, the host could have worked ahead as long as
 it waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op,
 or to the line of the sampled stacks in it (`perfscope run`); where the timed steps have neither, to the lines of the
-stacks sampled in other steps, or to the functions of the detail pass. A thread that sleeps or waits shows by its
+stacks sampled in other steps, or to the functions of the detail pass. Of a JAX program most of it may be the
+framework's own work for each call of a compiled function, which is named as that. A thread that sleeps or waits shows by its
 processor time; one that waits for the interpreter's lock shows where another thread of the program works in Python
 meanwhile, and is a finding of its own that names that thread and its line. What only some steps do is judged by
 `slow_steps`. Without an accelerator in the recording the main thread's time outside every op and data loader is judged,
@@ -18,7 +19,8 @@ measured; the saving is an upper bound.
 
 Fix: move the work out of the loop (do it once, before), to another process (`DataLoader(num_workers=...)`), or to a
 thread that runs while the device computes. Write logs and metrics every N steps, save checkpoints asynchronously
-(`torch.distributed.checkpoint.async_save`), and freeze the garbage collector after the warm-up (`gc.freeze()`).
+(`torch.distributed.checkpoint.async_save`), and freeze the garbage collector after the warm-up (`gc.freeze()`). Where
+calls of compiled functions take the time, give each more work: several steps in one `jax.lax.scan`, larger batches.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
 from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.calls import framework
 from perfscope.analyzers.time.host_activity import (
     NOT_RECORDED,
     HostActivity,
@@ -40,7 +44,9 @@ from perfscope.analyzers.time.host_activity import (
 )
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import (
+    device_waits,
     free_samples,
+    in_calls,
     lock_wait,
     outside_ops,
     sampled_lines,
@@ -60,7 +66,8 @@ LEAST_SHARE_ON_HOST = 0.1
 """Of every step, where no accelerator is in the recording: below it other processes of the machine may be the cause."""
 
 PART_SHARE = MEDIUM_SHARE
-"""Of the step: a kind of work with less gets no finding of its own."""
+"""Of the step, and of half of the steps where no accelerator is in the recording: a kind of work with less gets no
+finding of its own."""
 
 LEAST_SAMPLES = 10
 """Of steps without a profiler: fewer do not tell which line has most of the time."""
@@ -93,6 +100,15 @@ _WORK: dict[Cause, tuple[str, str, str]] = {
     ),
 }
 
+_CALLS = (
+    "calls",
+    "calls compiled functions",
+    "Give each call more work: several steps in one call (`jax.lax.scan`), or larger batches. Pass fewer, larger "
+    "arrays: each one costs time in every call. A Flax NNX module is taken apart in every call unless "
+    "`nnx.cached_partial` keeps it.",
+)
+"""Of ``other_host`` that is the framework's own work for calls of compiled functions."""
+
 _ACTIVITY = {
     "saving": HostActivity.SAVING,
     "garbage_collection": HostActivity.GARBAGE_COLLECTION,
@@ -114,14 +130,15 @@ def check(trace: Trace) -> Iterable[Finding]:
     yield from _waits_for_lock(trace, account)
     total = account.total_ns if keeps_idle(account) else {}
     for cause in _WORK:
-        if total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns):
+        rare = account.device == MISSING and median(account.shares([cause])) < PART_SHARE
+        if total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare:
             yield _finding(trace, account, cause, total[cause])
 
 
 def keeps_idle(account: StepAccount) -> bool:
     """Whether the host's own work is enough of the step to be named."""
     if account.device == MISSING:
-        return account.steady_ns(_WORK) >= LEAST_SHARE_ON_HOST * account.whole_ns
+        return min(account.shares(_WORK), default=0.0) >= LEAST_SHARE_ON_HOST
     return _host_ns(account) >= LEAST_SHARE * account.whole_ns
 
 
@@ -130,9 +147,9 @@ def _host_ns(account: StepAccount) -> int:
 
 
 def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Finding:
-    subject, verb, advice = _WORK[cause]
     spans = time_of_cause(trace, account, cause)
     lines, source = _lines(trace, cause, spans)
+    subject, verb, advice = _CALLS if source == "calls" else _WORK[cause]
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     function, best = _most(lines)
     most = f": mostly in {function}" if function is not None else ""
@@ -169,6 +186,7 @@ _SOURCES = {
     "nothing": " The recording has no Python functions there: record with `perfscope run`, or with Python stacks, to "
     "see which they are.",
     "free": " The lines are those of sampled stacks of steps without a profiler, by their shares there.",
+    "calls": " The lines are those of sampled stacks of steps without a profiler, by their shares there.",
     "detail": " The functions are those of the detail pass, by their shares of the time there.",
 }
 """Where the lines are from -> what the advice adds."""
@@ -196,7 +214,8 @@ def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], s
     sampled = [item for item in work if item.frame != MISSING]
     few = 2 * sum(item.total_ns for item in sampled) > told and sum(item.pieces for item in sampled) < LEAST_SAMPLES
     if 2 * told < whole or few:
-        free = sampled_lines(trace, _free_rows(trace, cause))
+        rows = _free_rows(trace, cause)
+        free = sampled_lines(trace, rows)
         if sum(line.samples for line in free) >= LEAST_SAMPLES:
             return [
                 _Line(
@@ -208,7 +227,7 @@ def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], s
                     direct=line.direct,
                 )
                 for line in free
-            ], "free"
+            ], "calls" if _mostly_calls(trace, rows) else "free"
         detailed = _detailed(trace.detail, cause) if trace.detail is not None and 2 * told < whole else ()
         if detailed and trace.detail is not None:
             return [_recorded_line(trace.detail, item, detailed, timed=False) for item in detailed], "detail"
@@ -221,11 +240,17 @@ def _free_rows(trace: Trace, cause: Cause) -> Int64:
     activity = trace.fact(sample_activities)[rows]
     shown = activity == _ACTIVITY.get(cause, MISSING)
     if cause == "other_host":  # a long stretch without a sample may have been work of any kind
-        outside = outside_ops(trace, rows)
+        jax = framework(trace) == "jax"  # of which calls are not recorded as ops
+        outside = ~trace.fact(device_waits)[rows] if jax else outside_ops(trace, rows)
         shown &= outside
         if shown.sum() < LEAST_SAMPLES:
             shown = outside & np.isin(activity, [MISSING, *_ACTIVITY.values()])
     return np.asarray(rows[shown], np.int64)
+
+
+def _mostly_calls(trace: Trace, rows: Int64) -> bool:
+    lasts = trace.rows["samples"]["lasts_ns"][rows]
+    return bool(2 * lasts[in_calls(trace, rows)].sum() > lasts.sum())
 
 
 def _recorded_line(trace: Trace, work: HostWork, of: Sequence[HostWork], *, timed: bool) -> _Line:
