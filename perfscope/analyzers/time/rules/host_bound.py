@@ -4,18 +4,18 @@ Why it costs: the host prepares the next work too late because it computes somet
 batches, Python loops over data, logging, writing checkpoints, sleeping, collecting garbage. The device has nothing to
 do meanwhile, and a faster device changes nothing.
 
-How it is found: of the account of the step the idle time in which the host was late, for 1 ms or more without
-launching anything, and neither waited for the device, nor for input, nor compiled (`host_sync`, `input_stall` and
-`warmup_compile` judge those). If a wait for the device came just before, the host could have worked ahead as long as
-it waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op,
-or to the line of the sampled stacks in it (`perfscope run`); where the timed steps have neither, to the lines of the
-stacks sampled in other steps, or to the functions of the detail pass. Of a JAX program most of it may be the
-framework's own work for each call of a compiled function, which is named as that. A thread that sleeps or waits shows by its
-processor time; one that waits for the interpreter's lock shows where another thread of the program works in Python
-meanwhile, and is a finding of its own that names that thread and its line. What only some steps do is judged by
-`slow_steps`. Without an accelerator in the recording the main thread's time outside every op and data loader is judged,
-if every step has it: on an accelerator it would be idle time unless the device is still busy then. All of it is
-measured; the saving is an upper bound.
+How it is found: of the account of the step the idle time in which the host was late, for 1 ms or more without launching
+anything, and neither waited for the device, nor for input, nor compiled (`host_sync`, `input_stall` and
+`warmup_compile` judge those). If a wait for the device came just before, the host could have worked ahead as long as it
+waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op, or to
+the line of the sampled stacks in it (`perfscope run`); where the timed steps have neither, to the lines of the stacks
+sampled in other steps, or to the functions of the detail pass. Of a JAX program most of it may be the framework's own
+work for each call of a compiled function, which is named as that. A thread that sleeps or waits shows by its processor
+time; one that waits for the interpreter's lock shows where another thread of the program works in Python meanwhile, and
+is a finding of its own that names that thread and its line. What only some steps do is judged by `slow_steps`. Without
+an accelerator in the recording the main thread's time outside every op and data loader is judged, if every step has it:
+on an accelerator it would be idle time unless the device is still busy then. All of it is measured; the saving is an
+upper bound.
 
 Fix: move the work out of the loop (do it once, before), to another process (`DataLoader(num_workers=...)`), or to a
 thread that runs while the device computes. Write logs and metrics every N steps, save checkpoints asynchronously
