@@ -342,6 +342,23 @@ def test_the_range_check_of_one_hot_on_a_cpu_is_not_the_programs_read():
     assert [finding.where.line for finding in _judge(b).findings] == [70]
 
 
+def test_on_cpu_a_read_of_what_was_made_of_nothing_is_no_wait_of_an_accelerator():
+    g = GraphBuilder()
+    loss = g.input((1,))
+    places = g.op("randint", [], (4,), "int64", file="train.py", line=1)
+    for line, value in (
+        (2, g.op("add", [places, places], (4,), "int64")),
+        (3, loss),
+        (4, g.op("add", [places, loss], (4,))),
+    ):
+        g.op("_local_scalar_dense", [value], file="train.py", line=line, host_read="item")
+    g.op("copy_", [places, loss], mutated=[places])
+    g.op("_local_scalar_dense", [places], file="train.py", line=5, host_read="item")
+    b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
+    b.op("aten::mul", 0, 10)
+    assert [finding.where.line for finding in _judge(b).findings] == [3, 4, 5]
+
+
 def test_a_cpu_run_without_reads_is_clean():
     assert _judge(_cpu_run()).status == "clean"
 

@@ -368,12 +368,33 @@ def _lines(trace: Trace) -> list[_Line]:
 
 def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
     reads: dict[tuple[str, str | None, int | None], list[GraphOp]] = defaultdict(list)
-    checks = graph_ops_inside(trace, CHECKED_ON_CPU_ONLY) if graph.device == "cpu" else frozenset()
+    left_out: set[int] = set()
+    if graph.device == "cpu":
+        left_out = {*graph_ops_inside(trace, CHECKED_ON_CPU_ONLY), *_reads_of_host_data(graph)}
     for op in graph.ops:
-        if op.host_read is not None and op.index not in checks:
+        if op.host_read is not None and op.index not in left_out:
             reads[op.host_read, op.file, op.line].append(op)
     last_update = max((op.index for op in graph.ops if op.phase == "optimizer"), default=-1)
     return [_structural_finding(trace, kind, ops, last_update) for (kind, _, _), ops in reads.items()]
+
+
+def _reads_of_host_data(graph: OpGraph) -> set[int]:
+    """Reads of what the step makes of nothing (``torch.randint`` and the like): on an accelerator it is on the host too.
+
+    Unless the program asks for the device as it makes the tensor, which a recording on a CPU does not tell.
+    """
+    made: set[int] = set()
+    reads = set()
+    for op in graph.ops:
+        inputs, outputs = ({graph.tensors[index].storage for index in side} for side in (op.inputs, op.outputs))
+        outputs |= {graph.tensors[index].storage for index in op.mutated}
+        if inputs <= made:
+            made |= outputs
+            if op.host_read is not None:
+                reads.add(op.index)
+        else:
+            made -= outputs
+    return reads
 
 
 def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update: int) -> Finding:
