@@ -346,13 +346,10 @@ def test_on_cpu_a_read_of_what_was_made_of_nothing_is_no_wait_of_an_accelerator(
     g = GraphBuilder()
     loss = g.input((1,))
     places = g.op("randint", [], (4,), "int64", file="train.py", line=1)
-    for line, value in (
-        (2, g.op("add", [places, places], (4,), "int64")),
-        (3, loss),
-        (4, g.op("add", [places, loss], (4,))),
-    ):
+    twice, mixed = g.op("add", [places, places], (4,)), g.op("add", [places, loss], (4,))
+    for line, value in ((2, twice), (3, loss), (4, mixed)):
         g.op("_local_scalar_dense", [value], file="train.py", line=line, host_read="item")
-    g.op("copy_", [places, loss], mutated=[places])
+    g.op("copy_", [places, loss])
     g.op("_local_scalar_dense", [places], file="train.py", line=5, host_read="item")
     b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
     b.op("aten::mul", 0, 10)

@@ -19,7 +19,8 @@ function begins. `line_is` in the evidence tells.
 
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
 accelerator drain its queue. These findings are structural and carry no time. The range check that
-`one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given.
+`one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given. So are reads
+of tensors that the step makes of nothing (`torch.randint`): they are on the host in any case.
 Of a planned program (`perfscope compile`) two more are left out: a line that read once in the five steps
 that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
 the host (the optimizer's counters).
@@ -379,7 +380,7 @@ def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
 
 
 def _reads_of_host_data(graph: OpGraph) -> set[int]:
-    """Reads of what the step makes of nothing (``torch.randint`` and the like): on an accelerator it is on the host too.
+    """Reads of what the step makes of nothing (``torch.randint`` and the like): it is on the host in any case.
 
     Unless the program asks for the device as it makes the tensor, which a recording on a CPU does not tell.
     """
