@@ -172,7 +172,7 @@ class Trials:
     def baseline(self) -> Unchanged:
         """Launch the unchanged program. ``DataError`` where it fails."""
         with terminated_by_signals():
-            state = self._state(BASELINE)
+            state = self._state(BASELINE, pairs=0)
             recorded = []
             for slot, what in enumerate(("the unchanged program", "the same again, for what it does not repeat")):
                 self._tell(f"recording values: {what}")
@@ -295,14 +295,14 @@ class Trials:
         fitting = int(seconds / self._least_seconds()) if self._seconds else left
         return self._plan.deadline - seconds + seconds / max(1, min(left, fitting))
 
-    def _state(self, folder: str, until: float | None = None) -> AbState:
-        """``until``: of the pairs, which are no more than fit."""
+    def _state(self, folder: str, until: float | None = None, pairs: int | None = None) -> AbState:
+        """``until``: of the pairs, which are no more than fit. ``pairs``: of a change; those planned for ``None``."""
         directory = self._plan.directory / folder
         try:
             directory.mkdir(parents=True)
         except OSError as error:
             raise DataError(f"{directory}: cannot be made: {error.strerror or error}") from error
-        pairs = self._plan.ab.pairs
+        pairs = self._plan.ab.pairs if pairs is None else pairs
         if until is not None and self._seconds:
             fitting = int(((until - time.monotonic()) / self._seconds - 1) / 2)
             pairs = min(pairs, max(LEAST_PAIRS, fitting))
