@@ -136,3 +136,25 @@ def test_without_an_accelerator_a_cause_must_be_in_half_of_the_steps() -> None:
             if number % every == 0:
                 b.python("Python GC", begin, begin + 2_000)
         assert {finding.subject for finding in judge(RULE, b.build()).findings} == kinds
+
+
+def test_below_a_line_that_starts_a_library_its_functions_are_told() -> None:
+    fit = (
+        "train.py(3): main > site-packages/keras/trainer.py(10): Trainer.fit > site-packages/keras/trainer.py(20): step"
+    )
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work"})
+    b.step(1, 0, 20_000)
+    b.op("aten::mm", 0, 1_000)
+    calls = {"optimizer.py(5): apply": 6, "metrics.py(7): update > site-packages/keras/metrics.py(9): mean": 4}
+    stacks = [f"{fit} > site-packages/keras/{call}" for call, times in calls.items() for _ in range(times)]
+    for number, stack in enumerate([*stacks, "train.py(3): main > site-packages/keras/logs.py(1): write"]):
+        b.sample(stack, 30_000 + 1_000 * number, step=2)
+    (finding,) = judge(RULE, b.build()).findings
+    assert finding.title == "the host does other work: mostly in keras"
+    assert (finding.where.file, finding.where.line) == ("train.py", 3)
+    rows = [(row["host_was_in"], row["site"], row["pieces"]) for row in finding.evidence]
+    assert rows == [
+        ("apply", "site-packages/keras/optimizer.py:5", 6),
+        ("update", "site-packages/keras/metrics.py:7", 4),
+    ]
+    assert finding.evidence[0]["idle_ns"] == round(19_000_000 * 6 / 11)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -299,3 +299,70 @@ def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | Non
         direct = is_direct(trace, frames[site, text])
         lines.append(SampledLine(site=site, innermost=text, direct=direct, share=ns / whole, samples=counts[site]))
     return tuple(sorted(lines, key=lambda line: -line.share))
+
+
+HOT = 0.8
+"""Of the time of a call: what it calls with so much of it is looked into, else its calls are told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerCall:
+    """A function that runs below a line of the program."""
+
+    site: CallSite
+    """Its line with most time."""
+    name: str
+    share: float
+    """Of the samples' time."""
+    samples: int
+
+
+def inner_calls(trace: Trace, rows: Int64) -> tuple[InnerCall, ...]:
+    """What runs below the user's line, at the first place where its time divides, most time first.
+
+    ``rows``: samples of one line. From that line the call with ``HOT`` of the time is followed down, to the calls none
+    of which has so much.
+    """
+    samples, parents = trace.rows["samples"], trace.rows["frames"]["parent"]
+    weight, users = samples["lasts_ns"][rows], trace.fact(stacks).user
+    below: list[list[int]] = []
+    for frame in samples["frame"][rows].tolist():
+        chain: list[int] = []
+        while frame != MISSING and frame != users[frame]:
+            chain.append(frame)
+            frame = int(parents[frame])
+        below.append(chain[::-1])
+    members, calls, depth = list(range(len(below))), list[list[int]](), 0
+    while True:
+        by_function: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for member in members:
+            if depth < len(below[member]):
+                by_function[_function(trace, below[member][depth])].append(member)
+        if not by_function:
+            break
+        calls, depth = list(by_function.values()), depth + 1
+        hottest = max(calls, key=lambda call: int(weight[call].sum()))
+        if weight[hottest].sum() < HOT * weight[members].sum():
+            break
+        members = hottest
+    found = [_inner_call(trace, [below[member][depth - 1] for member in call], weight[call]) for call in calls]
+    whole = int(weight.sum()) or 1
+    return tuple(sorted((replace(call, share=call.share / whole) for call in found), key=lambda call: -call.share))
+
+
+def _function(trace: Trace, frame: int) -> tuple[int, int]:
+    frames = trace.rows["frames"]
+    return int(frames["file"][frame]), int(frames["name"][frame])
+
+
+def _inner_call(trace: Trace, frames: list[int], weight: Int64) -> InnerCall:
+    """Of the samples of one function; ``share`` is still its time."""
+    times: dict[int, int] = defaultdict(int)
+    for frame, ns in zip(frames, weight.tolist(), strict=True):
+        times[frame] += ns
+    most, table = max(times, key=lambda frame: times[frame]), trace.rows["frames"]
+    file, line, function = (int(table[name][most]) for name in ("file", "line", "name"))
+    site = CallSite(
+        file=trace.text(file) or None, line=line if line != MISSING else None, function=trace.text(function), exact=True
+    )
+    return InnerCall(site=site, name=trace.text(function), share=float(weight.sum()), samples=len(frames))

@@ -47,6 +47,7 @@ from perfscope.analyzers.time.samples import (
     device_waits,
     free_samples,
     in_calls,
+    inner_calls,
     lock_wait,
     outside_ops,
     sampled_lines,
@@ -56,6 +57,7 @@ from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, AbstainError, Finding, fit_title
+from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import Int64, Intervals, merge
 from perfscope.model.trace import MISSING, Trace
 
@@ -152,11 +154,14 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
     subject, verb, advice = _CALLS if source == "calls" else _WORK[cause]
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     function, best = _most(lines)
-    most = f": mostly in {function}" if function is not None else ""
+    inner = _inner_lines(trace, cause, lines) if source in ("free", "calls") else ()
+    package = _package(inner)
+    function = None if package else function
+    most = f": mostly in {package or function}" if package or function else ""
     advice = advice.replace(" it out", f" `{function}` out", 1) if function and best.file is not None else advice
     return Finding(
         subject=subject,
-        title=fit_title(f"the host {verb}{most}", function or ""),
+        title=fit_title(f"the host {verb}{most}", function or package or ""),
         detail=f"Meanwhile {whose}." + (f" Most of the time is in {function}." if function is not None else ""),
         **timed_cost(trace, cost, account.whole_ns),
         advice=f"{advice}{_SOURCES[source]}",
@@ -171,7 +176,7 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
                 "pieces": line.pieces,
                 "start_ns": line.start_ns,
             }
-            for line in lines[:MOST_ROWS]
+            for line in (*inner, *lines[1 if inner else 0 :])[:MOST_ROWS]
         ),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
         removes=(removed_time(spans),),
@@ -273,6 +278,29 @@ def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
     causes = _WORK if cause == "other_host" else (cause,)  # without Python functions all work is ``other_host``
     work = host_work(detail, merge(*(time_of_cause(detail, account, item) for item in causes)))
     return work if work and work[0].name != NOT_RECORDED else ()
+
+
+def _inner_lines(trace: Trace, cause: Cause, lines: Sequence[_Line]) -> tuple[_Line, ...]:
+    """What the first line calls, where it has most of the time and only starts the work, as `trainer.train()` does."""
+    first = lines[0]
+    if first.direct or first.share <= HALF:
+        return ()
+    rows, frames = _free_rows(trace, cause), trace.rows["samples"]["frame"]
+    own = [row for row in rows.tolist() if sampled_site(trace, int(frames[row])) == first.site]
+    return tuple(
+        _Line(name=call.name, site=call.site, share=call.share * first.share, pieces=call.samples, start_ns=None)
+        for call in inner_calls(trace, np.array(own, np.int64))
+    )
+
+
+def _package(lines: Sequence[_Line]) -> str | None:
+    """The installed package that has most of the time of some lines."""
+    shares: dict[str, float] = defaultdict(float)
+    for line in lines:
+        if line.site.file is not None and owner_of(line.site.file) is Owner.LIBRARY:
+            shares[line.site.file.rpartition("-packages/")[2].partition("/")[0]] += line.share
+    most = max(shares, key=lambda name: shares[name], default=None)
+    return most if most is not None and shares[most] > HALF else None
 
 
 def _most(lines: Sequence[_Line]) -> tuple[str | None, CallSite]:
