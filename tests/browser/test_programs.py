@@ -151,7 +151,7 @@ def test_points_roofs_and_their_source(tab: Tab, roofline_server: Server) -> Non
     assert "white paper" in words
     assert "memory 3.35 TB/s" in words
     assert "No time was measured" in words
-    assert "float16 989 TFLOP/s" in tab.page.evaluate("document.querySelector('.ps-chart').textContent")
+    assert "bf16, fp16 989 T" in tab.page.evaluate("document.querySelector('.ps-chart').textContent")
     tab.until("document.querySelectorAll('.ag-center-cols-container .ag-row').length === 3")
     assert tab.wrong == []
     assert tab.went_away() == []
