@@ -6,7 +6,7 @@ code and the packages that add rules or readers. The whole content of a large fi
 reading it. The user's source files (lines of code, comments that silence) are read again each time.
 
 Entries are as private as the recordings (folder 0700, files 0600), bounded (``ROOM``), and ignored when corrupt, when
-somebody else could have written them, or where ``PERFSCOPE_CACHE=off``. They are pickles of our own data classes, and
+somebody else could have written them, or where ``PERFSCOPE_CACHE=off``. They are pickles of our own records, and
 nothing else can be named by one.
 """
 
@@ -22,10 +22,13 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
 from perfscope.analyzers.devices import Device
@@ -49,8 +52,7 @@ _SUFFIX = ".analysis"
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Struct, frozen=True, kw_only=True):
     """An analysis and what a command tells beside it."""
 
     analysis: Analysis
@@ -175,18 +177,23 @@ def _private(path: Path) -> bool:
 
 
 class _DataOnly(pickle.Unpickler):
-    """Builds data classes and enumerations of perfscope, and arrays of numbers; it can name nothing else."""
+    """Builds records and enumerations of perfscope, and arrays of numbers; it can name nothing else."""
 
-    _NUMPY = frozenset(
-        {("numpy", "dtype"), ("numpy._core.numeric", "_frombuffer"), ("numpy._core.multiarray", "scalar")}
+    _BUILDERS = frozenset(
+        {
+            ("numpy", "dtype"),
+            ("numpy._core.numeric", "_frombuffer"),
+            ("numpy._core.multiarray", "scalar"),
+            ("msgspec._utils", "rebuild"),
+        }
     )
 
     def find_class(self, module: str, name: str) -> Any:
         """The class of that name; ``UnpicklingError`` for anything else."""
-        if (module, name) in self._NUMPY:
+        if (module, name) in self._BUILDERS:
             return super().find_class(module, name)
         if module.split(".")[0] == "perfscope" and name.isidentifier():
             named = getattr(importlib.import_module(module), name)
-            if isinstance(named, type) and (is_dataclass(named) or issubclass(named, Enum | tuple)):
+            if isinstance(named, type) and (is_dataclass(named) or issubclass(named, Struct | Enum | tuple)):
                 return named
         raise pickle.UnpicklingError(f"{module}.{name} is no data of perfscope")

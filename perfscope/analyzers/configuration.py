@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.thresholds import Thresholds, thresholds_of
@@ -33,8 +34,7 @@ KEYS = ("device", "fail-on", "ignore", "rules", "topology")
 OFF = "off"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class Configuration(Struct, frozen=True, kw_only=True):
     """What a project asks of every analysis; options of the command line come before it."""
 
     device: str | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.causes import ROWS_OF_EACH
 from perfscope.analyzers.critical_path import Graph, NodeKind, dependency_graph
@@ -77,8 +79,7 @@ _log = logging.getLogger(__name__)
 _DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReducedPrograms:
+class ReducedPrograms(Struct, frozen=True, kw_only=True):
     """What is kept of a trace beside what is kept of any."""
 
     hlo: tuple[HloModule, ...] = ()
@@ -110,7 +111,7 @@ def reduce_programs(trace: Trace) -> ReducedPrograms:
 
 def _without_instructions(module: HloModule) -> HloModule:
     """What names a program and its file: no instruction is left in it."""
-    return replace(
+    return dataclasses.replace(
         module, computations={}, buffer_assignment=None, aliases=(), donors=(), fusion_refusals={}, thunks=None
     )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from os import PathLike
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
@@ -168,8 +170,7 @@ MOST_PLACES = 2_000
 """Spans of such a finding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """One step. ``traced`` tells whether a profiler was on while it ran."""
 
     rank: int | None
@@ -183,8 +184,7 @@ class Step:
     """What a step is where the program did not mark any: ``'executions of jit_train_step'``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedWindow:
+class TimedWindow(Struct, frozen=True, kw_only=True):
     """Steps in a row without a profiler, the devices waited for before the first and behind the last."""
 
     rank: int | None
@@ -192,8 +192,7 @@ class TimedWindow:
     steps: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Analysis:
+class Analysis(Struct, frozen=True, kw_only=True):
     """Everything a report shows: sources, device time, steps and outcomes.
 
     ``print`` shows the text report, a notebook draws it.
@@ -301,8 +300,7 @@ class Analysis:
         return str(hooks.call("analysis_html", self))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined(ReadTrace):
+class Examined(ReadTrace, frozen=True, kw_only=True):
     """What a trace says by itself: all that its tables are needed for but the comparing."""
 
     devices: tuple[DeviceTime, ...]

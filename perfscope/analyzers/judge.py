@@ -6,11 +6,14 @@ comparing reads; one task alone keeps all its tables. `readers.load` has the oth
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
 from perfscope.analyzers.critical_path.job_graph import MOST_RANKS
@@ -43,8 +46,7 @@ BYTES_PER_PROCESS = 500_000
 """Bytes of files a process must have to be worth starting: packed, that is a tenth of a second of reading."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeTask:
+class JudgeTask(Struct, frozen=True, kw_only=True):
     """The work on one task. It is sent to other processes, so it holds ids of rules."""
 
     rules: tuple[str, ...] | None = None
@@ -101,15 +103,14 @@ class JudgeTask:
             from perfscope.analyzers.hlo.program_device import judged_for
 
             trace = judged_for(trace, self.device)
-        return examine(part_of(replace(trace, topology=self.topology), self.selection), rules)
+        return examine(part_of(dataclasses.replace(trace, topology=self.topology), self.selection), rules)
 
 
 Executor = Callable[[JudgeTask, Sequence[Task]], Iterator[tuple[int, TaskResult | LostTask]]]
 """See `workers`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(Struct, frozen=True, kw_only=True):
     """The analysis of paths and what lay there. ``loaded.traces`` of a set hold only what comparing reads."""
 
     loaded: Loaded

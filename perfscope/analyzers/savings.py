@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.analyzers.time import HOST_AHEAD
 
@@ -70,8 +71,7 @@ class Wholes:
         return max(spans, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(Struct, frozen=True, kw_only=True):
     """The middle of some durations and how far they spread: the range, or 10th to 90th percentile."""
 
     count: int

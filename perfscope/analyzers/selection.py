@@ -8,12 +8,14 @@ account that it has in the whole recording.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.load import Loaded, load_paths
 from perfscope.analyzers.time import account_windows, main_thread, step_windows, steps_work
@@ -30,8 +32,7 @@ MOST_RANKS = 1_000_000
 """A larger number is no rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(Struct, frozen=True, kw_only=True):
     """What the user asks for; ``None``: all. It is sent to other processes."""
 
     steps: tuple[int, int | None] | None = None
@@ -121,11 +122,11 @@ def part_of(trace: Trace, selection: Selection) -> Trace:
         raise DataError(f"{trace.source.path}: nothing was recorded in {_stretch(trace, chosen)}")
     part = Part(start_ns=chosen.low, end_ns=chosen.high, origin_ns=trace.span_ns()[0],
                 facts=_facts_of_part(trace, chosen))  # fmt: skip
-    return replace(trace, rows=rows, part=part, source=replace(trace.source, part=_in_words(trace, chosen)))
+    source = dataclasses.replace(trace.source, part=_in_words(trace, chosen))
+    return dataclasses.replace(trace, rows=rows, part=part, source=source)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
+class _Chosen(Struct, frozen=True, kw_only=True):
     """What is chosen of a trace. Times in ns on its clock; steps that do not wait for their work have two ranges."""
 
     numbers: frozenset[int]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from perfscope.model.documents.run import RUN_FILE, Process, load_run
 from perfscope.model.environment import Check
@@ -29,8 +30,7 @@ TRACED_STEPS = 3
 """What the timing pass records by default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class Captured(Struct, frozen=True, kw_only=True):
     """A capture of a known program."""
 
     run: Path
@@ -66,8 +66,7 @@ def judge(planted: Captured, twin: Captured) -> list[Check]:
     return [_check(f"{framework} {name}", list(seen)) for name, seen in checks.items()]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """One quantity: what the program did, and what the capture shows."""
 
     what: str

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.finding import Excerpt, Finding, Outcome, Where
@@ -127,8 +129,7 @@ class _Code:
         return self._files[file]
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(Struct, frozen=True):
     path: str
     in_project: bool
     changed_s: float

@@ -7,9 +7,11 @@ import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Rule
@@ -18,8 +20,7 @@ Thresholds = Mapping[str, Mapping[str, float]]
 """Values by rule and name of the threshold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
+class Threshold(Struct, frozen=True):
     """A named constant that decides whether a rule finds something."""
 
     name: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -87,7 +87,7 @@ def memory(
     if target is not None and name is not None:
         raise UsageError(f"--device {name}: {path} was compiled for {target.shown}")
     traces = [
-        trace if name is None or trace.target is not None else replace(trace, judged_device=name)
+        trace if name is None or trace.target is not None else dataclasses.replace(trace, judged_device=name)
         for trace in loaded.traces
     ]
     steps = step_models(traces)
@@ -126,6 +126,8 @@ def _compiled_or_estimated(
 
     Where estimates are left, the command that compiles the policies is named, if the run names its program.
     """
+    from msgspec.structs import replace
+
     from perfscope.analyzers.checkpointing.step_model_hlo import EXACT
 
     trace = next(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,8 @@ def verified_plans(
     ``UsageError`` where the trace is no run of `perfscope compile`; ``DataError`` where its program is not what it was.
     What the compiler refuses is in the plan's reason.
     """
+    from msgspec.structs import replace
+
     from perfscope.analyzers.checkpointing.verified import predictions
 
     run = _run_of(trace, model)
@@ -220,6 +222,8 @@ def _run_of(trace: Trace, model: StepModel) -> _CompiledRun:
 
 def _compared(plan: VerifiedPlan, program: PolicyProgram, run: _CompiledRun) -> VerifiedPlan:
     """A plan beside the program that was compiled with its policy."""
+    from msgspec.structs import replace
+
     from perfscope.analyzers.checkpointing.verified import compiled_step
     from perfscope.analyzers.readers.load import load_path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -189,6 +188,8 @@ def _judged(
 
 
 def _judge(paths: Sequence[str], rules: Sequence[str] | None, changes: Sequence[Hypothesis], **how: Any) -> Kept:
+    from msgspec.structs import replace
+
     from perfscope.analyzers.analysis_cache import Kept
     from perfscope.analyzers.judge import judge_paths
 

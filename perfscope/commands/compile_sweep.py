@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -209,6 +209,8 @@ class _Sweep:
             tell(f"{of}: {sanitize(point.words())}: {sanitize(_said(point), 200)}", quiet=self.asked.quiet)
 
     def _judge(self, number: int, folder: Path, *, outcome: Outcome | None = None, reused: bool = False) -> None:
+        from msgspec.structs import replace
+
         from perfscope.analyzers.sweep.evaluate import evaluate_variant
         from perfscope.model.files import write_atomically
 

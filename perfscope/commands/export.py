@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +68,8 @@ def _judged(traces: Sequence[Trace]) -> Subject:
 
 
 def _on_one_clock(subject: Subject) -> tuple[Subject, list[str]]:
+    from msgspec.structs import replace
+
     from perfscope.dashboards.export.clocks import aligned
 
     traces, remarks = aligned(subject.traces)

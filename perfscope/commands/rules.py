@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -45,6 +44,9 @@ def rules(rule_id: str | None, calibration: bool, as_json: bool, verbose: bool) 
 
 def _show_calibration(rule_id: str | None, *, as_json: bool, verbose: bool) -> int:
     """The table of this machine, of one rule if it is named."""
+    from msgspec import to_builtins
+    from msgspec.structs import replace
+
     from perfscope.analyzers.compare.ab.calibration import calibrate, of_machine
     from perfscope.analyzers.registry import load_rule, rule_ids
     from perfscope.dashboards.report.sections.calibration import render_text
@@ -60,7 +62,7 @@ def _show_calibration(rule_id: str | None, *, as_json: bool, verbose: bool) -> i
     if rule_id is not None:
         made = replace(made, rows=tuple(row for row in made.rows if row.rule == rule_id))
     if as_json:
-        click.echo(json.dumps(asdict(made), indent=2))
+        click.echo(json.dumps(to_builtins(made), indent=2))
     else:
         click.echo(render_text(made, **screen(sys.stdout), verbose=verbose), nl=False, color=True)
     return 0

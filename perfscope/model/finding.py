@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,8 +45,7 @@ MEDIUM_SHARE = 0.01
 """Of the step: below it a saving drowns in the usual 1% spread between launches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class Where(Struct, frozen=True, kw_only=True):
     """Where a finding is. ``file`` and ``line`` are the user's, never the framework's."""
 
     op: str | None = None
@@ -64,8 +64,7 @@ class Where:
 NOWHERE = Where()
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
+class Excerpt(Struct, frozen=True):
     """The code at a place, as the file had it when the program ran."""
 
     path: str
@@ -75,8 +74,7 @@ class Excerpt:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """A piece of time in which a finding shows, half open: ns on the clock of its trace, as in the trace's tables."""
 
     start_ns: int
@@ -87,8 +85,7 @@ class Span:
     """The trace: its place in ``Analysis.sources`` (filled by the engine)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Removed:
+class Removed(Struct, frozen=True, kw_only=True, eq=False):
     """What a fix takes away of a recording: what the saving on the critical path is of."""
 
     table: Literal["slices", "kernels", "copies", "waits", "idle", "work"]
@@ -103,8 +100,7 @@ class Removed:
     """Whose trace, where a rule compares the ranks of a job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One thing that costs. ``cost_ns`` is an upper bound of what fixing it would save.
 
     ``cost_ns`` is over the whole trace, ``cost_ns_per_step`` per step (``None``: no step known or
@@ -164,8 +160,7 @@ class Finding:
         return self.path_ns is not None and self.path_ns == self.cost_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Struct, frozen=True, kw_only=True):
     """A check. ``needs`` are keys of ``Trace.recorded``; absent ones make the rule abstain."""
 
     id: str
@@ -190,8 +185,7 @@ class Rule:
     """Whether it is asked after the others that have ``rest``, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """What one rule said of the sources: findings worst first, or why it was not evaluated."""
 
     rule: str
@@ -206,8 +200,7 @@ class Outcome:
     """Keys of ``Trace.recorded`` whose absence is why it was not evaluated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """What a rule looked at: the evidence of a clean outcome."""
 
     count: int

@@ -5,10 +5,9 @@ Positions are whatever the caller counts: nanoseconds, allocator events, instruc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 Int64 = npt.NDArray[np.int64]
 
@@ -16,8 +15,7 @@ NEVER = np.iinfo(np.int64).max
 """Position of what does not come any more: the end of a block that nothing frees."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Curve(Struct, frozen=True, kw_only=True):
     """A step function: ``bytes[i]`` holds from ``positions[i]`` up to the next one. Shapes (n,), int64, sorted."""
 
     positions: Int64

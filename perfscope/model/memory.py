@@ -7,12 +7,12 @@ compiled program will need. The axis differs: nanoseconds, numbers of events, or
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.model.finding import Basis
 from perfscope.model.live_bytes import NEVER, Curve, Int64, curve
@@ -84,8 +84,7 @@ class MemoryPhase(IntEnum):
     """Forward run again within the backward pass."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLine:
+class SourceLine(Struct, frozen=True, kw_only=True):
     """A place in the user's program. ``file`` as recorded; made fit to show where it is shown."""
 
     file: str
@@ -93,8 +92,7 @@ class SourceLine:
     function: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTimeline:
+class MemoryTimeline(Struct, frozen=True, kw_only=True):
     """Blocks of one memory. Sums are exact: the curve is the blocks', and ``held_before`` stands apart."""
 
     space: Space
@@ -175,8 +173,7 @@ class MemoryTimeline:
 # missing: the earlier block ends where the later one begins, since no address is handed out twice).
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class Pairs(Struct, frozen=True, kw_only=True):
     """Blocks as indices into the events they were paired from. Shapes (blocks,), in order of ``made``.
 
     ``MISSING`` in ``made``: held before the recording, and ``freed`` is then the event that says so.
@@ -250,8 +247,7 @@ _PEAK = ("allocated_bytes.all.peak", "peak_bytes_in_use")
 _LIMIT = ("bytes_limit",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorCounters:
+class AllocatorCounters(Struct, frozen=True, kw_only=True):
     """Of the process' device. Bytes, and numbers of events since the process began."""
 
     before: Mapping[str, int]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.ab.judge import AbJudge, AbResult
 from perfscope.analyzers.compare.ab.profiles import Profiles, compare_profiles

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.__main__ import run
 from perfscope.analyzers.devices import DEVICES

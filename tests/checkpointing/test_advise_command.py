@@ -91,7 +91,7 @@ def test_the_page_is_whole_and_asks_for_nothing(path: Path, tmp_path: Path, caps
 
 
 def test_names_of_a_stranger_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     evil = "Model.<script>alert(1)</script>\x1b[31m"
     strange = model(2)

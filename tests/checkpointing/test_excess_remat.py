@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.checkpointing.remat_bargain import Bargain, remat_bargain
 from perfscope.analyzers.checkpointing.simulate import keep_all, simulate, todays

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import shutil
@@ -11,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec.structs
 import pytest
 from click.testing import CliRunner
 
@@ -49,7 +49,7 @@ def jax_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Captured, Captur
 def _copy(captured: Captured, folder: Path) -> Captured:
     run = folder / captured.run.name
     shutil.copytree(captured.run, run)
-    return dataclasses.replace(captured, run=run)
+    return msgspec.structs.replace(captured, run=run)
 
 
 def _alter(captured: Captured, file: str, change: Callable[[Any], None]) -> None:

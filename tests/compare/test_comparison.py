@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.causes import FindingChange, causes, corroborated, findings_change
 from perfscope.analyzers.compare.runs.change import time_change

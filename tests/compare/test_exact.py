@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -185,13 +184,13 @@ class TestPrograms:
         module = load_one(corpus / "aot" / "gpu_attn_naive.hlo.txt.gz").hlo[0]
         entry = module.computations[module.entry]
         one = entry.instructions[0]
-        wider = dataclasses.replace(one, shape=dataclasses.replace(one.shape, dims=(*one.shape.dims, 2)))
-        changed = dataclasses.replace(entry, instructions=(wider, *entry.instructions[1:]))
-        other = dataclasses.replace(module, computations={**module.computations, module.entry: changed})
+        wider = replace(one, shape=replace(one.shape, dims=(*one.shape.dims, 2)))
+        changed = replace(entry, instructions=(wider, *entry.instructions[1:]))
+        other = replace(module, computations={**module.computations, module.entry: changed})
         assert fingerprint(other) != fingerprint(module)
-        renamed = tuple(dataclasses.replace(held, op_name=f"x/{held.op_name}", line=1) for held in entry.instructions)
-        same = dataclasses.replace(entry, instructions=renamed)
-        again = dataclasses.replace(module, computations={**module.computations, module.entry: same})
+        renamed = tuple(replace(held, op_name=f"x/{held.op_name}", line=1) for held in entry.instructions)
+        same = replace(entry, instructions=renamed)
+        again = replace(module, computations={**module.computations, module.entry: same})
         assert fingerprint(again) == fingerprint(module)
 
     def test_a_checkpoint_policy_is_recomputed_flops(self, corpus: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.diff import program_change
 from perfscope.analyzers.compare.programs.gates import DEFAULT, ProgramGate, gates_not_met, program_gate
@@ -84,7 +85,7 @@ class TestAFusionThatIsLost:
         assert (row.count, row.head_names) == (1, ("ka4", "kb4"))
 
     def test_xlas_reason(self) -> None:
-        head = replace(split_program(), fusion_refusals={"ka0": "the consumer is not fusible"})
+        head = dataclasses.replace(split_program(), fusion_refusals={"ka0": "the consumer is not fusible"})
         assert "XLA: the consumer is not fusible" in only_row(program_change(fused_program(), head)).said
 
     def test_the_line_that_was_changed_although_nothing_of_it_is_left(self) -> None:
@@ -110,9 +111,9 @@ def apart_behind_a_barrier() -> HloModule:
     text = split_program()
     moved = {}
     for name, computation in text.computations.items():
-        lines = tuple(replace(one, line=12) if one.line == 11 else one for one in computation.instructions)
-        moved[name] = replace(computation, instructions=lines, by_name={one.name: one for one in lines})
-    return replace(text, computations=moved)
+        lines = tuple(dataclasses.replace(one, line=12) if one.line == 11 else one for one in computation.instructions)
+        moved[name] = dataclasses.replace(computation, instructions=lines, by_name={one.name: one for one in lines})
+    return dataclasses.replace(text, computations=moved)
 
 
 class TestCollectives:
@@ -242,8 +243,8 @@ class TestWhatXlaMade:
 
 def traced(module: HloModule, target: str | None = None) -> Trace:
     trace = hlo_trace(module)
-    trace = replace(trace, source=replace(trace.source, programs=1))
-    return replace(trace, target=None if target is None else parse_target(target))
+    trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, programs=1))
+    return dataclasses.replace(trace, target=None if target is None else parse_target(target))
 
 
 def compared(base: HloModule, head: HloModule, *targets: str) -> Comparison:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.run_sets import Launch, RunSet, launch_of
 from perfscope.analyzers.compare.runs.sets import (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.target import described_target
 from perfscope.analyzers.devices.target_text import CHIPS, NAMES, parse_target, read_bytes_text

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers import engine, registry
 from perfscope.analyzers.causes import MOST_ROWS, one_per_cause

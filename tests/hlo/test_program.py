@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import (
@@ -147,7 +148,7 @@ BASE = hlo_module("ENTRY %main () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}",
 
 
 def module(name: str = "jit_step", source: str = "", program_id: int | None = None) -> HloModule:
-    return replace(BASE, name=name, source=source, program_id=program_id)
+    return dataclasses.replace(BASE, name=name, source=source, program_id=program_id)
 
 
 @pytest.mark.parametrize(
@@ -186,14 +187,14 @@ def test_no_two_are_alike(asked: list[tuple[str, str, int | None]]) -> None:
 
 def test_a_recording_is_one_whatever_programs_it_holds() -> None:
     recording = TraceBuilder(recorded=frozenset({"hlo", "device_work"})).build()
-    recording = replace(recording, hlo=(module("jit_a"), module("jit_b")))
+    recording = dataclasses.replace(recording, hlo=(module("jit_a"), module("jit_b")))
     assert programs_apart(recording) == (recording,)
 
 
 def test_programs_alone_are_judged_for_the_device_that_was_named() -> None:
     trace = hlo_trace(module("jit_a"), module("jit_b"))
-    trace = replace(trace, source=replace(trace.source, programs=2))
-    trace = replace(trace, judged_device="NVIDIA H200")
+    trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, programs=2))
+    trace = dataclasses.replace(trace, judged_device="NVIDIA H200")
     parts = programs_apart(trace)
     assert [[one.name for one in part.hlo] for part in parts] == [["jit_a"], ["jit_b"]]
     assert {part.judged_device for part in parts} == {"NVIDIA H200"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze, conclude, examine

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.engine import judge
@@ -67,10 +68,11 @@ def plan_in_float32(name: str, products: str) -> Trace:
     (trace,) = load(RECORDED_PLANS / name)
     (held,) = trace.torch_plans
     graphs = tuple(
-        replace(
+        dataclasses.replace(
             graph,
             kernels=tuple(
-                replace(kernel, dtype=products) if kernel.kind == "product" else kernel for kernel in graph.kernels
+                dataclasses.replace(kernel, dtype=products) if kernel.kind == "product" else kernel
+                for kernel in graph.kernels
             ),
         )
         for graph in held.plan.graphs
@@ -82,11 +84,11 @@ def plan_in_float32(name: str, products: str) -> Trace:
     def wide(tensor: object) -> object:
         return replace(tensor, dtype="float32") if tensor.dtype == "bfloat16" else tensor  # type: ignore[attr-defined,type-var]
 
-    plan = replace(held.plan, graphs=graphs, float32_products=products)  # type: ignore[arg-type]
-    trace = replace(
+    plan = dataclasses.replace(held.plan, graphs=graphs, float32_products=products)  # type: ignore[arg-type]
+    trace = dataclasses.replace(
         trace, torch_plans=(LoadedPlan(plan=plan, eager=widened(held.eager), outside=widened(held.outside)),)
     )  # type: ignore[arg-type]
-    return replace(trace, target=parse_target("h100", None))
+    return dataclasses.replace(trace, target=parse_target("h100", None))
 
 
 def plan_findings(trace: Trace) -> list[Finding]:
@@ -126,7 +128,7 @@ def test_a_device_without_another_precision_is_not_judged() -> None:
     target = trace.target
     assert target is not None
     device = target.device
-    trace = replace(
+    trace = dataclasses.replace(
         trace, target=replace(target, device=replace(device, peak_flops={"float32": device.peak_flops["float32"]}))
     )
     with pytest.raises(AbstainError, match="no faster precision"):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.digest import reduce_trace
 from perfscope.analyzers.engine import analyze
@@ -187,11 +188,15 @@ def process(
             )  # fmt: skip
             kernels += 2
     trace = named(build.build(), world=2)
-    trace = replace(
+    trace = dataclasses.replace(
         trace,
-        hlo=(replace(module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5),),
+        hlo=(
+            dataclasses.replace(
+                module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5
+            ),
+        ),
     )
-    return replace(trace, recorded=trace.recorded | {"hlo"})
+    return dataclasses.replace(trace, recorded=trace.recorded | {"hlo"})
 
 
 def exposed(traces: Sequence[Trace]) -> list[Finding]:

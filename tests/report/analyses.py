@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import Analysis, Step
 from perfscope.analyzers.hlo.roofline import Utilization
@@ -205,7 +206,7 @@ def compiled(name: str = "forward", file: str = "/home/alice/proj/model/net.py",
         ),
         recompile_rows=(
             RecompileSummary(
-                function=name, place=line, guard=f"{name} == 0.1", guard_place=replace(line, line=43),
+                function=name, place=line, guard=f"{name} == 0.1", guard_place=dataclasses.replace(line, line=43),
                 values=("0.1", "0.30000000000000004", "0.5"), count=2,
             ),
         ),

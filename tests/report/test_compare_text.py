@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
 from perfscope.dashboards.report import github
@@ -243,7 +244,7 @@ class TestCollectivesOfPlans:
     @pytest.fixture
     def document(self, tmp_path: Path) -> dict[str, Any]:
         rows = ddp_all_reduce(2, OPS), ddp_all_reduce(4, OPS)
-        wide = [replace(row, bytes=2 * row.bytes, dtype="float32") for row in rows]
+        wide = [dataclasses.replace(row, bytes=2 * row.bytes, dtype="float32") for row in rows]
         sides = job(tmp_path / "base", *rows), job(tmp_path / "head", *wide, program_all_reduce(OPS, OPS, line=41))
         found = compare([sides[0]], [sides[1]])
         gates = found.gates(("programs",))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 
 from perfscope.analyzers.checkpointing.plans import plan_memory
 from perfscope.analyzers.checkpointing.step_model import StepModel

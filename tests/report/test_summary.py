@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.coverage import ONE_PROCESS, not_evaluated
 from perfscope.analyzers.engine import Analysis, Step, TimedWindow, analyze
@@ -235,7 +236,7 @@ def test_rules_on_several_ranks_are_one_phrase_where_there_is_one_process(world:
         for rule in ("hung_collective", "rank_divergence")
     )
     held = analysis(outcomes=outcomes)
-    summary = summarize(replace(held, sources=(replace(held.sources[0], world_size=world),)))
+    summary = summarize(replace(held, sources=(dataclasses.replace(held.sources[0], world_size=world),)))
     if world == 8:
         assert [rules for _, rules in summary.abstained] == [("hung_collective",), ("rank_divergence",)]
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers import digest as cutting
 from perfscope.analyzers.digest import reduce_trace
@@ -167,7 +168,7 @@ def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
     (one, other) = (load_one(file) for file in files)
     traces = []
     for number, module in enumerate((*one.hlo, *other.hlo)):
-        source = replace(one.source, path=f"r{number}", format="xplane", programs=None)
-        alike = replace(module, name="jit_step", source=f"r{number}")
+        source = dataclasses.replace(one.source, path=f"r{number}", format="xplane", programs=None)
+        alike = dataclasses.replace(module, name="jit_step", source=f"r{number}")
         traces.append(Trace(source=source, strings=(), rows={}, recorded=frozenset({"hlo"}), hlo=(alike,)))
     assert_slim_report_equal(traces)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.model.trace import MISSING

@@ -95,7 +95,7 @@ def test_ranks_have_a_memory_each_the_highest_first(tmp_path: Path) -> None:
 
 
 def _fields(source: Any) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in source.__dataclass_fields__}
+    return {name: getattr(source, name) for name in source.__struct_fields__}
 
 
 @pytest.mark.corpus

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
@@ -35,8 +37,7 @@ _LAUNCHED = frozenset({"reduce", "reduce-window", "scatter", "sort", "fft"})
 _NOTHING = frozenset({"constant", "iota", "parameter"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
+class Layers(Struct, frozen=True, kw_only=True):
     """Layers that run alike, in one loop (then all have one policy), or a single one."""
 
     name: str
@@ -93,8 +94,7 @@ def runs_again(op_name: str, *, loops: bool) -> bool:
     return bool(mark) and before.split("/").count("while") == int(loops)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardWork:
+class ForwardWork(Struct, frozen=True, kw_only=True):
     """Kernels of layers' forward, by what becomes of them where less is kept."""
 
     products: tuple[InstructionCost, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 NO_GRAPH = "no op graph: record with perfscope run, which takes one in its structure pass"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class Steps(Struct, frozen=True, kw_only=True):
     """Steps, the largest peak first, and what could not be looked at."""
 
     models: tuple[StepModel, ...]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.devices import named_device
 from perfscope.analyzers.devices.roofline import kernel_roof
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 Float64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpTimes:
+class OpTimes(Struct, frozen=True, kw_only=True):
     """Time of every op of the graph, shape (ops,), in ns; 0 for views."""
 
     ns: Float64

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.checkpointing.simulate import Placement, Simulation, Simulator, keep_all, todays
 from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
@@ -45,8 +47,7 @@ HOST_LINKS = {
 sheet. Devices that are not here (TPU) state none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class Links(Struct, frozen=True, kw_only=True):
     """Bytes/s in one direction; ``None`` where not known."""
 
     between: int | None
@@ -55,8 +56,7 @@ class Links:
     to_host_name: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Struct, frozen=True, kw_only=True):
     """What a plan moves in a step, one direction, and how long that takes alone."""
 
     between_bytes: int
@@ -140,24 +140,21 @@ MOST_STEPS = 400
 AGAIN: tuple[Policy, ...] = ("selective", "full")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(Struct, frozen=True, kw_only=True):
     """Regions that share a policy: the calls of one module."""
 
     name: str
     regions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """Copies of one layer, in the order they run."""
 
     name: str
     units: tuple[Unit, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GreedyStep:
+class GreedyStep(Struct, frozen=True, kw_only=True):
     """One more region checkpointed, and what the step is predicted to be then."""
 
     group: str
@@ -263,8 +260,7 @@ SAME_PEAK = 0.002
 """Of the peak: plans that differ by less are one choice, and the quicker one is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """One way to run the step, with what it is predicted to need and take."""
 
     policies: tuple[Policy, ...]
@@ -282,8 +278,7 @@ class Plan:
         return self.simulation.peak_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plans:
+class Plans(Struct, frozen=True, kw_only=True):
     """The front, and where today's step and the budget lie beside it."""
 
     model: StepModel

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.checkpointing.jax_layers import STACK_TRAFFIC, layer_loops
 from perfscope.analyzers.devices import find_device, roofline
@@ -33,8 +33,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputed:
+class Recomputed(Struct, frozen=True, kw_only=True):
     """A matrix product that ``jax.checkpoint`` runs again."""
 
     cost: ModuleCost
@@ -80,8 +79,7 @@ class Recomputed:
         return arithmetic < roofline.bytes_ns(device, 2 * self.result.bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cloned:
+class Cloned(Struct, frozen=True, kw_only=True):
     """Launches XLA's own rematerialization added: clones of one instruction, the first left out."""
 
     cost: ModuleCost
@@ -142,8 +140,7 @@ SAME_ASSIGNED, SAME_MODELLED = 0.01, 0.05
 """Shares of a peak by which another one is no higher: alignment, where XLA assigned it; else what the model misses."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bought:
+class Bought(Struct, frozen=True, kw_only=True):
     """What recomputation buys. Bytes."""
 
     peak: int

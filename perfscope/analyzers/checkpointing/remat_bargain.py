@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.checkpointing.plans import SAME_PEAK, Plan, groups_of, plan_memory
 from perfscope.analyzers.checkpointing.simulate import Simulation, Simulator, keep_all, todays
@@ -24,8 +25,7 @@ WORTH = 0.1
 """Of the time of all that runs again: a plan that saves less is as good as today's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionBargain:
+class RegionBargain(Struct, frozen=True, kw_only=True):
     """One checkpointed region: what it costs and what it buys."""
 
     name: str
@@ -39,8 +39,7 @@ class RegionBargain:
     """How much higher the peak would be if this region alone were kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bargain:
+class Bargain(Struct, frozen=True, kw_only=True):
     """The checkpointing of a step, judged."""
 
     model: StepModel

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.checkpointing.step_model import Change, Policy, StepModel, Value
 from perfscope.model.live_bytes import Int64
@@ -54,8 +54,7 @@ ShardLevel = Literal[0, 1, 2, 3]
 3: parameters too, which are gathered for one region at a time (FSDP)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True):
     """Where parameters, gradients and optimizer state are."""
 
     devices: int = 1
@@ -71,8 +70,7 @@ HERE = Placement()
 """All of it on the one device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(Struct, frozen=True, kw_only=True):
     """A step under a plan, predicted."""
 
     peak_bytes: int

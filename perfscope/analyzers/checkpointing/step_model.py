@@ -7,8 +7,9 @@ and simulated by `simulate.py`, which knows neither.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.model.finding import Basis
 
@@ -24,8 +25,7 @@ attention stay and the rest is made again (torch's selective checkpointing, JAX'
 POLICIES: tuple[Policy, ...] = ("keep", "full", "selective", "offload")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Value(Struct, frozen=True, kw_only=True):
     """A block of memory within the step. Positions count the ops of the step, in the order they run."""
 
     bytes: int
@@ -49,8 +49,7 @@ class Value:
     """It is the gradient of a parameter: sharding divides it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """What a policy changes in a compiled program, worked out from the program."""
 
     spans: tuple[tuple[int, int, int], ...]
@@ -63,8 +62,7 @@ class Change:
     """Time that keeping takes more than it does today (negative: less): a loop's stacks are filled, written, read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(Struct, frozen=True, kw_only=True):
     """A part of the forward pass that can be checkpointed as a whole: a module, or a layer of a scan."""
 
     name: str
@@ -90,8 +88,7 @@ class Region:
         return not self.changes or any(policy == offered for offered, _ in self.changes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepModel:
+class StepModel(Struct, frozen=True, kw_only=True):
     """A step: values, regions, and what surrounds them."""
 
     label: str

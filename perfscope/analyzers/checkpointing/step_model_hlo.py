@@ -9,9 +9,10 @@ again. XLA schedules and fuses the changed program again, which is not modelled;
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.checkpointing.jax_layers import (
     STACK_TRAFFIC,
@@ -43,8 +44,7 @@ from perfscope.model.units import format_bytes
 # The numbers are those of the table in docs/memory.md, which ``benchmarks/memory_plans_jax.py`` prints.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(Struct, frozen=True, kw_only=True):
     """Errors of the estimates of one kind: estimated over compiled, less 1; no error lies within every bound."""
 
     kind: str

@@ -6,12 +6,13 @@ made again is a need of the value that the forward made, and what ran again is l
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.checkpointing.models import NO_GRAPH
 from perfscope.analyzers.checkpointing.op_times import OpTimes, op_times
@@ -118,7 +119,7 @@ def torch_step_model(trace: Trace) -> StepModel:
     step = _Step(graph, _as_handed_out(graph, graph.storages), module_calls(graph))
     values = step.values(times)
     values += step.scratch(workspaces(trace, graph, timeline_of(trace, graph)))
-    surroundings = held_of(trace, replace(graph, storages=step.storages), step.gradients)
+    surroundings = held_of(trace, dataclasses.replace(graph, storages=step.storages), step.gradients)
     notes = [*surroundings.notes, *([times.note] if times.note else [])]
     if step.again.unmatched:
         notes.append(f"{step.again.unmatched:,} ops that run again in the backward repeat no op of a module told apart")
@@ -138,7 +139,8 @@ def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[
     if graph.device != "cuda":
         return storages
     return tuple(
-        replace(storage, bytes=-(-storage.bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING) for storage in storages
+        dataclasses.replace(storage, bytes=-(-storage.bytes // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING)
+        for storage in storages
     )
 
 

@@ -11,9 +11,9 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.memory.categories import memory_timelines
@@ -32,8 +32,7 @@ _SHARDED = re.compile(r"all_?gather|reduce_scatter")
 _NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One forward pass of a module."""
 
     module: str
@@ -160,8 +159,7 @@ def _prefixes(module: str) -> list[str]:
 # Which ops of a recorded step are run again by checkpointing, and which forward op each of them repeats.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeats:
+class Repeats(Struct, frozen=True, kw_only=True):
     """What checkpointing runs again in the recorded step."""
 
     of_op: Mapping[int, int]
@@ -257,8 +255,7 @@ def _shapes(graph: OpGraph, op: GraphOp) -> list[tuple[int, ...]]:
 # What belongs together in the op graph of a PyTorch step: calls of modules, their backward, readers of storages.
 
 
-@dataclass(slots=True)
-class Readers:
+class Readers(Struct):
     """Who reads a storage: regions whose backward does, and the ops."""
 
     regions: set[int | None] = field(default_factory=set)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.checkpointing.plans import Plan
 from perfscope.analyzers.checkpointing.simulate import Simulator, todays
@@ -18,8 +20,7 @@ WORDS: dict[Policy, PolicyName] = {"keep": "none", "full": "full", "selective": 
 """A plan's policy -> what ``perfscope compile --checkpoint`` calls it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedPlan:
+class VerifiedPlan(Struct, frozen=True, kw_only=True):
     """A plan: what was predicted of it, and what XLA made of it. Bytes of one device, FLOPs of one run."""
 
     plan: Plan

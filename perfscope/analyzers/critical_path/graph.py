@@ -18,10 +18,10 @@ ended last before it returned is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.critical_path.lane import Lane, host_lane
 from perfscope.analyzers.time import (
@@ -72,8 +72,7 @@ class Via(IntEnum):
     DEPENDENCY = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Graph(Struct, frozen=True, kw_only=True):
     """Nodes in order of their begin, as equally long arrays; times in ns on the trace's clock."""
 
     windows: Windows
@@ -115,8 +114,7 @@ class Graph:
         return self.sequence[: int(self.on_host.sum())]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
+class _Work(Struct, frozen=True, kw_only=True):
     """Kernels and copies, in order of begin."""
 
     starts: Int64

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, dependency_graph
 from perfscope.analyzers.critical_path.path import Walk
@@ -26,8 +26,7 @@ MOST_NODES = 8_000_000
 """Of all ranks together: above that, about 1 GB, the path is not walked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPiece:
+class JobPiece(Struct, frozen=True, kw_only=True):
     """A piece of the path. Times in ns on the lowest rank's clock."""
 
     rank: int
@@ -40,8 +39,7 @@ class JobPiece:
     """Row of ``slices``, ``kernels`` or ``copies`` of the rank's trace; ``MISSING``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPath:
+class JobPath(Struct, frozen=True, kw_only=True):
     """The path of one step of a job."""
 
     step: int | None

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.ranks import Matched, RankSet, over, rank_sets
@@ -36,8 +37,7 @@ NO_JOINS = "no collective on the devices of several ranks was matched, and sends
 NO_ORDER = "the matched collectives of the ranks contradict the order of their work"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobGraph:
+class JobGraph(Struct, frozen=True, kw_only=True):
     """The ranks of a job in one graph, or why there is none. Its windows are the recorded time of each rank."""
 
     ranks: frozenset[int]

@@ -7,17 +7,15 @@ asked for without a hole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time import innermost_spans, main_thread, nearest_ancestor
 from perfscope.model.intervals import Int64, distinct
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True):
     """Pieces of host time in order, each beginning where the one before ends. Times in ns."""
 
     starts: Int64
@@ -74,8 +72,7 @@ def helper_threads(trace: Trace) -> list[int]:
     return [int(thread) for thread in np.argsort(-counts, kind="stable") if counts[thread]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
+class _Pieces(Struct, frozen=True, kw_only=True):
     """When one thread is inside a span or a call. ``works``: inside an op or a call, and not in Python alone."""
 
     starts: Int64

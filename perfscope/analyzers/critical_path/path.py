@@ -7,9 +7,9 @@ step without a hole and without an overlap, so their lengths sum to the step exa
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.critical_path.runs import Runs
@@ -57,8 +57,7 @@ _PART_OF_WORK = {NodeKind.KERNEL: "compute", NodeKind.COMMUNICATION: "communicat
 _PART_OF_GAP = {Via.ORDER: "dependency", Via.LAUNCH: "launch", Via.DEPENDENCY: "dependency"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticalPath:
+class CriticalPath(Struct, frozen=True, kw_only=True):
     """Pieces of the paths of all steps in order of time, as equally long arrays."""
 
     graph: Graph

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.critical_path.graph import Graph, Via
 from perfscope.analyzers.critical_path.runs import Runs
@@ -13,8 +13,7 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """What is other than in the recording; arrays as in ``Graph``."""
 
     durations: Int64

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.critical_path.graph import (
     DEPENDENCY_NS,
@@ -53,8 +54,7 @@ ONLY_WAIT = "it is the only wait of the recording, and ends it"
 BEGINS_LATER = "the path begins later, at work whose dependencies are not recorded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathSaving:
+class PathSaving(Struct, frozen=True, kw_only=True):
     """What all steps together are shorter by, or why that is not known."""
 
     ns: int | None = None

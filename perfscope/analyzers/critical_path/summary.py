@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.critical_path.graph import NodeKind
 from perfscope.analyzers.critical_path.path import UNKNOWN_GAP, CriticalPath, critical_path, path_parts
@@ -20,8 +21,7 @@ MOST_ROWS = 30
 OUTSIDE = "(outside every recorded span)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathRow:
+class PathRow(Struct, frozen=True, kw_only=True):
     """Time on the path in work of one name."""
 
     where: str
@@ -35,8 +35,7 @@ class PathRow:
     module: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathSummary:
+class PathSummary(Struct, frozen=True, kw_only=True):
     """The critical paths of a trace's steps together."""
 
     rank: int | None

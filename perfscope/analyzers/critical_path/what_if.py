@@ -15,9 +15,9 @@ What is modelled: everything else takes as long as it did, and waits for what it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.critical_path.replay import Change, replayed_ns, unchanged
@@ -30,8 +30,7 @@ _LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
 GENERAL_TARGETS = ("launch", "sync", "communication", "copy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hypothesis:
+class Hypothesis(Struct, frozen=True, kw_only=True):
     """A change that somebody asks about."""
 
     text: str
@@ -39,8 +38,7 @@ class Hypothesis:
     factor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Struct, frozen=True, kw_only=True):
     """What a change makes of the steps: modelled, by playing the recorded dependencies again."""
 
     text: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 TERA = 10**12
 GIGA = 10**9
@@ -13,8 +14,7 @@ GIGA = 10**9
 Joined = Literal["switch", "mesh", "torus"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """The largest set of devices that the fast links join."""
 
     joined: Joined
@@ -33,8 +33,7 @@ class Node:
     """The switch adds up what passes through it (NVLink SHARP)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsualNetwork:
+class UsualNetwork(Struct, frozen=True, kw_only=True):
     """What usually joins nodes of a device. An assumption of every report that uses it: buyers choose their network."""
 
     link: str
@@ -44,8 +43,7 @@ class UsualNetwork:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Struct, frozen=True, kw_only=True):
     """Peaks of one product as its vendor states them: dense (never with sparsity), at boost clock."""
 
     name: str

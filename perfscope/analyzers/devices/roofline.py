@@ -7,8 +7,9 @@ cache; real kernels reach 60 to 90% of it. Williams, Waterman and Patterson, "Ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices.device import Device
 
@@ -34,8 +35,7 @@ _PLAIN = ("highest", "dot_f32_f32_f32")
 """Precisions of a float32 product that rule TF32 out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roof:
+class Roof(Struct, frozen=True, kw_only=True):
     """The least time that some work takes on a device, by part. Times in ns."""
 
     compute_ns: float | None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct, field
 
 from perfscope.analyzers.devices import DEVICES, Device
 from perfscope.analyzers.devices.topology import Network
@@ -21,8 +21,7 @@ GENERATIONS = {
 """What libtpu takes in front of the colon (0.0.42.1: ``v7x`` and ``v5litepod`` are no names)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """Devices to compile for. What was not specified and is assumed is in ``assumptions``, a sentence each."""
 
     asked: str
@@ -99,7 +98,7 @@ class Target:
 
     def description(self) -> dict[str, object]:
         """Every number of it as plain data for JSON: ``described_target`` makes the same target of it again."""
-        device = {**asdict(self.device), "peak_flops": dict(self.device.peak_flops)}
+        device = msgspec.to_builtins(self.device)
         del device["match"]
         return {
             "asked": self.asked,
@@ -108,7 +107,7 @@ class Target:
             "topology": list(self.topology),
             "platform": self.platform,
             "memory_bytes": self.memory_bytes,
-            "network": None if self.network is None else asdict(self.network),
+            "network": None if self.network is None else msgspec.to_builtins(self.network),
             "host_shape": None if self.host_shape is None else list(self.host_shape),
             "source": self.source,
             "assumptions": list(self.assumptions),

@@ -7,7 +7,7 @@ capability, and ROCm documentation, GPU hardware specifications. What is left ou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from perfscope.analyzers.devices.target import Target
 from perfscope.model.documents.compile_request import TargetRequest
@@ -19,8 +19,7 @@ CUDNN = (9, 10, 0)
 CUDA = "13.0.0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Generation(Struct, frozen=True, kw_only=True):
     """Limits of the cores of one architecture."""
 
     shared_core: int

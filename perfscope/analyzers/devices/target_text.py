@@ -30,11 +30,12 @@ A file names a known device with other numbers, or one that no table has::
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from difflib import get_close_matches
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import DEVICES, find_device
 from perfscope.analyzers.devices.device import GIGA, TERA, Device, Node

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class Sizes(Struct, frozen=True, kw_only=True):
     """A product ``[batch, rows, inner] x [batch, inner, columns]``.
 
     Of attention: ``batch`` sequences times heads, ``rows`` queries, ``columns`` keys, ``inner`` elements of a head.

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices.device import GIGA, Device
 from perfscope.analyzers.devices.user_table import UserTable, read_user_table
@@ -40,8 +41,7 @@ _PCIE = "PCI-SIG base specification: "
 _ETHERNET = "IEEE 802.3, rate in the name; RoCE v2 headers are in it"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """One generation of a link."""
 
     name: str
@@ -103,8 +103,7 @@ NETWORK_KEYS = ("link", "cards", "rails", "bandwidth_GB_per_s", "source")
 _TOGETHER = ("link", "bandwidth_GB_per_s", "source")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(Struct, frozen=True, kw_only=True):
     """What joins the nodes of a job."""
 
     link: str
@@ -126,8 +125,7 @@ class Network:
         return self.card_bandwidth * max(1.0, self.cards * ranks / of)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
+class Topology(Struct, frozen=True, kw_only=True):
     """The nodes of a job, as the user names them."""
 
     ranks: int

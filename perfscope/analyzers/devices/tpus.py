@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from perfscope.analyzers.devices.device import GIGA, Device, Node, UsualNetwork, peaks
 
@@ -10,8 +10,7 @@ _GIB = 1 << 30
 _PAGE = "Google Cloud documentation, {}, key specifications"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chip:
+class _Chip(Struct, frozen=True, kw_only=True):
     """What a program sees as one device, and the pod it is in."""
 
     gibibytes: float

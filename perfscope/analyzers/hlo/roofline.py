@@ -18,8 +18,7 @@ from perfscope.analyzers.hlo.time import HloTime, InstructionTime, hlo_time
 from perfscope.model.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionRoof(Roof):
+class InstructionRoof(Roof, frozen=True, kw_only=True):
     """The roof of one run of an instruction. Times in ns."""
 
     row: InstructionCost

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.memory.categories import memory_phases, with_graph
 from perfscope.analyzers.memory.holders import line_of
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import OpGraph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Avoidable:
+class Avoidable(Struct, frozen=True, kw_only=True):
     """Blocks of one kind that need not be alive at the peak, or not be at all."""
 
     kind: str
@@ -50,8 +49,7 @@ class Avoidable:
     """Positions from which on each of them is needed again, behind a gap that begins at ``until``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class Replayed(Struct, frozen=True, kw_only=True):
     """An `Avoidable` with what it does to the peak. Bytes."""
 
     avoidable: Avoidable

@@ -6,11 +6,12 @@ What the source records of the allocator's own totals is used to check the block
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.model.live_bytes import Curve, Int64
 from perfscope.model.memory import BLOCKS, Axis, KnownBy, MemoryTimeline, Pairs, pair_events, strictly_increasing
@@ -38,8 +39,7 @@ _OF_XLA = ("xla_trace_json", "xplane")
 """Formats whose device numbers are XLA's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """One memory of a recording: the device with that number, or the host's (``MISSING``)."""
 
     on_device: bool

@@ -12,11 +12,12 @@ The surest source first; a block that none of them knows stays unknown:
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of, memory_rows
 from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, following, op_categories, span_phases
@@ -288,4 +289,4 @@ def with_graph(trace: Trace, recorded: Trace) -> Trace:
 
 def _detail_with_graph(trace: Trace) -> Trace:
     assert trace.detail is not None
-    return replace(trace.detail, op_graph=trace.op_graph)
+    return dataclasses.replace(trace.detail, op_graph=trace.op_graph)

@@ -9,9 +9,9 @@ before it gives up). ``fragmentation`` is the share of reserved memory that is n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory.blocks import memory_of, memory_rows
 from perfscope.analyzers.memory.categories import memory_timelines
@@ -21,8 +21,7 @@ from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservedMoment:
+class ReservedMoment(Struct, frozen=True, kw_only=True):
     """Reserved against allocated memory at one moment. Bytes."""
 
     position: int
@@ -40,8 +39,7 @@ class ReservedMoment:
         return self.reserved_bytes - self.allocated_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolState:
+class PoolState(Struct, frozen=True, kw_only=True):
     """The segments of one pool and stream at the moment of a snapshot: no other can use their blocks. Bytes."""
 
     pool: str | None
@@ -60,8 +58,7 @@ class PoolState:
         return self.reserved_bytes - self.active_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fragmentation:
+class Fragmentation(Struct, frozen=True, kw_only=True):
     """Reserved memory of one device."""
 
     timeline: MemoryTimeline
@@ -208,8 +205,7 @@ LEAST_PART = 0.5
 """Of what was asked for, that the free memory must have done: below it the new segment was needed for the most part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnneededReserve:
+class UnneededReserve(Struct, frozen=True, kw_only=True):
     """One reserve while the free memory of the allocator, all pieces together, would have done for the most part."""
 
     position: int

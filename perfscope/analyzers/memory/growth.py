@@ -14,9 +14,9 @@ replaced by larger ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.holders import peak_held
@@ -46,8 +46,7 @@ MOST_STEPS = 40
 """Steps that slopes are taken of, evenly chosen: pairs grow with the square, and 780 of them tell a trend."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrowingPlace:
+class GrowingPlace(Struct, frozen=True, kw_only=True):
     """One line, or one op where no line is known, that holds more at the end of every step."""
 
     line: SourceLine | None
@@ -62,8 +61,7 @@ class GrowingPlace:
     """Held at the end of the last one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryGrowth:
+class MemoryGrowth(Struct, frozen=True, kw_only=True):
     """What a memory holds at the end of every step, and who makes it grow."""
 
     timeline: MemoryTimeline
@@ -260,8 +258,7 @@ def _held(timeline: MemoryTimeline, rows: Int64, groups: Int64, ends: Int64) -> 
 # same count of each stack at both; one that keeps something has as many more as there were steps between.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrownStack:
+class GrownStack(Struct, frozen=True, kw_only=True):
     """Buffers that one stack made on one device: what is held after the steps, and how much more than before."""
 
     place: SourceLine | None
@@ -273,8 +270,7 @@ class GrownStack:
     grown_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JaxGrowth:
+class JaxGrowth(Struct, frozen=True, kw_only=True):
     """All stacks whose buffers are more or fewer, those that grew by most bytes first."""
 
     steps: int

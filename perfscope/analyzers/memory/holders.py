@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.phases import asking_op
@@ -20,8 +21,7 @@ _NUMBER = re.compile(r"(?<![^._/\[])\d+(?![^._/\]])")
 """A number that is a part of a module's name: ``blocks.3.mlp``, ``Linear_7``, ``layers[2]``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Struct, frozen=True, kw_only=True):
     """What some owner holds at the peak. ``name`` is None for blocks whose owner is not known."""
 
     name: str | None
@@ -33,8 +33,7 @@ class Holder:
     line: SourceLine | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakHolders:
+class PeakHolders(Struct, frozen=True, kw_only=True):
     """The peak of one timeline. Each grouping sums to ``bytes``, with ``unseen_bytes`` as a holder of its own."""
 
     timeline: MemoryTimeline

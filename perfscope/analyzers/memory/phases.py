@@ -9,11 +9,12 @@ its last one; between two phases is no phase.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory.sites import stack_phases
 from perfscope.analyzers.ops.recompute import EVALUATE, OPTIMIZER_STEP, autograd_nodes
@@ -31,8 +32,7 @@ _MARKS = {
 """Annotations of the user's own, such as ``## forward ##`` in torch's tutorials."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class Phases(Struct, frozen=True, kw_only=True):
     """Segments in order; none overlap, no two neighbours are of the same phase. Shapes (n,)."""
 
     starts: Int64
@@ -225,8 +225,7 @@ def asking_op(trace: Trace, row: int) -> str | None:
     return asked or (None if row == MISSING else trace.text(int(slices["name"][row])))
 
 
-@dataclass(frozen=True, slots=True)
-class AskingOps:
+class AskingOps(Struct, frozen=True):
     """The op that asked for each block. ``codes``: shape (blocks,), into ``names``; ``MISSING`` where none is known."""
 
     codes: Int64

@@ -6,9 +6,8 @@ what follows a maximum is not drawn as high as it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.memory.categories import memory_phases
 from perfscope.analyzers.memory.growth import step_ends
@@ -28,8 +27,7 @@ SCHEDULE_PARTS = 60
 """Equal parts of a program's schedule that are given a phase: scheduled instructions of two phases interleave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class Band(Struct, frozen=True, kw_only=True):
     """A piece of the axis, half open."""
 
     name: str
@@ -38,8 +36,7 @@ class Band:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPicture:
+class MemoryPicture(Struct, frozen=True, kw_only=True):
     """Bytes hold from each position up to the next one. The sum over ``categories`` and ``unseen_bytes`` is exact."""
 
     positions: Int64

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.ops.recompute import autograd_nodes
 from perfscope.analyzers.time import graph_op, nearest_ancestor
@@ -198,8 +198,7 @@ def _kinds(file: str, name: str) -> frozenset[str]:
 Value = TypeVar("Value", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sites:
+class Sites(Struct, frozen=True, kw_only=True):
     """Where blocks come from. Shapes (blocks,); ``MISSING`` where it is not known."""
 
     modules: npt.NDArray[np.int64]

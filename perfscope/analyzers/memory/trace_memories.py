@@ -6,9 +6,9 @@ Small enough to travel from where the trace was read to where a report is writte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.memory.fragmentation import Fragmentation, fragmentation_of
 from perfscope.analyzers.memory.growth import growth_of, steps_until_full
@@ -32,8 +32,7 @@ LARGEST = 20
 """Blocks of a peak that are named by their op where nothing else names them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holders:
+class Holders(Struct, frozen=True, kw_only=True):
     """A peak by owner, most bytes first. ``rows`` and ``left_bytes`` sum to the peak, exactly."""
 
     rows: tuple[Holder, ...]
@@ -42,8 +41,7 @@ class Holders:
     left_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldCategory:
+class HeldCategory(Struct, frozen=True, kw_only=True):
     """A category's part of a peak: how it is known, and the place that holds most of it."""
 
     category: MemoryCategory
@@ -59,8 +57,7 @@ class HeldCategory:
     """What that line holds of it; without a line, the largest block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
+class Reserved(Struct, frozen=True, kw_only=True):
     """What an allocator (or the program) held from the driver. Bytes."""
 
     peak_bytes: int
@@ -85,8 +82,7 @@ class Reserved:
         return (self.peak_bytes - self.allocated_bytes) / self.peak_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growing:
+class Growing(Struct, frozen=True, kw_only=True):
     """What a memory holds at the ends of steps, where there are enough of them to tell growth from chance."""
 
     steps: int
@@ -96,8 +92,7 @@ class Growing:
     steps_left: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Struct, frozen=True, kw_only=True):
     """One memory of one trace."""
 
     rank: int | None
@@ -143,8 +138,7 @@ class Memory:
         return None if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceMemories:
+class TraceMemories(Struct, frozen=True, kw_only=True):
     """The memories of one trace, highest peak first, and how many more programs it has."""
 
     memories: tuple[Memory, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.model.trace import Trace
 
@@ -15,8 +16,7 @@ MOST_ROWS = 50
 """Tensors of a report."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRow:
+class TensorRow(Struct, frozen=True, kw_only=True):
     """A tensor; shares are of the values that were counted, by format."""
 
     kind: Kind
@@ -35,8 +35,7 @@ class TensorRow:
     amax: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatRow:
+class FormatRow(Struct, frozen=True, kw_only=True):
     """What a format would lose of all tensors of a kind; shares of the values that were counted."""
 
     kind: Kind
@@ -47,8 +46,7 @@ class FormatRow:
     subnormal: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumericsSummary:
+class NumericsSummary(Struct, frozen=True, kw_only=True):
     """Of one process."""
 
     rank: int | None

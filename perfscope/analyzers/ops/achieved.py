@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import DEVICES, Device, find_device
 from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
@@ -40,8 +41,7 @@ MOST_ABOVE = 6
 of their backends, a few levels down."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Achieved:
+class Achieved(Struct, frozen=True, kw_only=True):
     """Work whose cost is known. FLOPs and bytes are modelled, times measured."""
 
     flops: float = 0.0
@@ -83,8 +83,7 @@ class Achieved:
 NOTHING = Achieved()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(Struct, frozen=True, kw_only=True):
     """By row of a table of device work. NaN: not known."""
 
     flops: Floats
@@ -199,8 +198,7 @@ def slice_costs(trace: Trace) -> dict[int, OpCost]:
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilization:
+class Utilization(Struct, frozen=True, kw_only=True):
     """Share of a device's peak that the matrix products of a step used. Modelled FLOPs over measured time."""
 
     device: str

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
@@ -33,8 +33,7 @@ MOST_HOPS = 32
 """Elementwise ops between a matmul and the softmax: scale, mask, bias, casts, dropout are under ten."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphAttention:
+class GraphAttention(Struct, frozen=True, kw_only=True):
     """One attention of the op graph that was computed by its formula."""
 
     softmax: int
@@ -190,8 +189,7 @@ MOST_APART = 40
 """Ops between a matmul and the softmax, views and allocations included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceAttention:
+class TraceAttention(Struct, frozen=True, kw_only=True):
     """One attention of a trace that was computed by its formula. All are rows of ``slices``."""
 
     softmax: int

@@ -17,9 +17,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices.tiles import Sizes, product_sizes
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, canonical_dtype, promoted
@@ -28,8 +29,7 @@ from perfscope.model.op_flops import attention_flops, flops_of, product_flops
 CostKind = Literal["product", "convolution", "attention", "memory"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpCost:
+class OpCost(Struct, frozen=True, kw_only=True):
     """What one call of an op computes and moves at least."""
 
     kind: CostKind
@@ -46,8 +46,7 @@ class OpCost:
 Argument = Operand | tuple[Operand, ...] | bool | int | float | str | list[int] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpCall:
+class OpCall(Struct, frozen=True, kw_only=True):
     """A call as the profiler recorded it; arguments by position."""
 
     name: str

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops.eager_cost import elementwise_result
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
@@ -34,8 +35,7 @@ compiler may still join them with their neighbours; that gains a fraction of wha
 ELEMENTWISE_NATIVE = frozenset({"aten.native_dropout", "aten.native_dropout_backward"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusionGroup:
+class FusionGroup(Struct, frozen=True, kw_only=True):
     """At least two ops that one kernel could run. Bytes are those of one step."""
 
     ops: tuple[int, ...]
@@ -56,8 +56,7 @@ class FusionGroup:
         return self.saved_bytes / self.eager_bytes if self.eager_bytes else 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Part:
+class _Part(Struct, kw_only=True):
     """A group under construction."""
 
     ops: list[int]
@@ -66,8 +65,7 @@ class _Part:
     reduces: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
+class _Kind(Struct, frozen=True, kw_only=True):
     """What decides whether an op fuses at all, and with whom. Domain in elements."""
 
     domain: int
@@ -332,8 +330,7 @@ def is_elementwise_kernel(name: str) -> bool:
     return _ELEMENTWISE_KERNEL.search(name) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelChain:
+class KernelChain(Struct, frozen=True, kw_only=True):
     """At least two kernels that look like one elementwise expression."""
 
     kernels: tuple[int, ...]
@@ -431,8 +428,7 @@ def _signature(trace: Trace, op: int) -> tuple[tuple[Operand, ...], Operand | No
 # Reasons of torch 2.13 (``torch/_inductor/scheduler.py`` and ``codegen/simd.py``, where ``WhyNoFuse`` is called).
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusionReason:
+class FusionReason(Struct, frozen=True, kw_only=True):
     """What a reason means. ``fix``: what makes them fuse, an imperative sentence."""
 
     meaning: str

@@ -9,11 +9,11 @@ span itself stands for it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.time import (
     NO_WORK,
@@ -52,8 +52,7 @@ def short_name(op: GraphOp) -> str:
     return base_name(op).rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class Flow(Struct, frozen=True, kw_only=True):
     """Who depends on whom, by op index. Views have no entries."""
 
     reads: tuple[tuple[int, ...], ...]
@@ -167,8 +166,7 @@ SAME = {"aten::_index_put_impl": "aten::index_put", "aten::new_zeros": "aten::ze
 ``add_``) and fills index gradients by ``new_zeros`` and ``index_put`` (else ``zeros``, ``_index_put_impl_``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphTime:
+class GraphTime(Struct, frozen=True, kw_only=True):
     """Host spans of the graph's ops, by traced step."""
 
     spans: tuple[npt.NDArray[np.int64], ...]

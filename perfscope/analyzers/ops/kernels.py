@@ -11,9 +11,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.model.trace import Trace
 
@@ -97,8 +98,7 @@ _CANONICAL = {
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
+class Operand(Struct, frozen=True, kw_only=True):
     """A tensor argument. ``dtype`` is canonical (``float32``, ``bfloat16`` ...); ``''``: not recorded."""
 
     shape: Shape

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops.achieved import costed_calls
 from perfscope.analyzers.ops.eager_cost import CostKind, OpCost
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.predict.efficiency import Work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpWork:
+class OpWork(Struct, frozen=True, kw_only=True):
     """One call of an op on one device."""
 
     op: int

@@ -12,10 +12,9 @@ the Python frames of ``torch/utils/checkpoint.py: recompute_fn``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.ops.graph_time import spans_time
 from perfscope.analyzers.time import WorkTime, named_slices, nearest_ancestor
@@ -32,8 +31,7 @@ MOST_SEEN_BEFORE = 0.5
 bookkeeping (copies of the random state); a double backward runs ops of its own with other shapes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecomputeRegion:
+class RecomputeRegion(Struct, frozen=True, kw_only=True):
     """The recomputed ops below one autograd node."""
 
     node: int

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops.achieved import (
     NOTHING,
@@ -38,8 +39,7 @@ MOST_PLACED = 1_000
 NOT_KNOWN = "(not known)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkRow:
+class WorkRow(Struct, frozen=True, kw_only=True):
     """Work of one name."""
 
     name: str
@@ -53,8 +53,7 @@ class WorkRow:
     """Of the part whose cost is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopWork:
+class TopWork(Struct, frozen=True, kw_only=True):
     """The costliest work of one trace, or of several together."""
 
     total_ns: int

@@ -7,9 +7,9 @@ A layout takes the array of the *plain* side, whose form is that of a PyTorch st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.model.documents.parity import Kind
 
@@ -18,8 +18,7 @@ FUSED = 3
 """Query, key and value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """``plain.reshape(split).transpose(order).reshape(other)`` and its inverse."""
 
     name: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.parity.errors import relative_error
 from perfscope.analyzers.parity.names import parse_name
@@ -21,8 +21,7 @@ _PROJECTIONS = ("q", "k", "v")
 Align = Callable[[np.ndarray], np.ndarray]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A layer: numbers of its recorded layers on each side, joined along their last axis where they are several."""
 
     a: tuple[int, ...]

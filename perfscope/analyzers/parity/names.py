@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 _SHAPE_SUFFIX = re.compile(r"_[A-Z]+$")
 """``qkv_DCHK``: axes of an array, in the style of this project's workloads and of many JAX programs."""
@@ -38,8 +39,7 @@ _EMPTY = frozenset(["params", "model", "module", "transformer", "value", "raw_va
 """Words that say nothing, unless they are all there is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Struct, frozen=True):
     """A name in words. ``role``: of the array in its layer; ``''``: not said. ``indices``: of layers, in order."""
 
     words: tuple[str, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, to_builtins
 
 from perfscope.analyzers.compare.statistics.estimators import two_sided_p
 from perfscope.model.documents import run_folders
@@ -30,8 +30,7 @@ METRICS: tuple[tuple[str, Callable[[StepValues], float | None]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Block(Struct, frozen=True, kw_only=True):
     """A stretch of steps, ``end`` not included: means over its steps and the runs of a side."""
 
     first: int
@@ -44,8 +43,7 @@ class Block:
     """Of the difference, corrected for the number of tests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(Struct, frozen=True, kw_only=True):
     """A value of both sides."""
 
     name: str
@@ -60,8 +58,7 @@ class Metric:
     """The shortest ones, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(Struct, frozen=True, kw_only=True):
     """Two sides, compared."""
 
     schema: str = TRAINING_SCHEMA
@@ -83,7 +80,7 @@ class Training:
 
     def dump(self) -> bytes:
         """As JSON."""
-        return json.dumps(asdict(self), indent=2, allow_nan=False).encode() + b"\n"
+        return json.dumps(to_builtins(self), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def compare_trainings(a: Path, b: Path) -> Training:

@@ -10,10 +10,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.parity.layouts import FUSED, Layout, Shape, layouts, same
 from perfscope.analyzers.parity.names import Name, likeness, parse_name
@@ -26,16 +26,14 @@ _PROJECTIONS = ("q", "k", "v")
 By = Literal["name", "order", "option"]
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """A weight of the plain side, or ``part`` 0 to 2 of a fused one."""
 
     weight: str
     part: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """What a weight of the other side may be made of: layers of parts that are joined along the outputs."""
 
     title: str
@@ -54,8 +52,7 @@ class Entry:
         return (unit for row in self.stack for unit in row)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A weight of the other side, and what it is made of."""
 
     other: str
@@ -64,8 +61,7 @@ class Link:
     by: By
 
 
-@dataclass(slots=True)
-class Translation:
+class Translation(Struct):
     """All links of two models. ``from_plain``: A is the plain side."""
 
     links: tuple[Link, ...]

@@ -8,9 +8,10 @@ for it where the program does. All ranks come to it at the same moment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.predict.assumptions import Factors
@@ -35,8 +36,7 @@ XLA_KINDS = {
 """Whose factor of the bus bandwidth they have (nccl-tests, PERFORMANCE.md); the others have one of their own name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """A collective among the kernels of a step, which are counted from the first."""
 
     collective: PlannedCollective
@@ -47,8 +47,7 @@ class Asked:
     """Indices of others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCost:
+class CollectiveCost(Struct, frozen=True, kw_only=True):
     """One run of a collective in a step."""
 
     collective: PlannedCollective
@@ -64,8 +63,7 @@ class CollectiveCost:
         return self.beside.high == 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepExchanges:
+class StepExchanges(Struct, frozen=True, kw_only=True):
     """All of a step."""
 
     rows: tuple[CollectiveCost, ...]
@@ -272,8 +270,7 @@ MOST_COLLECTIVES = 20
 MOST_NOTES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeTotals:
+class ExchangeTotals(Struct, frozen=True, kw_only=True):
     """Collectives of one step: counts and bytes exact, times modelled."""
 
     collectives: int
@@ -289,8 +286,7 @@ class ExchangeTotals:
     """False: what joins the devices is not known; times are those of the steps alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRow:
+class ExchangeRow(Struct, frozen=True, kw_only=True):
     """Collectives of one kind that one line asks for, in one phase."""
 
     kind: str
@@ -312,8 +308,7 @@ class ExchangeRow:
     blocking: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketTotals:
+class BucketTotals(Struct, frozen=True, kw_only=True):
     """What DistributedDataParallel sums up together."""
 
     buckets: int
@@ -322,8 +317,7 @@ class BucketTotals:
     smallest_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeSummary:
+class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Rank 0 of a job."""
 
     world_size: int

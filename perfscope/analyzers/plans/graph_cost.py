@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops import longest_ns
 from perfscope.analyzers.ops.fusion import region_bytes
@@ -14,8 +15,7 @@ from perfscope.model.finding import Severity, severity_of
 from perfscope.model.trace import MISSING, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
+class Saving(Struct, frozen=True, kw_only=True):
     """What a change to some graph ops would save in one step, at most."""
 
     bytes: int

@@ -10,7 +10,9 @@ its kernels one after another, or the host's launches where those take longer, a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.devices.device import Device
@@ -35,8 +37,7 @@ EXCHANGES = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.", "_dtens
 """Ops that exchange with other processes, or wait for that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(Struct, frozen=True, kw_only=True):
     """Kernels in a row: exact counts, modelled time."""
 
     launches: int = 0
@@ -50,8 +51,7 @@ class Work:
     """Kernels whose arithmetic is not known; they count by their bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphWork:
+class GraphWork(Struct, frozen=True, kw_only=True):
     """A planned graph."""
 
     graph: PlannedGraph
@@ -61,8 +61,7 @@ class GraphWork:
     """One run of the graph."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanWork:
+class PlanWork(Struct, frozen=True, kw_only=True):
     """One step of a plan."""
 
     held: LoadedPlan

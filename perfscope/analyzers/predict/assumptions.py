@@ -8,15 +8,15 @@ program and one device.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import fused
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumption:
+class Assumption(Struct, frozen=True, kw_only=True):
     """A number that no program and no data sheet says."""
 
     name: str
@@ -25,8 +25,7 @@ class Assumption:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
+class Factors(Struct, frozen=True, kw_only=True):
     """What the high end of a range is made with, and the few overheads of the low end. Times in ns."""
 
     matrix: float

@@ -7,10 +7,11 @@ class reached, where enough of them were measured to say so, and keeps its model
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.collectives import KINDS
 from perfscope.analyzers.hlo.cost.module import hlo_costs
@@ -27,8 +28,7 @@ from perfscope.model.trace import MISSING, Trace
 # What a recording says of one run of a program: its length, and each instruction's time, to hold a model against.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
+class MeasuredRun(Struct, frozen=True, kw_only=True):
     """One run of a program as recorded. Times in ns."""
 
     step_ns: int
@@ -128,8 +128,7 @@ FEWEST = 5
 Group = Literal["products", "memory-bound", "collectives", "launches", "other"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionError:
+class InstructionError(Struct, frozen=True, kw_only=True):
     """One instruction, modelled and measured, each time it runs."""
 
     row: Row
@@ -148,8 +147,7 @@ class InstructionError:
         return (above or min(0.0, self.measured_ns - self.row.once.low)) * self.row.runs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupError:
+class GroupError(Struct, frozen=True, kw_only=True):
     """Instructions of a kind together."""
 
     group: Group
@@ -165,8 +163,7 @@ class GroupError:
     """A quarter reached more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Struct, frozen=True, kw_only=True):
     """What a run of the program says of its model."""
 
     program: str

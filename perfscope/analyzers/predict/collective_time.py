@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices.roofline import NS
 from perfscope.analyzers.devices.target import Target
@@ -36,8 +37,7 @@ from perfscope.analyzers.predict.assumptions import Factors
 from perfscope.analyzers.predict.spans import Range, ns_range
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorusTime:
+class TorusTime(Struct, frozen=True, kw_only=True):
     """Seconds without latency, and steps between neighbours."""
 
     low: float
@@ -120,8 +120,7 @@ REDUCED_FASTER = 1.3
 """What in-network reduction gains in practice; by its bytes it would be twice (How to Scale Your Model, 2025)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRange:
+class CollectiveRange(Struct, frozen=True, kw_only=True):
     """One run of a collective."""
 
     time: Range
@@ -133,8 +132,7 @@ class CollectiveRange:
     """False: what joins the devices is not known; the time is that of the steps alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Struct, frozen=True, kw_only=True):
     """What is exchanged, whatever program asks for it."""
 
     kind: str

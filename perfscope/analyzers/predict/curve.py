@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Category = Literal[
     "product", "attention", "attention backward", "convolution", "convolution backward", "norm", "norm backward",
@@ -18,8 +19,7 @@ PRODUCTS: frozenset[Category] = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Curve(Struct, frozen=True, kw_only=True):
     """Of one category on the devices of one architecture, or of all of one vendor."""
 
     devices: str

@@ -14,7 +14,7 @@ The curves are in ``curves.py``, written by ``python -m tests.calibration --fit`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import bytes_ns, flops_ns
@@ -28,8 +28,7 @@ SPLIT = 256
 """Tile of a product, and the length of a contraction from which it is divided among idle cores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(Struct, frozen=True, kw_only=True):
     """What a kernel, or the kernels of one op, compute and move."""
 
     category: Category

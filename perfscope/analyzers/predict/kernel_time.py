@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import NS, Bound, Roof, bytes_ns, vector_ns
@@ -110,8 +112,7 @@ _SCALAR = 64
 """Bytes up to which an instruction that yields one number works on single numbers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTime:
+class KernelTime(Struct, frozen=True, kw_only=True):
     """One run of an instruction."""
 
     time: Range

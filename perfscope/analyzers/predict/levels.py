@@ -9,8 +9,10 @@ programs alike, with copies and collectives beside the core.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.devices.target import Target
@@ -34,8 +36,7 @@ _HOST = 5
 """Memory space of the host on every target."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(Struct, frozen=True, kw_only=True):
     """One instruction that runs, as a task. Ranges are of one run."""
 
     instruction: Instruction
@@ -59,8 +60,7 @@ class Piece:
     """Of them, gaps between turns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class Level(Struct, frozen=True, kw_only=True):
     """One run of a computation."""
 
     computation: Computation

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.devices.target import Target
@@ -13,8 +14,7 @@ from perfscope.analyzers.predict.spans import Kind, Parts, Range
 from perfscope.model.finding import Where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One launched instruction."""
 
     computation: str
@@ -57,8 +57,7 @@ class Row:
         return self.once.times(self.runs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineTime:
+class LineTime(Struct, frozen=True, kw_only=True):
     """All instructions of one line of the user's program."""
 
     where: Where
@@ -72,8 +71,7 @@ class LineTime:
     """The most time first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpan:
+class StreamSpan(Struct, frozen=True, kw_only=True):
     """A stretch of a stream in the schedule at the high end, for a picture. Times in ns from the beginning."""
 
     stream: str
@@ -85,8 +83,7 @@ class StreamSpan:
     """Turns of a loop that are drawn as one stretch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPicture:
+class StreamPicture(Struct, frozen=True, kw_only=True):
     """The streams over one run of the program, or over one turn of a loop."""
 
     of: str
@@ -99,8 +96,7 @@ class StreamPicture:
     """Short stretches that are not in ``spans``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Struct, frozen=True, kw_only=True):
     """One run of a program on a target. Everything is modelled; nothing was measured but where ``calibration`` says."""
 
     program: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.buffers import assigned_memory
@@ -250,8 +252,7 @@ LEAST_CALLS = 2
 """Calls below which nothing says that a program is called in each step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOfSeveral:
+class StepOfSeveral(Struct, frozen=True, kw_only=True):
     """A step as calls of programs, as far as the calls that were seen say."""
 
     steps: int

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+
+class Range(Struct, frozen=True, kw_only=True):
     """Integer ns from a fast run to a slow one. ``low <= high``.
 
     Of kernels like those that were measured elsewhere, where nine in ten of them lie; of others from the vendor's peaks
@@ -43,8 +43,7 @@ def ns_range(low: float, high: float) -> Range:
     return Range(low=bottom, high=max(bottom, math.ceil(high)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(Struct, frozen=True, kw_only=True):
     """What a stretch of time is made of, in ns. They add up to it exactly."""
 
     compute: int = 0
@@ -91,8 +90,7 @@ PRIORITY: tuple[Kind, ...] = ("compute", "communication", "copy")
 """What a moment counts as where several run: the first of these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """One piece of work on a stream. Times in ns."""
 
     kind: Kind
@@ -104,8 +102,7 @@ class Task:
     """Indices of earlier tasks that must be done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Played(Struct, frozen=True, kw_only=True):
     """The tasks in time, each by its index."""
 
     starts: tuple[int, ...]

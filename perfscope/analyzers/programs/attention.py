@@ -20,8 +20,9 @@ that a product wrote, so such a group is attention as well.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
@@ -46,8 +47,7 @@ _MOST_STEPS = 150
 """From a row's maximum back to the scores; some thirty in programs. Beyond it counts as running: nothing is found."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Maxima:
+class Maxima(Struct, frozen=True, kw_only=True):
     """What a value of one element a row comes from."""
 
     reductions: frozenset[int]
@@ -158,8 +158,7 @@ _HOLDERS = frozenset({"fusion", "while", "call", "conditional", "async-start"})
 """Their cost is that of what they hold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(Struct, frozen=True, kw_only=True):
     """A matrix product by sizes: ``batch`` times ``[rows, summed] x [summed, columns]``."""
 
     number: int
@@ -230,8 +229,7 @@ _HLO_ATTENTION_MOST_STEPS = 300
 scales of scores within fifty. Keeps the search linear in the program."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreGroup:
+class ScoreGroup(Struct, frozen=True, kw_only=True):
     """Values of the size of one attention's scores that elementwise ops join."""
 
     scores: tuple[Product, ...]

@@ -11,7 +11,8 @@ counted apart, for it is none of the HBM's traffic and has no known price.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
@@ -27,8 +28,7 @@ _HBM, _VMEM = 0, 1
 """Memory spaces of shapes; those of other numbers are not device memory on TPU, and none that scores lie in on GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreUse:
+class ScoreUse(Struct, frozen=True, kw_only=True):
     """A kernel that writes or reads values of the scores' size."""
 
     instruction: Instruction
@@ -40,8 +40,7 @@ class ScoreUse:
     """The same in a TPU's VMEM."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenAttention:
+class WrittenAttention(Struct, frozen=True, kw_only=True):
     """Attention of a program whose scores pass through memory."""
 
     cost: ModuleCost

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.buffers import Arena, arena_blocks, arena_of, in_device_memory, live_values
 from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES
@@ -232,8 +233,7 @@ Made = tuple[Instruction, tuple[int, ...]]
 """An instruction and which part of its tuple."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Block:
+class _Block(Struct, kw_only=True):
     start: int
     end: int | None
     bytes: int

@@ -17,8 +17,9 @@ all-to-alls stay one op with theirs. Defaults of the flags: openxla.org/xla/flag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.collectives import Collective, is_marked
 from perfscope.analyzers.hlo.cost.module import hlo_costs
@@ -139,8 +140,7 @@ def _has_product(trace: Trace, collective: Collective, free: Sequence[Instructio
 # (`predict/collective_time.py`), for devices that differ along one axis of the torus do not use links of the others.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTime:
+class CollectiveTime(Struct, frozen=True, kw_only=True):
     """One collective, in one run of its program, in ns. None: not known."""
 
     transfer_ns: float | None

@@ -11,9 +11,9 @@ Whether the caller uses the argument again is not in the program.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.buffers import (
     Arena,
@@ -50,8 +50,7 @@ _MOST_VALUES = 4_000
 """Values between a result and its arguments that are looked at; an optimizer's update has some twenty."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class Update(Struct, frozen=True, kw_only=True):
     """A result computed from an argument in place, and whether the argument's memory is its own already."""
 
     parameter: Instruction
@@ -68,8 +67,7 @@ class Update:
     by a program that differentiates. ``jnp.exp(x)`` alone is a program, too, and ``x`` is no state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Donation:
+class Donation(Struct, frozen=True, kw_only=True):
     """What giving arguments of one program away would save."""
 
     module: HloModule
@@ -263,8 +261,7 @@ _BYTES = {"bool": 1, "complex64": 8, "complex128": 16, "bfloat16": 2}
 """Of types whose name does not end in their bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(Struct, frozen=True, kw_only=True):
     """The buffers of one program, from one line."""
 
     module: str | None

@@ -9,7 +9,8 @@ Matrix products are not computed twice, so one whose result something else needs
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
@@ -46,8 +47,7 @@ _TRITON = "__triton"
 """``fusion_backend_config.kind`` of elementwise work and reductions; a product's is ``__triton_gemm`` or alike."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundTrip:
+class RoundTrip(Struct, frozen=True, kw_only=True):
     """A value through memory between kernels that could be one."""
 
     module: HloModule
@@ -74,8 +74,7 @@ class RoundTrip:
         return any(instruction.opcode in PRODUCTS for instruction in fused(self.module, self.producer))
 
 
-@dataclass(slots=True)
-class _Value:
+class _Value(Struct):
     shape: Shape
     users: list[Instruction] = field(default_factory=list)
     kept: bool = False
@@ -278,8 +277,7 @@ LAUNCH_NS = 2_000
 """An assumption: from one kernel's end to the next one's start, outside a CUDA graph."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TripTime:
+class TripTime(Struct, frozen=True, kw_only=True):
     """Time of a round trip in one run of the program, in ns; None where no device is known."""
 
     memory_ns: float | None

@@ -8,10 +8,11 @@ program, or has no line or scope, has a row of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.hlo.cost.module import hlo_costs
@@ -30,8 +31,7 @@ ADDED = " (added by XLA)"
 NO_SCOPE = "added by XLA, no scope"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HotInstruction:
+class HotInstruction(Struct, frozen=True, kw_only=True):
     """One instruction over all its runs: measured in a recording, or modelled for one run of its program. ns."""
 
     program: str
@@ -62,8 +62,7 @@ class HotInstruction:
     """Of device memory, in one run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HotPlace:
+class HotPlace(Struct, frozen=True, kw_only=True):
     """All instructions of one source line or one scope. ns."""
 
     name: str
@@ -76,16 +75,14 @@ class HotPlace:
     """Scope, or opcode and name, of the instruction that takes most of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Left(Struct, frozen=True, kw_only=True):
     """Rows that a list leaves out, and their time."""
 
     count: int
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HotSpots:
+class HotSpots(Struct, frozen=True, kw_only=True):
     """Where time goes, worst first. Each list sums to ``total_ns``."""
 
     rank: int | None

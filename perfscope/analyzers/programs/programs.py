@@ -8,12 +8,12 @@ that the time of all rows is the time of all instructions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from statistics import median_low
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.devices.roofline import Bound
 from perfscope.analyzers.hlo.buffers import assigned_memory, peak_bytes
@@ -36,8 +36,7 @@ Peak = Literal["assigned", "modelled"]
 """Peak memory as XLA assigned its buffers, or as the schedule and the shapes let expect."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class Execution(Struct, frozen=True, kw_only=True):
     """How often a program ran in the recording, and how long. Measured; times in ns."""
 
     count: int
@@ -59,8 +58,7 @@ class Execution:
         return (self.instructions_ns if self.span_ns is None else self.span_ns) / self.count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeastTime:
+class LeastTime(Struct, frozen=True, kw_only=True):
     """The least time of one run on a device, its instructions one after another. Modelled; ns."""
 
     device: str
@@ -78,8 +76,7 @@ class LeastTime:
         return max(self.by_bound, key=lambda bound: self.by_bound[bound], default="unknown")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Struct, frozen=True, kw_only=True):
     """One program. What is None is not known; nothing in it is guessed."""
 
     name: str
@@ -162,8 +159,7 @@ def _order(program: Program) -> tuple[int, float, int, str]:
     return -ran, -least, -(program.flops or 0), program.name
 
 
-@dataclass(slots=True, kw_only=True)
-class _Numbered:
+class _Numbered(Struct, kw_only=True):
     """What the profile says of a program's executions."""
 
     count: int = 0

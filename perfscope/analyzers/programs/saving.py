@@ -13,7 +13,9 @@ would save by its model (a ``Part``); ``price`` makes a cost of it:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.hlo.cost.module import FREE, hlo_costs
@@ -28,8 +30,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """Instructions of a program, and what one run of it would save on them by a model."""
 
     module: HloModule
@@ -41,8 +42,7 @@ class Part:
     """All the time of the instructions goes: measured time replaces the model instead of limiting it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class Price(Struct, frozen=True, kw_only=True):
     """What fixing would save at most. Times in ns."""
 
     run_ns: float
@@ -164,8 +164,7 @@ def priced(finding: Finding, saving: Price | None) -> Finding:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Saved:
+class _Saved(Struct, frozen=True, kw_only=True):
     """In one run of a program."""
 
     ns: float

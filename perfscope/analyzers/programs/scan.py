@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from math import ceil, log2
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns, vector_ns
@@ -127,8 +128,7 @@ def _sums(module: HloModule, instruction: Instruction) -> bool:
     return bool(instruction.called) and module.computations[instruction.called[0]].root.opcode == "add"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class Loop(Struct, frozen=True, kw_only=True):
     """A loop with a known trip count that launches kernels."""
 
     cost: ModuleCost

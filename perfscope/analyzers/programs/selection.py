@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import bytes_ns
@@ -30,8 +32,7 @@ _MOST_BOUNDS = 8
 """Kept of an array: products of arrays with many axes multiply them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
+class Pattern(Struct, frozen=True, kw_only=True):
     """What is known of an array for any input. The default knows nothing."""
 
     bounds: Mapping[Axes, int] = field(default_factory=dict)
@@ -283,8 +284,7 @@ def _of_value(flow: Flow, value: Value, sources: Sequence[Pattern | None]) -> Pa
         return UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class _Op:
+class _Op(Struct, frozen=True):
     """An instruction with what is known of its operands. Rules raise errors where its parts do not belong together."""
 
     module: HloModule
@@ -498,8 +498,7 @@ _BACKWARD = "transpose("
 """In the path of what JAX derives for gradients."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionProduct:
+class SelectionProduct(Struct, frozen=True, kw_only=True):
     """A product one of whose factors is a selection, or the gradient of one."""
 
     cost: ModuleCost

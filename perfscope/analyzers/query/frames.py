@@ -7,10 +7,10 @@ the number that columns of other tables refer to (``kernels.op`` is a ``row`` of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.critical_path import NodeKind, critical_path
 from perfscope.analyzers.engine import analyze
@@ -31,8 +31,7 @@ _KINDS = {
 """Units of columns that hold a kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
+class Derived(Struct, frozen=True):
     """A table that is not declared: what it holds, its columns with their meaning, and how its rows are made."""
 
     doc: str

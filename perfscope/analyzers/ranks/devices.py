@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.ranks.job import Job, Local, has_ranks, jobs_of, over
 from perfscope.analyzers.ranks.matching import Group, Matched, Matching, align, matched_of
@@ -55,8 +56,7 @@ Key = tuple[str, str, int, int, Group]
 """Program, instruction, execution, which time in it, group by devices."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSet:
+class DeviceSet(Struct, frozen=True, kw_only=True):
     """The collectives of devices by kind, the longest first, and what each device spent in them."""
 
     devices: tuple[int, ...]
@@ -84,8 +84,7 @@ class DeviceSet:
         return f"devices {shown}" + ("" if self.world_size is None else f" of {self.world_size}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSet:
+class ProcessSet(Struct, frozen=True, kw_only=True):
     """A job of several processes, at least two of which were recorded."""
 
     ranks: RankSet
@@ -96,8 +95,7 @@ class ProcessSet:
     """Place -> the process that has the device there."""
 
 
-@dataclass(slots=True)
-class _Runs:
+class _Runs(Struct):
     """The runs of collectives on devices that are held against each other, and what was left out, in runs."""
 
     sides: dict[Key, dict[int, tuple[int, Local]]] = field(default_factory=lambda: defaultdict(dict))

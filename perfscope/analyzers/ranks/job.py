@@ -11,12 +11,12 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time import lineage, whole_ns
 from perfscope.model.collectives import algorithm_of, element_size, message_elements, operation_of
@@ -29,8 +29,7 @@ MOST_ELEMENTS = 1 << 50
 # The collectives of one rank, in the order they began, as far as its trace tells of them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class Local(Struct, frozen=True, kw_only=True):
     """One collective as one rank saw it; times on that rank's clock."""
 
     start_ns: int
@@ -195,8 +194,7 @@ MOST_NAMED = 8
 """Ranks or files a note names one by one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One rank of a job."""
 
     rank: int
@@ -204,8 +202,7 @@ class Member:
     collectives: tuple[Local, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """The ranks of one job that were recorded, by rank."""
 
     members: tuple[Member, ...]
@@ -377,8 +374,7 @@ def shown_group(group: Sequence[int], unit: str = "") -> str:
 FactT = TypeVar("FactT")
 
 
-@dataclass(frozen=True, slots=True)
-class _Over:
+class _Over(Struct, frozen=True):
     """``derive`` of all of ``traces`` as a fact of one of them; two are equal if both parts are."""
 
     derive: Callable[[tuple[Trace, ...]], Any]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.analyzers.ranks.job import Local, locals_of
@@ -41,8 +42,7 @@ FULL = 1.0
 """Of the peak. Counters are rounded each for itself, so their sum may pass it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
+class Samples(Struct, frozen=True, kw_only=True):
     """Samples of one link in order of time; each is the mean of ``[start, end)``. Shapes (n,)."""
 
     starts_ns: Int64
@@ -115,8 +115,7 @@ NODE = 8
 """Devices of a node that NVLink or Infinity Fabric joins; larger domains (NVL72) are judged within eight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True):
     """How a group lies over nodes: the same number of ranks on each."""
 
     nodes: int
@@ -126,8 +125,7 @@ class Placement:
     """Ranks of the job on a node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ideal:
+class Ideal(Struct, frozen=True, kw_only=True):
     """The slower stage of a collective."""
 
     sent_bytes: float
@@ -227,8 +225,7 @@ UNEVEN = "groups span nodes with different numbers of ranks on each: no ideal is
 INCOMPLETE = "ranks of the groups are missing: what came last, and so how long the collective itself took, is not known"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """A collective held against its links."""
 
     operation: str

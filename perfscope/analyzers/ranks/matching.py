@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import Job, Local
 from perfscope.model.collectives import POINT_TO_POINT
@@ -34,8 +34,7 @@ Place = tuple[int, int]
 Group = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class Matched(Struct, frozen=True, kw_only=True):
     """One collective on the ranks that recorded it, two at least. Times are each rank's own."""
 
     operation: str
@@ -73,8 +72,7 @@ class Matched:
         return max(results, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matching:
+class Matching(Struct, frozen=True, kw_only=True):
     """All matched collectives of a job by their first start, and what could not be matched; for sends see ``pair``."""
 
     matched: tuple[Matched, ...]
@@ -261,8 +259,7 @@ QUANTILE = 0.9
 """Of the distances from the median end: one in ten may lie further out (an interrupted host, a late kernel record)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
+class Clocks(Struct, frozen=True, kw_only=True):
     """What to subtract from a rank's times, and how far that may be off."""
 
     offset_ns: dict[int, int]
@@ -348,8 +345,7 @@ Channel = tuple[Group, int, int]
 """Members of the group (none: not recorded), who sends, who receives."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(Struct, frozen=True, kw_only=True):
     """One message, seen from both sides. Times are each rank's own."""
 
     group: Group
@@ -382,8 +378,7 @@ class Pair:
         return self.receive.message_bytes(2) if sent is None else sent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairKind:
+class PairKind(Struct, frozen=True, kw_only=True):
     """All messages of one size from one rank to another in a group."""
 
     group: Group
@@ -403,8 +398,7 @@ class PairKind:
     """Bytes/s of the median; None where sizes are not recorded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
+class Pairing(Struct, frozen=True, kw_only=True):
     """The messages of a job that have both sides, by the start of their send, and what could not be paired."""
 
     pairs: tuple[Pair, ...]

@@ -19,9 +19,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time import nearest_ancestor
 from perfscope.model.trace import MISSING, Trace
@@ -29,8 +29,7 @@ from perfscope.model.trace import MISSING, Trace
 _WORK = "InvokeRendezvous"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Meeting(Struct, frozen=True, kw_only=True):
     """One complete rendezvous. Times in ns on the trace's clock; devices by number, ascending."""
 
     operation: str
@@ -62,8 +61,7 @@ class Meeting:
         return self.devices[self.arrivals_ns.index(max(self.arrivals_ns))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveSkew:
+class CollectiveSkew(Struct, frozen=True, kw_only=True):
     """All complete meetings of one instruction. Times in ns."""
 
     operation: str
@@ -89,8 +87,7 @@ class CollectiveSkew:
     """Waits of all meetings by device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skew:
+class Skew(Struct, frozen=True, kw_only=True):
     """What the recording shows of collectives on the host."""
 
     collectives: tuple[CollectiveSkew, ...]
@@ -117,8 +114,7 @@ def collective_skew(trace: Trace) -> Skew:
     return Skew(collectives=tuple(collectives), meetings=tuple(meetings))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Arrival:
+class _Arrival(Struct, frozen=True, kw_only=True):
     """One device at one meeting."""
 
     row: int

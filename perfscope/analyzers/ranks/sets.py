@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.ranks.job import MIXED, Job, has_ranks, jobs_of, over
@@ -35,8 +35,7 @@ _NAMES = {
 """Words of an axis in the names that DeviceMesh (``mesh_dp``) and Megatron (``TENSOR_MODEL_PARALLEL_GROUP``) give."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankGroup:
+class RankGroup(Struct, frozen=True, kw_only=True):
     """A set of ranks that communicate."""
 
     ranks: Group
@@ -132,8 +131,7 @@ TOLD_NS = 10**6
 """A millisecond: hosts that a time service keeps agree to about that, and smaller offsets are not mentioned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSet:
+class RankSet(Struct, frozen=True, kw_only=True):
     """One job: its ranks, their matched collectives, groups and clocks."""
 
     job: Job
@@ -226,8 +224,7 @@ def _of_clocks(clocks: Clocks) -> tuple[str, ...]:
 Kind = tuple[str, Group, int | None, str | None, str | None, str | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveKind:
+class CollectiveKind(Struct, frozen=True, kw_only=True):
     """Matched collectives of one operation, group, size and algorithm."""
 
     operation: str
@@ -262,8 +259,7 @@ class CollectiveKind:
         return sum(self.wait_ns.values()) // max(1, len(self.wait_ns))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTotal:
+class RankTotal(Struct, frozen=True, kw_only=True):
     """What a rank spent in matched collectives; ``wait_ns + core_ns = duration_ns``."""
 
     rank: int
@@ -277,8 +273,7 @@ class RankTotal:
     """Collectives at which it arrived last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTable:
+class CollectiveTable(Struct, frozen=True, kw_only=True):
     """All matched collectives of a job, the longest kinds first."""
 
     kinds: tuple[CollectiveKind, ...]

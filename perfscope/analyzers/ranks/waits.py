@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.ranks.job import Local
 from perfscope.analyzers.ranks.matching import Clocks, Group, Matched
@@ -56,8 +56,7 @@ COMPUTE, EARLIER, LOADER, HOST, NOTHING = (
 """``NOTHING``: no work on the device and no op on the host; Python code, a sleep, or waiting for something else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class Before(Struct, frozen=True, kw_only=True):
     """The window before a late rank's collective, in ns that each covers; they may overlap."""
 
     window_ns: int
@@ -89,8 +88,7 @@ class Before:
         return NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(Struct, frozen=True, kw_only=True):
     """A rank's way from one collective, or from the beginning of a step, to the next collective."""
 
     trace: Trace
@@ -199,8 +197,7 @@ def _no_workers(trace: Trace) -> tuple[int, ...]:
     return tuple(np.setdiff1d(np.arange(len(trace.rows["threads"])), workers).tolist())
 
 
-@dataclass(frozen=True, slots=True)
-class OpsOf:
+class OpsOf(Struct, frozen=True):
     """When ops ran on the threads, without the collectives' own: a fact of a trace."""
 
     threads: tuple[int, ...]
@@ -272,8 +269,7 @@ SLICE_NS = 10 * 10**6
 waits for others' slices (3 to 24 ms under Linux's schedulers)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
+class Late(Struct, frozen=True, kw_only=True):
     """One late arrival."""
 
     collective: Matched
@@ -290,8 +286,7 @@ class Late:
         return self.collective.sides[self.rank]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggling:
+class Straggling(Struct, frozen=True, kw_only=True):
     """All late arrivals of one rank."""
 
     rank: int
@@ -304,8 +299,7 @@ class Straggling:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
+class Lateness(Struct, frozen=True, kw_only=True):
     """The stragglers of a job, the costliest first."""
 
     stragglers: tuple[Straggling, ...]
@@ -395,8 +389,7 @@ def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
 # transfer. Where members of a group are missing, the shortest duration may hold waiting for one of them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class Wait(Struct, frozen=True, kw_only=True):
     """What one member did in one collective."""
 
     group: Group
@@ -410,8 +403,7 @@ class Wait:
     """All members are here: what is no waiting is the transfer."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Share:
+class Share(Struct, kw_only=True):
     """Exposed time of a member in the collectives of one group; ``exposed_ns`` is the sum of its parts."""
 
     member: int

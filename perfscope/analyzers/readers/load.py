@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers import FORMAT_WORDS, READERS
 from perfscope.analyzers.readers.file_bytes import describe_file, named_rank, read_head
@@ -34,8 +37,7 @@ MOST_FILES = 20_000
 """Files a folder may hold: more than ranks of the largest jobs, fewer than a home directory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skipped:
+class Skipped(Struct, frozen=True, kw_only=True):
     """A file of a folder that was not read. ``broken``: it is a trace, but corrupt."""
 
     path: str
@@ -54,8 +56,7 @@ Unit = str | DividedRun | Skipped
 """What an input consists of: one task, a run, or a run whose manifest is corrupt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class Input(Struct, frozen=True, kw_only=True):
     """What a path leads to. ``folder``: its units are what lies below it."""
 
     path: str
@@ -69,23 +70,20 @@ class Input:
         return tuple(task for unit in self.units for task in _tasks_of(unit))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTrace:
+class ReadTrace(Struct, frozen=True, kw_only=True):
     """A trace that a task gave. What is done with it besides adds fields."""
 
     trace: Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult:
+class TaskResult(Struct, frozen=True, kw_only=True):
     """The traces of a task, and why it was not read if it was not."""
 
     traces: tuple[ReadTrace, ...] = ()
     skipped: Skipped | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(Struct, frozen=True, kw_only=True):
     """The traces below some paths, by rank and then path, and what else lay there.
 
     Compiled programs without a recording are one trace together.
@@ -328,7 +326,10 @@ def _with_named_rank(trace: Trace, path: Path) -> Trace:
     if trace.source.rank is not None or trace.source.programs is not None:
         return trace
     rank, told = named_rank(path, of_several=len(trace.rows["collectives"]) > 0)
-    return trace if rank is None else replace(trace, source=replace(trace.source, rank=rank, rank_source=told))
+    if rank is None:
+        return trace
+    source = dataclasses.replace(trace.source, rank=rank, rank_source=told)
+    return dataclasses.replace(trace, source=source)
 
 
 _CORRUPT: Mapping[type[Exception], str] = {

@@ -11,11 +11,12 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
 from perfscope.analyzers.readers.load import (

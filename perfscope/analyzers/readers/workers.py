@@ -15,10 +15,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -27,8 +28,7 @@ Done = TypeVar("Done")
 # task was lost) as each ends: ``executor(work, tasks)``. What the work raises is raised.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostTask:
+class LostTask(Struct, frozen=True, kw_only=True):
     """A task whose process died each time. ``why``: what became of it (``was killed by signal 9, twice``)."""
 
     why: str

@@ -6,8 +6,9 @@ import ast
 import json
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops import canonical_dtype
 from perfscope.analyzers.replay.signatures import DTYPES
@@ -20,8 +21,7 @@ MOST_ELEMENTS = 2**40
 _NUMBERS = re.compile(r"\[[-+\d\s,.eE]{0,200}\]|[-+]?[\d.][-+\d.eE]{0,30}|True|False")
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """A tensor argument."""
 
     shape: tuple[int, ...]
@@ -37,8 +37,7 @@ class Tensor:
         return ("tensor", self.dtype, self.shape, self.strides, self.below)
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """One recorded input: one of the three, or none of them."""
 
     tensor: Tensor | None = None
@@ -49,8 +48,7 @@ class Recorded:
     """The dtype of a list of tensors is never recorded: float32 is taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """Arguments of one call as literals."""
 
     positional: tuple[tuple[Any, ...], ...]

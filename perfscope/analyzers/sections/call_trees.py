@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from perfscope.analyzers.ops import short_kernel_name
 from perfscope.analyzers.programs import hot_instructions
@@ -40,8 +40,7 @@ _MODULE_CALL = re.compile(r"(.*/)?torch/nn/modules/module\.py\(\d+\): _(wrapped_
 _NUMBERED_SCOPE = re.compile(r"([_.]\d+|\[\d+\])$")
 
 
-@dataclass(slots=True)
-class CallNode:
+class CallNode(Struct):
     """A name below a path. Times in ns."""
 
     name: str
@@ -201,8 +200,7 @@ def _finished(trace: Trace, root: CallNode) -> CallNode:
     return root
 
 
-@dataclass(frozen=True, slots=True)
-class _Stacks:
+class _Stacks(Struct, frozen=True):
     """The distinct stacks of the host. ``parent`` and ``nodes``: by number of a stack, ``node``: by row of slices."""
 
     root: CallNode

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.sections import guarded
 from perfscope.model.trace import Trace
@@ -29,8 +30,7 @@ MOST_PAIRS = 20
 """Kinds of messages between two ranks: a pipeline of eight stages has fourteen of its activations and gradients."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCollectives:
+class JobCollectives(Struct, frozen=True, kw_only=True):
     """One job: its ranks side by side, and its collectives by kind, the longest first."""
 
     label: str
@@ -61,8 +61,7 @@ class JobCollectives:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivesSection:
+class CollectivesSection(Struct, frozen=True, kw_only=True):
     """The jobs that were compared; empty where no two traces are ranks of one job and none is of several devices."""
 
     jobs: tuple[JobCollectives, ...] = ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.sections import guarded
 from perfscope.analyzers.torch_compile import CompileSummary, compile_summary
@@ -27,8 +29,7 @@ MOST_EXECUTED = 1_000
 """Calls of graphs of a rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCompile:
+class RankCompile(Struct, frozen=True, kw_only=True):
     """Counts of one rank."""
 
     label: str
@@ -60,8 +61,7 @@ class RankCompile:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileSection:
+class CompileSection(Struct, frozen=True, kw_only=True):
     """Ranks side by side, and of the one that compiled longest what it compiled; bounded, the rest is counted."""
 
     ranks: tuple[RankCompile, ...] = ()

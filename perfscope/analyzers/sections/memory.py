@@ -7,7 +7,9 @@ entry: the one with the highest peak is told in full, and each has a row beside 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory import Memory, trace_memories
 from perfscope.analyzers.sections import guarded
@@ -24,8 +26,7 @@ MOST_RANKS = 32
 """Ranks (or devices) beside the worst one, those with the highest peaks: four nodes of eight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
+class RankMemory(Struct, frozen=True, kw_only=True):
     """A rank's memory as a row beside the others."""
 
     rank: int | None
@@ -40,8 +41,7 @@ class RankMemory:
     out_of_memory: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEntry:
+class MemoryEntry(Struct, frozen=True, kw_only=True):
     """A memory, or those of several ranks or devices that are alike: the one with the highest peak in full."""
 
     worst: Memory
@@ -52,8 +52,7 @@ class MemoryEntry:
     others_left: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySection:
+class MemorySection(Struct, frozen=True, kw_only=True):
     """Memories, highest peak first; bounded, what is left out is counted."""
 
     entries: tuple[MemoryEntry, ...] = ()

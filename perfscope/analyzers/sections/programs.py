@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.sections import guarded
 from perfscope.model.errors import DataError
@@ -31,8 +33,7 @@ MOST_SPOTS = 8
 """Recordings (or programs alone) whose instructions are listed: a node's ranks, those with the most time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramsSection:
+class ProgramsSection(Struct, frozen=True, kw_only=True):
     """Programs and where their time goes, worst first; bounded, what is left out is counted."""
 
     programs: tuple[Program, ...] = ()
@@ -99,8 +100,7 @@ MOST_MODELLED = 8
 """Programs of a section, those with most time: a training script has two or three that matter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramTime:
+class ProgramTime(Struct, frozen=True, kw_only=True):
     """One program on the target; its rows and lines are the largest."""
 
     label: str
@@ -115,8 +115,7 @@ class ProgramTime:
     calibration: Calibration | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateSection:
+class EstimateSection(Struct, frozen=True, kw_only=True):
     """Programs compiled for a target and their modelled time, the most first; bounded, what is left out is counted."""
 
     programs: tuple[ProgramTime, ...] = ()
@@ -239,8 +238,7 @@ MOST_OPS = 12
 MOST_PLACES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphRow:
+class GraphRow(Struct, frozen=True, kw_only=True):
     """One planned graph, one run of it."""
 
     compile_id: str
@@ -259,8 +257,7 @@ class GraphRow:
     device_ns: Range
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow:
+class KernelRow(Struct, frozen=True, kw_only=True):
     """One planned kernel, a run of it; ``calls``: runs per step, over layers that are alike."""
 
     name: str
@@ -281,8 +278,7 @@ class KernelRow:
     not_covered: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApartRow:
+class ApartRow(Struct, frozen=True, kw_only=True):
     """Two kernels that inductor left apart, with a value between them."""
 
     first: str
@@ -293,8 +289,7 @@ class ApartRow:
     place: PlanLine | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakRow:
+class BreakRow(Struct, frozen=True, kw_only=True):
     """A line that ends graphs."""
 
     file: str | None
@@ -305,8 +300,7 @@ class BreakRow:
     """The whole frame runs in eager mode."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSummary:
+class PlanSummary(Struct, frozen=True, kw_only=True):
     """One plan."""
 
     name: str
@@ -344,8 +338,7 @@ class PlanSummary:
     """Rows beyond the limits, by list."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSection:
+class PlanSection(Struct, frozen=True, kw_only=True):
     """All plans of an analysis."""
 
     plans: tuple[PlanSummary, ...] = ()

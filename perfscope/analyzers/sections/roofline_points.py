@@ -7,10 +7,10 @@ allows; such a point lies on its roof by definition, and says that it is modelle
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.checkpointing import op_bytes, op_times
 from perfscope.analyzers.devices import Device
@@ -46,8 +46,7 @@ Basis = Literal["measured", "modelled"]
 Key = tuple[str, str, str, str, str, int | None, int | None, str]
 
 
-@dataclass(slots=True, kw_only=True)
-class Point:
+class Point(Struct, kw_only=True):
     """Everything that computes the same: runs of one instruction, or ops of one name, size and line. Times in ns."""
 
     name: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.module import HloModule
@@ -27,8 +28,7 @@ _USED = re.compile(r"Used (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])", r
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
+class _Program(Struct, frozen=True, kw_only=True):
     module: HloModule
     said: CompiledProgram
     time: Range | None

@@ -12,15 +12,15 @@ and is better in one of the three. The front of a group is what nothing dominate
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.predict.spans import Range
 from perfscope.model.documents.sweep import AxisKind, VariantState
 from perfscope.model.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariantPoint:
+class VariantPoint(Struct, frozen=True, kw_only=True):
     """A variant with what was modelled of it. Bytes are of one device."""
 
     settings: tuple[tuple[str, str], ...]
@@ -66,8 +66,7 @@ class VariantPoint:
 MACHINES = ("target", "memory")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class Swept(Struct, frozen=True, kw_only=True):
     """An axis as it was asked for."""
 
     name: str
@@ -76,8 +75,7 @@ class Swept:
     """``size`` or ``choice`` where the user said so."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dominance:
+class Dominance(Struct, frozen=True, kw_only=True):
     """A choice that another beats wherever both are known."""
 
     worse: str
@@ -87,8 +85,7 @@ class Dominance:
     """Sizes at which both are known; the better one dominates at each of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class Front(Struct, frozen=True, kw_only=True):
     """A sweep, compared."""
 
     kinds: Mapping[str, AxisKind]
@@ -217,8 +214,7 @@ def _dominated(
 # Up to which size each choice fits, as far as was tried.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeLimit:
+class SizeLimit(Struct, frozen=True, kw_only=True):
     """How far one choice goes along one size, all else held."""
 
     rest: str

@@ -23,10 +23,10 @@ compute. The rest of the main thread's time is divided alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Literal, cast, get_args
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.compiled_regions import is_compiled
@@ -79,8 +79,7 @@ COLD_OF_SHORTEST = 0.5
 """... if it compiles for longer than half of the shortest step: lookups of compiled code are in every step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class Windows(Struct, frozen=True, kw_only=True):
     """The steps that an account is of, in order; the whole capture where there are none. Times in ns."""
 
     starts: Int64
@@ -94,8 +93,7 @@ class Windows:
         return int((self.ends - self.starts).sum())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepAccount:
+class StepAccount(Struct, frozen=True, kw_only=True):
     """Where the steps went on one device, or on the host where no accelerator is in the recording."""
 
     rank: int | None
@@ -282,8 +280,7 @@ def check_step_accounts(trace: Trace) -> None:
             raise ValueError(f"device {account.ordinal}: the causes do not sum to the steps")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleIntervals:
+class IdleIntervals(Struct, frozen=True, kw_only=True):
     """The idle intervals of one device from the first window's begin to the last one's end, and what ended each."""
 
     spans: Intervals
@@ -364,8 +361,7 @@ def _idle(trace: Trace, device: int) -> dict[Cause, Intervals]:
     return {cause: merge(*parts) for cause, parts in result.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdlePieces:
+class IdlePieces(Struct, frozen=True, kw_only=True):
     """Idle time of one cause within the windows, one entry an idle interval of a device that has some of it."""
 
     device: Int64
@@ -406,7 +402,7 @@ def idle_pieces(trace: Trace, cause: Cause) -> IdlePieces:
 def of_device(pieces: IdlePieces, device: int) -> IdlePieces:
     """Those of one device (row of ``devices``)."""
     here = pieces.device == device
-    return IdlePieces(**{field.name: getattr(pieces, field.name)[here] for field in fields(pieces)})
+    return IdlePieces(**{name: getattr(pieces, name)[here] for name in pieces.__struct_fields__})
 
 
 def worst_device(pieces: IdlePieces) -> IdlePieces:
@@ -503,8 +499,7 @@ HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
 thread ran ops (autograd's); ``python``: nothing recorded on any thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostAccount:
+class HostAccount(Struct, frozen=True, kw_only=True):
     """Where the steps went on the thread that drives the program."""
 
     rank: int | None

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.time.spans import lineage, nearest_ancestor, rows_by_device
 from perfscope.model.intervals import Int64
@@ -176,8 +176,7 @@ SHORT_DELAY_NS = 10_000
 """A launch on an idle device starts in 3 to 8 us; below 10 us nothing was queued in front of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchDelay:
+class LaunchDelay(Struct, frozen=True, kw_only=True):
     """Launches of one device. Of a graph launch only the first kernel counts."""
 
     launches: int
@@ -218,8 +217,7 @@ RAMP_NS = 2_000
 """Duration of an empty kernel as profilers record it is 1 to 2 us: computing less does not get below it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortPairs:
+class ShortPairs(Struct, frozen=True, kw_only=True):
     """One entry a pair, by its second kernel."""
 
     kernel: Int64

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.time.spans import lineage, nearest_ancestor
 from perfscope.model.frames import Owner, owner_of
@@ -38,8 +38,7 @@ def is_compiled(name: str) -> bool:
 Rows = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Struct, frozen=True, kw_only=True):
     """A piece of host time."""
 
     thread: int
@@ -47,8 +46,7 @@ class Window:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class Region(Struct, frozen=True, kw_only=True):
     """One run of a compiled frame."""
 
     compile_id: str | None

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time.spans import rows_by_device, union_of
 from perfscope.model.intervals import Intervals, difference, intersection, merge
 from perfscope.model.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceTime:
+class DeviceTime(Struct, frozen=True, kw_only=True):
     """Where the time of one device went. The span runs from its first work to its last."""
 
     rank: int | None

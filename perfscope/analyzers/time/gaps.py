@@ -22,11 +22,11 @@ time in device memory calls *allocator*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_busy
@@ -55,8 +55,7 @@ class GapCause(IntEnum):
     LAUNCH = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gaps:
+class Gaps(Struct, frozen=True, kw_only=True):
     """One entry a gap, all devices, as equally long arrays. Times in ns on the trace's clock."""
 
     device: Int64

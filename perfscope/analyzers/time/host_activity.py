@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.time.calls import base_name, blocking_calls
 from perfscope.analyzers.time.samples import device_waits, nearest_samples, stacks, waiting_samples
@@ -300,8 +301,7 @@ def _together(first: ByThread, second: ByThread) -> ByThread:
 NOT_RECORDED = "(outside every recorded op)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostWork:
+class HostWork(Struct, frozen=True, kw_only=True):
     """Time of the host in one function or op, ns."""
 
     name: str

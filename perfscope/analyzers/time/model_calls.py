@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time.spans import named_slices, outermost, subtree_ends
 from perfscope.model.frames import parse_module
@@ -31,8 +31,7 @@ _BACKWARD = "autograd::engine::evaluate_function"
 _EMBEDDINGS = ("aten::embedding",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
+class ModelCall(Struct, frozen=True, kw_only=True):
     """One call of the model and what follows it, up to the next. Times in ns."""
 
     start_ns: int
@@ -48,8 +47,7 @@ class ModelCall:
         return (self.sequences or 0) * (self.length or 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Generation(Struct, frozen=True, kw_only=True):
     """Calls of a loop that generates tokens."""
 
     traced: bool

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
 from perfscope.model.documents.stacks import COLLECTING, SWITCH_NS
@@ -42,8 +43,7 @@ _FRAMEWORK_CALLEE = re.compile(r"(torch|F|nn|jnp|jax|lax|np|numpy)\..*")
 _LOADER = re.compile(r"(site-packages/)?torch/utils/data/.*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stacks:
+class Stacks(Struct, frozen=True, kw_only=True):
     """Per row of ``frames``, what is asked of a stack whose innermost frame it is."""
 
     user: Int64
@@ -108,8 +108,7 @@ def is_direct(trace: Trace, frame: int) -> bool:
     return user in (frame, int(trace.rows["frames"]["parent"][frame]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledPieces:
+class SampledPieces(Struct, frozen=True, kw_only=True):
     """Disjoint pieces of time, each with the sample that stands for it."""
 
     starts: Int64
@@ -171,8 +170,7 @@ def _sleeps(trace: Trace) -> npt.NDArray[np.bool_]:
     return np.array([*sleeps, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LockWait:
+class LockWait(Struct, frozen=True, kw_only=True):
     """What the thread of the steps waited for the interpreter's lock, while another thread of the program had it."""
 
     share: float
@@ -260,8 +258,7 @@ def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     return np.asarray(outside & ~trace.fact(device_waits)[rows], bool)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledLine:
+class SampledLine(Struct, frozen=True, kw_only=True):
     """A line of the program by its share of some samples."""
 
     site: CallSite

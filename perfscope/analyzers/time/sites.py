@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time.compiled_regions import compiled_kernel, user_line
 from perfscope.analyzers.time.spans import lineage, nearest_ancestor, outermost
@@ -45,8 +45,7 @@ _OP, _PYTHON = int(SliceKind.OP), int(SliceKind.PYTHON)
 # nothing is matched: no line is better than a wrong one.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Calls:
+class _Calls(Struct, frozen=True, kw_only=True):
     """Host spans by step and by what they are called, in order of start."""
 
     place_of: dict[int, tuple[int, Hashable, int]]
@@ -162,8 +161,7 @@ MOST_INSIDE = 1000
 """Spans looked at inside an annotation: a fetch runs a few ops of its own, a whole step has thousands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallSite:
+class CallSite(Struct, frozen=True, kw_only=True):
     """Where in the user's program a host span was called from. All parts may be unknown."""
 
     file: str | None = None

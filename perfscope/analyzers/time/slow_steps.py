@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.samples import device_waits, free_samples, stacks
@@ -40,8 +40,7 @@ _OTHERS_JUDGE = (HostActivity.SYNC, HostActivity.COMPILATION)
 """A wait for a device, as any call that may be one, is the time of its queue; compilation has rules of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCall:
+class OwnCall(Struct, frozen=True, kw_only=True):
     """A call that slow steps make and others do not."""
 
     frame: int
@@ -55,8 +54,7 @@ class OwnCall:
     """Most of its time; ``MISSING``: other work in Python."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowSteps:
+class SlowSteps(Struct, frozen=True, kw_only=True):
     """Steps without a profiler that do work of their own and are slow for it."""
 
     numbers: tuple[int, ...]

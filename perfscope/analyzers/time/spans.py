@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.model.finding import MOST_SPANS, Removed, Span
 from perfscope.model.intervals import Int64, Intervals, covered, union
@@ -159,8 +159,7 @@ def _climb_until(trace: Trace, rows: Int64, holds: _Condition) -> Int64:
 # The device work launched inside host spans, and how much of it nothing else hides.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkTime:
+class WorkTime(Struct, frozen=True, kw_only=True):
     """Time of some device work, in ns."""
 
     sum_ns: int
@@ -285,8 +284,7 @@ def spans_of_ranks(pieces: Iterable[tuple[int | None, int, int]]) -> tuple[Span,
 # Self time of host ops: on a machine without an accelerator it stands for kernel time.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpTime:
+class OpTime(Struct, frozen=True, kw_only=True):
     """One entry an op, as equally long arrays. Times in ns."""
 
     row: Int64

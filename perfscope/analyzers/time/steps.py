@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time.model_calls import model_calls
 from perfscope.analyzers.time.spans import named_slices
@@ -20,8 +20,7 @@ HOST_AHEAD = 1.1
 """Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWindows:
+class StepWindows(Struct, frozen=True, kw_only=True):
     """The steps of a trace: recorded ones, else windows between optimizer steps, else what repeats."""
 
     starts: np.ndarray
@@ -141,8 +140,7 @@ MOST_LEFT = 1.5
 """Steps' work after the last step, where each reads a result: more than that of one step, less than that of two."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
+class StepWork(Struct, frozen=True, kw_only=True):
     """One step: its dispatch on the host, and the work of the executions that were dispatched in it."""
 
     number: int
@@ -153,8 +151,7 @@ class StepWork:
     These follow each other without a gap: their sum is ``StepsWork.span_ns``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepsWork:
+class StepsWork(Struct, frozen=True, kw_only=True):
     """The work of all steps of a trace that holds executions of compiled programs."""
 
     start_ns: int

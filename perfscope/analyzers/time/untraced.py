@@ -8,9 +8,8 @@ machine without an accelerator all work is the host's, and all costs shrink alik
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts
 from perfscope.analyzers.time.steps import late_span_ns, step_windows, whole_ns

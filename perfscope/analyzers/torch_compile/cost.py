@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time import Window, blocking_calls, device_busy, step_windows, time_of, whole_ns
 from perfscope.analyzers.torch_compile.frames import compile_spans
@@ -18,8 +18,7 @@ HOST_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::mas
 _LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagerCost:
+class EagerCost(Struct, frozen=True, kw_only=True):
     """Of some host time, in ns over the whole trace."""
 
     cost_ns: int

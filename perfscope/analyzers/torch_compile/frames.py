@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time import plan_records
 from perfscope.model.finding import AbstainError, Scope, Where
@@ -31,8 +31,7 @@ LIMIT_DOC_ID = "gb0039"
 _LIMIT_WORDS = re.compile(r"(?:recompile|cache.?size).?limit", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledFrame:
+class CompiledFrame(Struct, frozen=True, kw_only=True):
     """One code object, from its first compilation to the last (or to ``torch._dynamo.reset()``)."""
 
     compiles: tuple[Compile, ...]
@@ -253,8 +252,7 @@ def compilation_of(trace: Trace, compile_id: str, time_ns: int | None) -> Compil
 # Graph breaks of a plan, by the user's line.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedBreak:
+class PlannedBreak(Struct, frozen=True, kw_only=True):
     """A line that ends graphs, and all that torch says of it."""
 
     place: CodeLine | None

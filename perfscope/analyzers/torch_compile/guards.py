@@ -7,8 +7,9 @@ written ``L['x']`` (a local) or ``G['x']`` (a global); newer versions leave the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 GuardKind = Literal[
     "size", "number", "identity", "type", "grad_mode", "global_state", "training", "tensor", "container", "other"
@@ -29,8 +30,7 @@ _WHOLE = re.compile(r"==\s*(?P<right>\d+)\b|\b(?P<left>\d+)\s*==")
 _LOCAL = re.compile(r"^[LG]\[['\"](?P<name>\w+)['\"]\]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class Guard(Struct, frozen=True, kw_only=True):
     """One guard. Values are text as torch wrote them; string values are not in the log's model."""
 
     kind: GuardKind

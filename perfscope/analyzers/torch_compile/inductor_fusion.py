@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops.fusion import NOTHING_LOST
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 Platform = Literal["gpu", "cpu"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedPair:
+class RefusedPair(Struct, frozen=True, kw_only=True):
     """A producer and a consumer that inductor did not make one kernel."""
 
     refusal: FusionRefusal

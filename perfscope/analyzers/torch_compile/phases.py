@@ -6,9 +6,10 @@ import heapq
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.torch_compile.frames import compilation_of
 from perfscope.model.trace import Trace
@@ -96,8 +97,7 @@ def _advance(running: list[tuple[int, int, int]], spent: list[int], now: int, un
     return now if until is None else until
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileTime:
+class CompileTime(Struct, frozen=True, kw_only=True):
     """Time of one compilation, its backward included; moments are counted once over the whole log."""
 
     compile: Compile
@@ -119,8 +119,7 @@ class CompileTime:
         return round(self.compile.seconds_by_phase.get("backend_compile", 0) * 1e9) + (self.compile.backward_ns or 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTime:
+class PhaseTime(Struct, frozen=True, kw_only=True):
     """Phases of one name."""
 
     name: str
@@ -129,8 +128,7 @@ class PhaseTime:
     exclusive_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileTimes:
+class CompileTimes(Struct, frozen=True, kw_only=True):
     """Where all compiling of a log went. The stages sum to the total, and so do the phases."""
 
     compiles: tuple[CompileTime, ...]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.time import compiled_rows, nearest_ancestor, step_windows
 from perfscope.analyzers.torch_compile.frames import (
@@ -69,8 +69,7 @@ MOST_VALUES = 12
 """Values of a guard that are kept: what they do (grow, repeat) shows in a dozen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakSummary:
+class BreakSummary(Struct, frozen=True, kw_only=True):
     """Graph breaks of one reason at one line."""
 
     place: CodeLine | None
@@ -83,8 +82,7 @@ class BreakSummary:
     hint: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecompileSummary:
+class RecompileSummary(Struct, frozen=True, kw_only=True):
     """Recompilations of one frame for guards on one thing."""
 
     function: str
@@ -98,8 +96,7 @@ class RecompileSummary:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSummary:
+class KernelSummary(Struct, frozen=True, kw_only=True):
     """Kernels or library calls of one name."""
 
     name: str
@@ -207,8 +204,7 @@ FrameState = Literal["compiled", "eager", "partly eager", "recompile limit", "no
 guards hold; ``nothing to compile``: it holds no op; ``unfinished``: the log ends before its compilation did."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphGroup:
+class GraphGroup(Struct, frozen=True, kw_only=True):
     """Graphs of one frame and one direction."""
 
     direction: Direction
@@ -218,8 +214,7 @@ class GraphGroup:
     """Ops of the smallest and of the largest of them, after inductor's passes where the log has that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameSummary:
+class FrameSummary(Struct, frozen=True, kw_only=True):
     """One code object: a function, or what follows a graph break in it."""
 
     function: str
@@ -244,8 +239,7 @@ class FrameSummary:
     state: FrameState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileSummary:
+class CompileSummary(Struct, frozen=True, kw_only=True):
     """All of one process."""
 
     rank: int | None

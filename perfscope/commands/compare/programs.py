@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,6 +136,8 @@ def programs(
 
 def end(folders: dict[Arm, Path], method: dict[str, Any], directory: Path, outputs: Outputs) -> int:
     """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code."""
+    from msgspec.structs import replace
+
     from perfscope.analyzers.compare.runs.comparison import compare
     from perfscope.analyzers.readers.load import load
     from perfscope.dashboards.report.compare import json

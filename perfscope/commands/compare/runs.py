@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -49,6 +48,8 @@ def runs(
 
     Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
     """
+    from msgspec.structs import replace
+
     from perfscope.analyzers.compare.runs.cautions import compare_loaded
     from perfscope.analyzers.compare.runs.run_sets import runs_in
     from perfscope.analyzers.selection import EVERYTHING, load_selected, parse_selection
@@ -79,6 +80,8 @@ def runs(
 
 def _compare_sets(named: Sides, runs: tuple[tuple[Path, ...] | None, tuple[Path, ...] | None], outputs: Outputs) -> int:
     """Compare two sides of which one at least is a folder of several runs: launches of one program."""
+    from msgspec.structs import replace
+
     from perfscope.analyzers.compare.runs.run_sets import read_one, read_set
     from perfscope.analyzers.compare.runs.sets import compare_sets
     from perfscope.dashboards.report.compare import json

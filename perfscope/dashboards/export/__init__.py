@@ -7,9 +7,10 @@ files), and ``write(subject, target) -> list[str]``: remarks for the user, one s
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.model.errors import UsageError
 
@@ -29,8 +30,7 @@ EXPORTS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """What is exported: the traces of one job, and what the rules found in them (rule, finding)."""
 
     traces: tuple[Trace, ...]

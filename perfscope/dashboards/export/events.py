@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.readers.perfetto import vocabulary as words
 from perfscope.model.trace import Trace
@@ -55,8 +55,7 @@ _FIRST_MADE = 1 << 30
 """Ids that we make for devices, streams and clashes begin here: above what systems hand out (2^22 on Linux)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class Track(Struct, frozen=True, kw_only=True):
     """One track. ``uuid`` is its number in the file; ``pid`` and ``tid`` are unique in it."""
 
     uuid: int
@@ -141,8 +140,7 @@ class Tracks:
 Value = Literal["flag", "float", "int", "text", "uint"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
+class Argument(Struct, frozen=True, kw_only=True):
     """One argument of events: a column of values, and of which events it is."""
 
     name: str
@@ -153,8 +151,7 @@ class Argument:
     """Flags of shape (n,); ``None``: every event has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
+class Events(Struct, frozen=True, kw_only=True):
     """Events of one kind as columns of shape (n,)."""
 
     kind: Literal["slices", "instants", "counters"]

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.columns import nesting_order
 from perfscope.dashboards.export.events import Events, Tracks
@@ -99,8 +100,7 @@ def sequence(start: Int, end: Int) -> tuple[Int, Flags]:
     return rows, ends
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(Struct, frozen=True, kw_only=True):
     """Events with the track they lie on, and their order: one entry a begin, end, instant or sample."""
 
     events: Events

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from perfscope.model.finding import Finding
@@ -32,32 +33,28 @@ Tone = Literal["plain", "worse", "better", "open"]
 Number = int | float
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Struct, frozen=True):
     """A value that is known to lie between two ends, in the unit of its column."""
 
     low: Number
     high: Number
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
+class Marked(Struct, frozen=True):
     """A value with a mark before it: ``'>='`` of a lower bound, ``'~'`` of an approximation; ``''`` for none."""
 
     value: Number | Range
     mark: str
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True):
     """A number in a unit of its own, in a column of several units."""
 
     value: Number
     unit: Unit
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """A relative change, 0.03 for 3%, with its interval where it was judged."""
 
     change: float
@@ -68,8 +65,7 @@ class Effect:
     tone: Tone = "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class Badge:
+class Badge(Struct, frozen=True):
     """A word with its meaning as a colour or a mark."""
 
     text: str
@@ -82,8 +78,7 @@ Value = str | Number | Range | Marked | Amount | Effect | Badge | None
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[T]):
+class Column(Struct, Generic[T], frozen=True):
     """A column: its title, and its value in the row of an item."""
 
     title: str
@@ -99,8 +94,7 @@ class Column(Generic[T]):
     """Pixels on the dashboard; ``None`` takes what is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """A column of a table, without the way to its values."""
 
     title: str
@@ -109,8 +103,7 @@ class Head:
     limit: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Struct, frozen=True, kw_only=True):
     """Rows, those that matter most first. Columns that no row fills are not in it."""
 
     heads: tuple[Head, ...]
@@ -133,8 +126,7 @@ class Table:
         return tuple(row[index] for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """A paragraph; what stands between single backticks is code."""
 
     text: str
@@ -142,8 +134,7 @@ class Text:
     warning: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(Struct, frozen=True, kw_only=True):
     """Sentences, a line each."""
 
     items: tuple[str, ...]
@@ -153,38 +144,33 @@ class Listing:
     detail: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A command to type, and what it does."""
 
     what: str
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """Paragraphs and blocks of code below a title, for who wants to know what to do."""
 
     title: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(Struct, frozen=True):
     """Lines to copy, as they are."""
 
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """A drawing, for formats that have pictures: markup whose texts are escaped, and which loads nothing."""
 
     markup: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingBlock:
+class FindingBlock(Struct, frozen=True, kw_only=True):
     """A finding: what is wrong and where, what fixing it saves at most, and what to do."""
 
     rule: str
@@ -202,8 +188,7 @@ class FindingBlock:
     evidence: Table | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(Struct, frozen=True):
     """A number at the top of a page."""
 
     name: str
@@ -214,8 +199,7 @@ class Tile:
 Block = Table | Text | Listing | Command | Advice | Code | Picture | FindingBlock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Struct, frozen=True, kw_only=True):
     """A titled part of a report."""
 
     title: str
@@ -242,8 +226,7 @@ class Section:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """A whole page or screen."""
 
     headline: str
@@ -284,8 +267,7 @@ _FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})(\w*)\s*$")
 _SPAN = re.compile(r"`([^`]+)`")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paragraph:
+class Paragraph(Struct, frozen=True, kw_only=True):
     """A paragraph (lines joined by spaces), or code as it was written (``is_code``)."""
 
     text: str

@@ -7,11 +7,12 @@ Colours are safe for colour-blind readers and work on light and dark ground.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from math import ceil, log, log2
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.renderers.values import BETTER, WORSE, signed_ns
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -157,8 +158,7 @@ paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dot:
+class Dot(Struct, frozen=True, kw_only=True):
     """A plan or variant: its time is between ``low_ns`` and ``high_ns`` (``None``: not bounded), drawn at ``ns``."""
 
     ns: float
@@ -173,8 +173,7 @@ class Dot:
     """Points of one line are joined, in the order given; ``''`` for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
+class _Axis(Struct, frozen=True):
     low: float
     high: float
     logarithmic: bool
@@ -308,8 +307,7 @@ _FROM_ZERO = 0.5
 _PAD = 0.06
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fall:
+class Fall(Struct, frozen=True, kw_only=True):
     """A row of a waterfall: from one level to the next, in ns; a whole (``base``, ``head``) begins at the axis."""
 
     name: str

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare.statistics.series import Change, History, Point, Series
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
@@ -60,8 +61,7 @@ MOST_PICTURED = 500
 PROOF = "A history reports; it proves nothing of one commit: `perfscope compare commits` does."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Struct, frozen=True, kw_only=True):
     """The series of one program on one kind of machine."""
 
     title: str

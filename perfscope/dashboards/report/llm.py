@@ -6,8 +6,9 @@ Every number has its basis, and every finding says how to check it.
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from perfscope.dashboards.report.blocks import Listing, Table, Text, paragraphs
 from perfscope.dashboards.report.renderers.values import BY_PATH, finding_words, rest_text, shown

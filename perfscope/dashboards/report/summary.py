@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.analyzers.coverage import (
     logs_alone,
@@ -58,8 +59,7 @@ NAME_LIMIT = 60
 """Characters of what a step is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Struct, frozen=True, kw_only=True):
     """All a report shows of an analysis, in the order in which it shows it."""
 
     subject: str

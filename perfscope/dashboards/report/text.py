@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
 from rich.padding import Padding
 from rich.text import Text
 
@@ -53,8 +54,7 @@ SCREEN = 24
 """Lines of a small terminal: the first screen gives up details until it fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Brief:
+class Brief(Struct, frozen=True):
     """What the first screen gives up on a small terminal."""
 
     notes: bool = False

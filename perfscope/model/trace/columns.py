@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,8 +18,7 @@ MISSING = -1
 """Stored in a nullable integer column where the source said nothing; ``<NA>`` at the public edge."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(Struct, frozen=True, kw_only=True):
     """One declared column.
 
     ``text`` columns hold int32 codes into ``Trace.strings``; ``refers`` names the table whose row
@@ -37,8 +36,7 @@ class Column:
     """What every row has where a reader leaves the column out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Struct, frozen=True, kw_only=True):
     """A declared table: its name, what a row is, and its columns."""
 
     name: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.model.documents.trials import Trial, Try
 
@@ -14,8 +15,7 @@ HARDWARE = ("gpu", "cpu", "cpus")
 MEASURED = ("gain", "slower", "no gain", "cannot tell")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationRow:
+class CalibrationRow(Struct, frozen=True, kw_only=True):
     """An intervention that answered findings of a rule. Times are per step, medians over its tries.
 
     Only those count that were measured against the unchanged program, and not on top of another intervention.
@@ -42,8 +42,7 @@ class CalibrationRow:
     kept_high: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Struct, frozen=True, kw_only=True):
     """All rules of a machine. ``tries``: documents that were read; ``others``: of other hardware, left out."""
 
     rows: tuple[CalibrationRow, ...]

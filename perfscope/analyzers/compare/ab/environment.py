@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.statistics.paired import effect_of
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult
@@ -48,8 +49,7 @@ def _of_share(share: float) -> float:
     return 1 / (1 - min(max(share, 0.0), MOST_SHARE))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counter:
+class Counter(Struct, frozen=True, kw_only=True):
     """A counter of `ab_machine`. ``slowdown``: by what factor at most its value makes steps longer, to a constant."""
 
     words: str
@@ -103,8 +103,7 @@ HARDWARE = ("gpu", "cpu", "driver", "device")
 """Facts that must not differ within a pair. An arm that has none at all runs on no device: that is the program's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
+class Environment(Struct, frozen=True, kw_only=True):
     """What is known of what the launches ran on. ``remarks``: what differed or moved."""
 
     facts: Mapping[str, str]

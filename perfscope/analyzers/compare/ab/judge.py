@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.ab.environment import drift_remark, environment_of, order_remark
 from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
@@ -38,8 +40,7 @@ EXACT_UNITS = {
 """Counter of a launch -> name and unit; all are better low."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbResult:
+class AbResult(Struct, frozen=True, kw_only=True):
     """What came of an A/B. ``gating``: what may fail a build; ``beside``: shown, judged by one look, never gating."""
 
     gating: tuple[MetricResult, ...]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
@@ -26,8 +28,7 @@ RunPair = tuple[Path, Path]
 Read = Callable[[Path], Sequence[Trace]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profiles:
+class Profiles(Struct, frozen=True, kw_only=True):
     """What the profiled pairs say. ``lost``: why a pair says nothing, one line each."""
 
     comparison: Comparison | None = None
@@ -38,8 +39,7 @@ class Profiles:
     lost: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Numbers:
+class _Numbers(Struct, frozen=True, kw_only=True):
     """A pair in numbers: what is left when its traces are gone."""
 
     runs: RunPair

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.model.documents.trial_report import KINDS, ProcessTrial, RecordedValue
 from perfscope.model.documents.trials import Results
@@ -27,8 +28,7 @@ SMALLEST = 1e-30
 """Norms below it are zero."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     """A value of two launches. ``error`` and ``tolerance`` are relative."""
 
     value: RecordedValue

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.analyzers.compare.ab.judge import AbJudge
 from perfscope.analyzers.compare.ab.results import TOLERANCES, compare_results
@@ -64,8 +64,7 @@ class TrialJudge:
         return self.of(attempt.candidate).result(attempt.pairs).step.verdict == "improvement"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class Promise(Struct, frozen=True, kw_only=True):
     """What findings of a rule say that fixing them saves at most, per step.
 
     ``ns`` is ``None`` where they carry no time.
@@ -132,8 +131,7 @@ def unanswered(candidates: Sequence[Candidate], promised: Mapping[str, Promise])
     return tuple(sorted(set(promised) - known))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trials:
+class Trials(Struct, frozen=True, kw_only=True):
     """Everything that was launched. ``head``: the fields of the document that do not follow from it."""
 
     unchanged: Unchanged

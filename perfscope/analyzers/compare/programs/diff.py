@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.compare.programs.keys import (
     CHEAP,
@@ -305,8 +306,7 @@ Near = tuple[str, int, str]
 """File, line and primitive of an op, as the head counts lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenChange:
+class WrittenChange(Struct, frozen=True, kw_only=True):
     """Lines that differ, and the ops that they may have touched."""
 
     rows: tuple[ProgramWritten, ...]

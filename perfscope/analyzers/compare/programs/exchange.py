@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap
 from perfscope.analyzers.compare.programs.row import (
@@ -44,8 +45,7 @@ WHY_LAST = "no kernel of the step follows it"
 _ONE = Range(low=1, high=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanExchange:
+class PlanExchange(Struct, frozen=True, kw_only=True, eq=False):
     """One run of a collective in a step."""
 
     collective: PlannedCollective

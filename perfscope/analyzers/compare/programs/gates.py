@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare.programs.row import NEW_BREAK, ProgramChange, ProgramRow, some_of
 from perfscope.analyzers.compare.programs.units import (
@@ -57,8 +58,7 @@ _GATE = re.compile(r"([a-z-]+?)(?::(\d{1,6}(?:\.\d{1,6})?)%?)?")
 MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramGate:
+class ProgramGate(Struct, frozen=True, kw_only=True):
     """A gate on compiled programs; ``percent``: growth that it lets pass."""
 
     name: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare.runs.keys import same_files
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
@@ -137,8 +138,7 @@ class OpKey(NamedTuple):
         return self._replace(line=-1, file="")
 
 
-@dataclass(frozen=True, slots=True)
-class LineMap:
+class LineMap(Struct, frozen=True):
     """Where the lines of the base's files are in the head's."""
 
     files: Mapping[str, str]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare.programs.keys import CHEAP, CHEAP_WEIGHT, OpKey, aligned
 
@@ -27,8 +28,7 @@ LEAST_SHARE = 0.25
 UnitT = TypeVar("UnitT")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Launch(Generic[UnitT]):
+class Launch(Struct, Generic[UnitT], frozen=True, eq=False):
     """A launch of a program or a plan, and what of it is matched."""
 
     unit: UnitT
@@ -42,8 +42,7 @@ class Launch(Generic[UnitT]):
     is_collective: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Group(Generic[UnitT]):
+class Group(Struct, Generic[UnitT], frozen=True, eq=False):
     """Launches of both sides that do the same work; one side may have none."""
 
     base: tuple[UnitT, ...]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.diff import program_change
 from perfscope.analyzers.compare.programs.exchange import plan_exchanges
@@ -49,8 +51,7 @@ BLOCKED = "blocking collectives per run"
 Program = TypeVar("Program")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSide:
+class ProgramSide(Struct, frozen=True, kw_only=True):
     """One program of one side."""
 
     name: str
@@ -201,8 +202,7 @@ def _by_line(rows: Iterable[tuple[Instruction, int]]) -> dict[str, float]:
     return places
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetOfSide:
+class TargetOfSide(Struct, frozen=True, kw_only=True):
     """What the programs of a side are for; ``''``: nobody says."""
 
     base: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare.programs.diff import MOST, TOO_LARGE
 from perfscope.analyzers.compare.programs.exchange import (
@@ -44,8 +45,7 @@ from perfscope.analyzers.torch_compile import plain_function, planned_breaks
 from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel, TorchPlan, memory_as_run
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanUnit:
+class PlanUnit(Struct, frozen=True, eq=False):
     """One kernel of one graph of a plan."""
 
     graph: PlannedGraph

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap
 from perfscope.analyzers.compare.programs.units import (
@@ -56,8 +58,7 @@ _JUDGED = (
 Amounts = Mapping[str, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRow:
+class ProgramRow(Struct, frozen=True, kw_only=True):
     """One change, at one line. Rows that say the same of one line are one row."""
 
     change: What
@@ -103,8 +104,7 @@ class ProgramRow:
         return self.source or self.place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramChange:
+class ProgramChange(Struct, frozen=True, kw_only=True):
     """One program on both sides."""
 
     name: str
@@ -118,7 +118,7 @@ class ProgramChange:
     modelled_ns: tuple[Range, Range] | None = None
     """Time of a run of both sides by the model; ``None``: they name no target, or different ones."""
     notes: tuple[str, ...] = ()
-    lines: LineMap = field(default=NO_LINES, repr=False)
+    lines: LineMap = NO_LINES
     """Where the base's lines are in the head."""
     failed: Literal["", "base", "head"] = ""
     """The one side that failed while it was planned: what was seen of it is a part, and nothing is compared."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.collectives import Collective, collectives_of
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
@@ -41,8 +42,7 @@ UNITS: Mapping[str, str] = {
 """Exact metrics of a program that are taken apart by instruction, with their units."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
+class Op(Struct, frozen=True, eq=False):
     """One op of a program that computes or moves something: a launch of its own, or inside one."""
 
     instruction: Instruction
@@ -51,8 +51,7 @@ class Op:
     """Of one run of its unit."""
 
 
-@dataclass(slots=True, eq=False)
-class Unit:
+class Unit(Struct, eq=False):
     """What one launch does. Amounts are of all its runs in one run of the program."""
 
     number: int
@@ -72,8 +71,7 @@ class Unit:
     is_collective: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Units:
+class Units(Struct, frozen=True, eq=False):
     """All launches of a program that run, and its totals."""
 
     module: HloModule

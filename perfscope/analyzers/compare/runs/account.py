@@ -8,11 +8,11 @@ runs; else to the innermost Python function or range of the thread that runs the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
 from perfscope.analyzers.compare.runs.window import Window, compared_window, inside, without, work_in_window
@@ -80,8 +80,7 @@ def by_largest_remainder(amounts: Int64, divisor: int) -> Int64:
 # One part of the time of a trace's steps.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """All work of one key in the window, over all its steps."""
 
     key: Key
@@ -178,8 +177,7 @@ def idle_parts(trace: Trace, window: Window, naming: Naming, device: int, free: 
 NOTHING_RECORDED = Key(kind="host", work="outside every recorded span")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(Struct, frozen=True, kw_only=True):
     """The time of one device (or of the host) in the compared window of one trace."""
 
     rank: int | None

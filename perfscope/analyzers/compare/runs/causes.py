@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import PurePath
 from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange
 from perfscope.analyzers.compare.runs.structure import Structure
@@ -28,8 +30,7 @@ _ORDER: tuple[Change, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingChange:
+class FindingChange(Struct, frozen=True, kw_only=True):
     """One finding on both sides. ``None`` where a side does not have it."""
 
     rule: str
@@ -156,8 +157,7 @@ NAMED_BY = {
 """What a metric counts (its name begins so) -> the rule whose findings are of that and of nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Struct, frozen=True, kw_only=True):
     """What happened at one place. ``exact``: counts say so; otherwise it is a difference of two measured times."""
 
     place: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.ab.environment import BUSY
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare

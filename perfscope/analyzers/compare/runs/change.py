@@ -7,11 +7,11 @@ part, and it is given to the largest remainders, so that the parts sum to the ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.compare.runs.account import Account, Part, accounts, by_largest_remainder
 from perfscope.analyzers.compare.runs.keys import Key, Level, Match, PartKind, align
@@ -27,8 +27,7 @@ FUSED_FROM = 2
 Status = Literal["new", "gone", "more calls", "fewer calls", "fused", "split", "slower", "faster", "same"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """One side of a part. Times in ns per step."""
 
     keys: tuple[Key, ...]
@@ -44,8 +43,7 @@ class Side:
         return next((key for key in self.keys if key.file), self.keys[0] if self.keys else None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartChange:
+class PartChange(Struct, frozen=True, kw_only=True):
     """What a part was and is. ``delta_ns`` of all parts sum to that of the step."""
 
     kind: PartKind
@@ -105,8 +103,7 @@ class PartChange:
         return key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepChange:
+class StepChange(Struct, frozen=True, kw_only=True):
     """The change of one rank's step. Times in ns per ``per``."""
 
     rank: int | None
@@ -201,8 +198,7 @@ def _side(parts: Sequence[_Held], steps: int) -> Side:
 # The ranks of two jobs side by side: the rank whose step changed most, and the one in the middle.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeChange:
+class TimeChange(Struct, frozen=True, kw_only=True):
     """How the step of a job changed."""
 
     median: StepChange

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.compare.programs.gates import gates_not_met, program_gate
 from perfscope.analyzers.compare.programs.pairs import NO_TARGETS, TargetOfSide, program_changes, targets
@@ -46,8 +46,7 @@ LEAST_STEPS = 5
 LOW_CONFIDENCE = "one launch on each side: differences between launches are not in the interval, so it fails no build"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resemblance:
+class Resemblance(Struct, frozen=True, kw_only=True):
     """How much consecutive steps resemble each other. ``effective``: independent steps that would say as much."""
 
     correlation: float
@@ -184,8 +183,7 @@ Kind = Literal[
 Headline = Literal["regression", "improvement", "no change", "inconclusive"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """All that is known of two sides."""
 
     base: Side

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from itertools import takewhile
@@ -13,6 +12,8 @@ from pathlib import PurePath
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.window import Window
 from perfscope.analyzers.hlo.scope import scope_of
@@ -102,8 +103,7 @@ PartKind = Literal["compute", "communication", "copy", "idle", "host"]
 """What a part of the step is: the device computes, only communicates, only copies, or waits; or the host works."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class Key(Struct, frozen=True, kw_only=True):
     """Where and what some work is. All texts as recorded; ``''`` where it is not known."""
 
     kind: PartKind
@@ -204,8 +204,7 @@ MOST_PAIRS = 100_000
 """Pairs of lines of one op in one function that are weighed; generated code with more is paired in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Match(Struct, frozen=True, kw_only=True):
     """Keys that are the same work. ``level`` is ``None`` where one side has nothing: it is new, or gone."""
 
     base: tuple[Key, ...]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.compare.runs.keys import instruction_keys, plain_span
 from perfscope.analyzers.compare.runs.window import Window, compared_window, inside, work_in_window
@@ -22,8 +22,7 @@ MOST_PLACES_LOOKED_UP = 2_000
 """Syncs whose line is looked up: a program with more of them has the same few lines in each step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class Measure(Struct, frozen=True, kw_only=True):
     """One number that does not depend on chance."""
 
     name: str
@@ -63,8 +62,7 @@ WAITS_NEEDS = "the profiler recorded launches, no waits"
 MEMORY_NEEDS = "no memory recorded"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Struct, frozen=True, kw_only=True):
     """All measures of a trace by name, and why others are not there."""
 
     found: Mapping[str, Measure]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare.runs.account import Account, accounts
 from perfscope.analyzers.compare.runs.change import busiest, middle_trace
@@ -39,8 +40,7 @@ SOFTWARE = ("python", "torch", "jax", "jaxlib", "triton")
 """Versions that may change a time by themselves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(Struct, frozen=True, kw_only=True):
     """One run in numbers: what is left when its traces are gone. Times in ns per step."""
 
     run: Path
@@ -65,8 +65,7 @@ class Launch:
     calls: Mapping[Key, Fraction]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSet:
+class RunSet(Struct, frozen=True, kw_only=True):
     """The runs of a side, oldest first, and what was left out."""
 
     path: str

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated, cost_of, findings_change
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange, time_change
@@ -102,8 +103,7 @@ SAME_ORDER = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class Turns(Struct, frozen=True, kw_only=True):
     """Which launches are pairs: places in the lists of base and head, in the order they ran."""
 
     pairs: tuple[tuple[int, int], ...]
@@ -239,8 +239,7 @@ MOST_UNSTEADY = 1 / 3
 """Share of launches that never reached a steady state from which on the rest stands for nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetsComparison:
+class SetsComparison(Struct, frozen=True, kw_only=True):
     """What came of two sets."""
 
     comparison: Comparison

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.keys import LineMap
 from perfscope.analyzers.compare.programs.pairs import MOST_PROGRAMS, ProgramSide, paired_sides, program_sides
@@ -34,8 +36,7 @@ MOST_PLACES = 20
 """Places of a metric that changed: as many as a finding has rows of evidence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExactMetric:
+class ExactMetric(Struct, frozen=True, kw_only=True):
     """A metric with its verdict, and where it changed, the largest change first."""
 
     result: MetricResult
@@ -51,8 +52,7 @@ class ExactMetric:
         return self.result.base != self.result.head
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Structure:
+class Structure(Struct, frozen=True, kw_only=True):
     """All exact metrics, and what could not be looked at."""
 
     metrics: tuple[ExactMetric, ...]
@@ -60,8 +60,7 @@ class Structure:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(Struct, frozen=True, kw_only=True):
     """What one run says of itself without a clock; of several ranks, what the one with most of a metric says."""
 
     found: Mapping[str, Measure]

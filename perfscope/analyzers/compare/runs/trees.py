@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.keys import instruction_keys
 from perfscope.analyzers.critical_path import dependency_graph, path_rows
@@ -36,8 +37,7 @@ MOST_DEPTH = 100
 _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+")
 
 
-@dataclass(slots=True)
-class CallNode:
+class CallNode(Struct):
     """A call tree from here down. Times and calls are per step."""
 
     name: str
@@ -55,8 +55,7 @@ class CallNode:
         return self.name, tuple(sorted((node.shape() for node in self.below.values()), key=repr))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeRow:
+class TreeRow(Struct, frozen=True, kw_only=True):
     """A difference, at a node of either tree."""
 
     change: Change
@@ -74,8 +73,7 @@ class TreeRow:
     """Its own change: of a node that both have without that of the nodes below."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeChange:
+class TreeChange(Struct, frozen=True, kw_only=True):
     """Two call trees; ``delta_ns`` of the rows and ``equal_ns`` sum to head minus base."""
 
     time: TreeTime
@@ -314,8 +312,7 @@ def _at(tree: CallNode, path: Sequence[str]) -> CallNode:
 # The difference of two critical paths.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathDifference:
+class PathDifference(Struct, frozen=True, kw_only=True):
     """Time on the path in work of one name, per step in ns."""
 
     where: str
@@ -324,8 +321,7 @@ class PathDifference:
     head_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathChange:
+class PathChange(Struct, frozen=True, kw_only=True):
     """Two critical paths; the rows sum to them."""
 
     base_ns: int

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.time import device_times, step_windows, steps_work
 from perfscope.model.intervals import EMPTY, Int64, Intervals, complement, merge, union
 from perfscope.model.trace import MISSING, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Struct, frozen=True, kw_only=True):
     """The compared part of a trace."""
 
     spans: Intervals

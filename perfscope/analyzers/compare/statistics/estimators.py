@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from msgspec import Struct
 
 MEAN = "mean"
 QUANTILES: Mapping[str, float] = {"fastest": 0.0, "p10": 0.10, "p25": 0.25, "median": 0.50, "p90": 0.90, "p99": 0.99}
@@ -35,8 +35,7 @@ LEAST_PAIRS = 4
 """Base/base pairs for a choice; with fewer the preferred one is taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Chosen(Struct, frozen=True, kw_only=True):
     """An estimator and why. ``spread``: standard deviation of the log ratio of base/base pairs by estimator."""
 
     name: str

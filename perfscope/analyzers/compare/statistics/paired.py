@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.statistics import estimators
 
@@ -29,8 +30,7 @@ LEAST_APART = 0.005
 """In log ratio: nearer groups concern nobody, and values that differ in their last digits are no groups."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class Effect(Struct, frozen=True, kw_only=True):
     """Head against base over ``pairs`` pairs. Ratios are given less one: 0.03 is 3% more than the base.
 
     ``low``/``high``: the interval of level 1 - ``alpha``; ``None`` with fewer than two pairs, as are the

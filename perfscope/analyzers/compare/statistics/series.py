@@ -9,10 +9,10 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.verdict import LEAST, STEP_LEAST, Least
@@ -42,8 +42,7 @@ MOST_POINTS = 500
 """Of a series, the last ones: the statistic costs the square of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FenceResult:
+class FenceResult(Struct, frozen=True, kw_only=True):
     """The newest point against the one before. ``outside``: it differs by more than neighbours here do."""
 
     change: float
@@ -53,8 +52,7 @@ class FenceResult:
     outside: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangePoint:
+class ChangePoint(Struct, frozen=True, kw_only=True):
     """The level changed at ``index``: the first point of the new level. ``change``: relative to the level before."""
 
     index: int
@@ -159,8 +157,7 @@ LEAST_UNSTEADY = 6
 Ordered = Literal["commits", "time"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(Struct, frozen=True, kw_only=True):
     """One run in a series."""
 
     run: str
@@ -172,8 +169,7 @@ class Point:
     value: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """The level changed between two neighbours of a series: ``index`` is the first point of the new level."""
 
     index: int
@@ -196,8 +192,7 @@ class Change:
         return alike and not self.before.dirty and not self.after.dirty
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(Struct, frozen=True, kw_only=True):
     """One metric of one program on one kind of machine. Other arguments are another program."""
 
     metric: str
@@ -217,8 +212,7 @@ class Series:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Struct, frozen=True, kw_only=True):
     """All series that were asked for, and what is not in them."""
 
     series: tuple[Series, ...]
@@ -365,8 +359,7 @@ WARMUP_UNSTEADY = 0.10
 their neighbours differ by 5% by themselves; compilation or an autotuner makes of the first steps a multiple."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class Steady(Struct, frozen=True, kw_only=True):
     """The steady part of a launch: ``times[dropped:]``. ``problem``: why there is none, or ``None``."""
 
     dropped: int

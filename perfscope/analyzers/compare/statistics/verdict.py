@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from perfscope.analyzers.compare.statistics.paired import (
     MOST_PAIRS,
@@ -33,8 +34,7 @@ KERNEL_LEAST = 0.05
 """Of one kernel: there are hundreds, and a step holds what matters of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricResult:
+class MetricResult(Struct, frozen=True, kw_only=True):
     """One metric of head against base. ``effect`` and its interval are relative: 0.03 is 3% more than the base."""
 
     name: str
@@ -204,8 +204,7 @@ def _median(values: Sequence[float]) -> float | None:
 # not agree among themselves the metric was not deterministic after all, and only ranges that lie apart say something.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Least:
+class Least(Struct, frozen=True, kw_only=True):
     """The smallest change that counts: both relative to the base and absolute, in the metric's unit."""
 
     relative: float

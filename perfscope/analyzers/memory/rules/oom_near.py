@@ -22,10 +22,10 @@ memory RUN --budget BYTES``. Where much is reserved and little in use, see `perf
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory.blocks import memory_of, memory_rows
 from perfscope.analyzers.memory.fragmentation import fragmentation_of

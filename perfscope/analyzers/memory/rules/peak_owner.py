@@ -19,9 +19,9 @@ Fix: as each finding says. ``perfscope analyze RUN`` lists who holds the whole p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.memory.avoidable import (
     Avoidable,

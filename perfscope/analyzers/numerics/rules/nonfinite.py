@@ -28,7 +28,8 @@ Fix:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.numerics.summary import split_line
 from perfscope.model.documents.numerics import KINDS, Nonfinite, Numerics

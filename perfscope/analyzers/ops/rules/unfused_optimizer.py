@@ -31,11 +31,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.ops.achieved import longest_ns, moved_bytes
 from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
@@ -197,8 +197,7 @@ def _advice(optimizer: str, loop: bool) -> str:
 # How a recorded step walks over the parameters.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerStep:
+class OptimizerStep(Struct, frozen=True, kw_only=True):
     """One call of ``Optimizer.step``."""
 
     row: int

@@ -49,8 +49,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
@@ -228,8 +230,7 @@ RAGGED = ("ragged_dot", "ragged_dot_general")
 """Primitives of JAX."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseRagged:
+class DenseRagged(Struct, frozen=True, kw_only=True):
     """A dense product that stands for a ragged one."""
 
     cost: ModuleCost

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
@@ -41,8 +42,7 @@ COST_SHARE = 0.02
 """Of the steps. The saving is modelled: ask for more than the usual 1% spread between launches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Uneven:
+class _Uneven(Struct, frozen=True, kw_only=True):
     """An all-to-all and what each rank received of it."""
 
     collective: Matched

@@ -34,8 +34,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+
+from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import named_ranks
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
@@ -326,8 +327,7 @@ GroupKey = tuple[str, tuple[int, ...]]
 """Name and members."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True):
     """A rank waits for another one at a collective."""
 
     rank: int
@@ -336,8 +336,7 @@ class Waiting:
     call: RecordedCall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
+class Stuck(Struct, frozen=True, kw_only=True):
     """A rank has not ended a collective that others have: the first of them."""
 
     rank: int
@@ -348,8 +347,7 @@ class Stuck:
     """Collectives of that group which others have ended since."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
+class Mismatch(Struct, frozen=True, kw_only=True):
     """Members of a group called different things as the same collective."""
 
     group: GroupKey
@@ -360,8 +358,7 @@ class Mismatch:
     """``operation`` or ``size``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class Hang(Struct, frozen=True, kw_only=True):
     """What the dumps of a job say together."""
 
     pending: int

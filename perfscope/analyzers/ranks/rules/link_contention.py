@@ -32,9 +32,9 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import Local, Member, locals_of, only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
@@ -149,8 +149,7 @@ def _row(shared: Shared, kind: Compared) -> dict[str, Cell]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class Shared(Struct, frozen=True, kw_only=True):
     """A collective that ran beside another."""
 
     collective: Matched
@@ -161,8 +160,7 @@ class Shared:
     exposed_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Compared(Struct, frozen=True, kw_only=True):
     """Collectives of one operation, group, size, algorithm and protocol, and alike in what computes beside them."""
 
     shared: tuple[Shared, ...]

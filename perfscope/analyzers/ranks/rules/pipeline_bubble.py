@@ -33,7 +33,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import MIXED, Local, Member, has_ranks, locals_of, only_compared
 from perfscope.analyzers.ranks.matching import Group, waits_by_kernel
@@ -220,8 +221,7 @@ def _schedule_advice(size: int, count: int | None) -> str:
 Kind = tuple[str, int | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(Struct, frozen=True, kw_only=True):
     """One rank of a pipeline; times are summed over its trace."""
 
     rank: int
@@ -241,8 +241,7 @@ class Stage:
     """The device did nothing at all: its host may be why, so it is not in ``wait_ns``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(Struct, frozen=True, kw_only=True):
     """Ranks that are joined by sends and receives."""
 
     ranks: Group

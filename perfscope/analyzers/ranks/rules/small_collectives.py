@@ -28,10 +28,10 @@ Fix:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
 from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns, worst_spans
@@ -55,8 +55,7 @@ BUCKETED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
 """Operations that one buffer can hold for many tensors."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _Row(Struct, frozen=True, kw_only=True):
     """Small collectives that could be a few."""
 
     members: tuple[Local, ...]

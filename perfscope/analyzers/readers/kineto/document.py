@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import mmap
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.analyzers.devices import device_of_chip, find_device
 from perfscope.model.errors import DataError
@@ -78,8 +78,7 @@ class Head(msgspec.Struct):
     profile_memory: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(Struct, frozen=True, kw_only=True):
     """Byte range of the event array's content, and the head."""
 
     start: int

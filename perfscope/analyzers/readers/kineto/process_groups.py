@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.readers.kineto.document import Head
 from perfscope.model.trace import Rows, TraceBuilder
@@ -105,8 +105,7 @@ class _Listed(msgspec.Struct):
     ranks: list[int] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessGroup:
+class ProcessGroup(Struct, frozen=True, kw_only=True):
     """One group, as far as the head tells of it."""
 
     name: str

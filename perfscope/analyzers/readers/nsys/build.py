@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.nsys.counters import read_counters, read_usage
@@ -109,8 +109,7 @@ def _peers(copies: Rows, strings: list[str]) -> list[str]:
 FORMAT = "nsys"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(Struct, frozen=True, kw_only=True):
     """Which rank a process is, and how that is known."""
 
     rank: int | None

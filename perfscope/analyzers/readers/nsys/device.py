@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.readers.columns import Columns, join_columns
 from perfscope.analyzers.readers.nsys import names
@@ -19,8 +18,7 @@ _MOST_THREADS = 1 << 31
 _MOST_BLOCKS = 1 << 62
 
 
-@dataclass(slots=True, kw_only=True)
-class Device:
+class Device(Struct, kw_only=True):
     """The devices' rows of all processes; each has ``process``, ``device`` (number), ``stream``, ``correlation``."""
 
     kernels: Columns
@@ -32,8 +30,7 @@ class Device:
     """Kernels that are nodes of a graph."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(Struct, frozen=True, kw_only=True):
     """What the export says of a device."""
 
     name: str | None

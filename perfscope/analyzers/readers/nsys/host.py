@@ -6,9 +6,9 @@ import re
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.readers.columns import Columns, join_columns
 from perfscope.analyzers.readers.kineto import categories
@@ -33,8 +33,7 @@ LEAST = 2
 """Ranges of a guessed name: a single one may be the whole loop."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class Steps(Struct, frozen=True, kw_only=True):
     """The steps of one process, and a word on how they were found where they were guessed from names."""
 
     columns: Columns
@@ -161,8 +160,7 @@ OPERATIONS = {
 _BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One NCCL range of a thread."""
 
     name: str
@@ -171,8 +169,7 @@ class Call:
     fields: Fields = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Struct, frozen=True, kw_only=True):
     """What one kernel moved. ``None``: not told."""
 
     operation: str
@@ -300,8 +297,7 @@ OWN_LANE = {0: "", 1: " ranges", 2: " profiler"}
 """Lanes of a thread that are no part of its stack: start/end ranges, which may cross, and the profiler's work."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Host:
+class Host(Struct, kw_only=True):
     """The host's rows of all processes."""
 
     calls: Columns

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.model.trace import CopyKind, HostMemory, SliceKind
@@ -67,8 +68,7 @@ _TORCH_RANGE = re.compile(
 """``torch.autograd.profiler.emit_nvtx``: ``aten::mm, seq = 7, op_id = 12, sizes = [[2, 3], [3, 4]]``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class Range(Struct, frozen=True, kw_only=True):
     """What the text of an NVTX range says."""
 
     name: str

@@ -7,9 +7,9 @@ function before it: a sample stands for ``PAUSE`` usual intervals at most.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.readers.columns import Columns, distinct_rows
 from perfscope.analyzers.readers.nsys.database import NULL, Session
@@ -29,8 +29,7 @@ _CUT = "[Max depth]"
 """What an export shows as the caller of the outermost recorded frame."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeSamples:
+class NativeSamples(Struct, frozen=True, kw_only=True):
     """Samples of all processes of an export, in order of time, and the frames they share."""
 
     columns: Columns

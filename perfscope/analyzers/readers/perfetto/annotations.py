@@ -6,10 +6,10 @@ import struct
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.perfetto import vocabulary as words
@@ -56,8 +56,7 @@ _KINDS = {
 }
 
 
-@dataclass(slots=True)
-class _Argument:
+class _Argument(Struct):
     """The values of one argument, a row for an event, in the order of the events."""
 
     events: array[int] = field(default_factory=lambda: array("q"))

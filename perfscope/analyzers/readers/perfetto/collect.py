@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.perfetto.annotations import KNOWN, Annotations
@@ -48,8 +48,7 @@ _OTHERS = {
 """Packets with events that have no place in the model. What is in no list describes the recording."""
 
 
-@dataclass(slots=True)
-class _Sequence:
+class _Sequence(Struct):
     """What a sequence has said since its state was cleared: strings by number as codes, and defaults."""
 
     categories: dict[int, int] = field(default_factory=dict)

@@ -22,12 +22,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.file_bytes import open_bytes
@@ -45,8 +45,7 @@ from perfscope.model.wire import BYTES, VARINT, Data, WireError, fields
 # Begins and ends of slices joined: on each track an end closes the slice that was begun last.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class Pairs(Struct, frozen=True, kw_only=True):
     """Slices as rows of their begins, and the rows of their ends."""
 
     begin: Int

@@ -8,11 +8,12 @@ monotonic, realtime ...) are the machine's, and snapshots taken from time to tim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.model.trace.columns import MISSING
 
@@ -22,8 +23,7 @@ BOOT_TIME = 6
 _FIRST_OF_SEQUENCE, _LAST_OF_SEQUENCE = 64, 127
 
 
-@dataclass(slots=True)
-class _Own:
+class _Own(Struct):
     """A clock of one sequence."""
 
     offset_ns: int
@@ -35,8 +35,7 @@ class _Own:
     """Of an incremental one: the last time in its own units."""
 
 
-@dataclass(slots=True)
-class Clocks:
+class Clocks(Struct):
     """What the snapshots of a file say."""
 
     primary: int = BOOT_TIME
@@ -103,8 +102,7 @@ MOST_STEPS = 64
 """From a track up to its process: deeper chains are loops, or made to hurt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class Track(Struct, frozen=True, kw_only=True):
     """What descriptors say of a track. Numbers are those of the file as signed 64-bit ones."""
 
     uuid: int

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.readers import jax_memory
 from perfscope.analyzers.readers.run.parts import RunPart
@@ -93,8 +94,7 @@ MOMENTS, SUFFIX = ("before", "after"), ".prof"
 """As `profiler/jax/memory.py` names them, which imports jax."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryMoments:
+class MemoryMoments(Struct, frozen=True, kw_only=True):
     """The profiles as traces of their own; ``None``: there is none, or it is corrupt, as ``notes`` say."""
 
     before: Trace | None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run
@@ -16,8 +18,7 @@ NSYS = "nsys"
 """The tool whose one recording holds every process that a task of the run started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPart:
+class RunPart(Struct, frozen=True, kw_only=True):
     """Processes of a run that are read together: one, or all that share a recording of Nsight Systems."""
 
     path: str
@@ -46,8 +47,7 @@ class RunPart:
         return tuple(dict.fromkeys(result))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DividedRun:
+class DividedRun(Struct, frozen=True, kw_only=True):
     """A run and its parts, by their first process."""
 
     path: str

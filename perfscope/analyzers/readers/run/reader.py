@@ -26,11 +26,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.hlo import proto
@@ -211,8 +212,7 @@ def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str
     return notes
 
 
-@dataclass(slots=True, kw_only=True)
-class _Captured:
+class _Captured(Struct, kw_only=True):
     """What the captures of one process recorded, as far as it could be read."""
 
     folder: Path

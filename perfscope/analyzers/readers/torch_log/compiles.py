@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from perfscope.analyzers.readers.torch_log.records import (
     MAX_COMPILES,
@@ -180,8 +180,7 @@ class _Symbol(msgspec.Struct):
     source: str | None = None
 
 
-@dataclass(slots=True)
-class Units:
+class Units(Struct):
     """All compilations so far. An id comes again after ``torch._dynamo.reset()``: that is another compilation."""
 
     all: list[Unit] = field(default_factory=list)

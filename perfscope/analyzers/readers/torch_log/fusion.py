@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.model.compile_log import FUSION_SCHEMA, CompiledKernel, Direction, FusionRefusal
 from perfscope.model.documents.bounded_json import read_lines
@@ -23,8 +24,7 @@ MAX_BYTES = 256 << 20
 """Of a file: eight times what is written at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusionLog:
+class FusionLog(Struct, frozen=True, kw_only=True):
     """What the file holds. ``damaged``: lines that cannot be read, the last one of a killed program among them."""
 
     refusals: tuple[FusionRefusal, ...]

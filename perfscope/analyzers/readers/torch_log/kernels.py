@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS, Record, clean, decode, places_of
 from perfscope.analyzers.readers.torch_log.unit import Call, Code, Section, Unit
@@ -61,8 +61,7 @@ def triton_info(unit: Unit, record: Record) -> None:
             section.compile_us[clean(kernel, 600)] = reported.compile_time_us
 
 
-@dataclass(slots=True)
-class _Gathered:
+class _Gathered(Struct):
     calls: int
     call: Call
     key: str

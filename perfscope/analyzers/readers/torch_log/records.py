@@ -11,10 +11,10 @@ import json
 import mmap
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.model.compile_log import CodeLine
 
@@ -95,8 +95,7 @@ class CorruptRecordError(Exception):
     """A record, or what it holds, cannot be understood."""
 
 
-@dataclass(slots=True)
-class Record:
+class Record(Struct):
     """One record, valid until the next one is asked for."""
 
     kind: str

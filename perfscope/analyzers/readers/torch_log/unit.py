@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS
 from perfscope.model.compile_log import CacheResult, CodeLine, Compile, Direction, GraphNode, KernelBackend
@@ -30,8 +31,7 @@ _GENERIC = "triton_"
 MAX_CALLS = 200_000
 
 
-@dataclass(slots=True)
-class Defined:
+class Defined(Struct):
     """A kernel of the code."""
 
     name: str
@@ -40,8 +40,7 @@ class Defined:
     ops: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """One place in ``call`` where a kernel or library is called."""
 
     name: str
@@ -52,8 +51,7 @@ class Call:
     ops: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Code:
+class Code(Struct):
     """What one output code defines and calls, in order."""
 
     direction: Direction | None = None
@@ -63,8 +61,7 @@ class Code:
     """False: inductor's C++ wrapper, whose calls are not read."""
 
 
-@dataclass(slots=True)
-class _Comments:
+class _Comments(Struct):
     """The comments that stand before a definition or a call."""
 
     ops: tuple[str, ...] = ()
@@ -141,8 +138,7 @@ def _call(line: str, code: Code, comments: _Comments) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class GraphText:
+class GraphText(Struct):
     """A graph as read: its nodes, the values it takes, the names it returns."""
 
     nodes: tuple[GraphNode, ...] = ()
@@ -150,8 +146,7 @@ class GraphText:
     outputs: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Section:
+class Section(Struct):
     """One graph on its way through inductor: its records follow each other."""
 
     direction: Direction | None = None
@@ -165,8 +160,7 @@ class Section:
     compile_us: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Unit:
+class Unit(Struct):
     """One compilation of one frame."""
 
     compile_id: str

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.readers.torch_memory.state import Stacks
 from perfscope.model.errors import DataError
@@ -93,8 +93,7 @@ LARGEST_BLOCK = 1 << 46
 _LAST_MICROSECOND = 2**63 // 1000 - 1
 
 
-@dataclass(slots=True, kw_only=True)
-class History:
+class History(Struct, kw_only=True):
     """Rows of one device, the blocks held before the first entry in front."""
 
     columns: dict[str, npt.NDArray[Any]]

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.readers.columns import join_columns, nesting_order, parents
 from perfscope.analyzers.readers.file_bytes import open_bytes
@@ -39,8 +39,7 @@ from perfscope.model.trace.tables import MEMORY, MemoryAction
 _STEP = re.compile(r"(?:perfscope\.step#|ProfilerStep\s?#)(\d{1,15})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annotations:
+class Annotations(Struct, frozen=True, kw_only=True):
     """Tables ``threads``, ``slices`` and ``steps`` of them."""
 
     rows: dict[str, Rows]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TraceBuilder
@@ -95,8 +95,7 @@ DEFAULT_POOL = ("(0, 0)", "")
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """The tables ``segments`` and ``held``, and what could not be placed."""
 
     segments: Rows

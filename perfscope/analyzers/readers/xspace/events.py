@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from perfscope.analyzers.readers.columns import distinct
 from perfscope.model.trace.columns import MISSING, Array
@@ -95,8 +95,7 @@ def _after(line: bytes, index: int) -> int:
     return index + 1
 
 
-@dataclass(slots=True)
-class Columns:
+class Columns(Struct):
     """The columns of a line under construction, one entry an event."""
 
     metadata: Array
@@ -113,8 +112,7 @@ class Columns:
         return cls(metadata, offset, duration, occurrences, np.full(count, np.nan))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """What stats are called, and what becomes of those that are read."""
 
     numbers: dict[int, str]

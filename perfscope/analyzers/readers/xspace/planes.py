@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.protos import decode
 from perfscope.analyzers.readers.xspace.events import Columns, UnusualError, Wanted, read_events, split
@@ -31,8 +31,7 @@ from perfscope.model.wire import Data, Field, WireError, fields, packed
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = 1, 2, 3, 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class Space(Struct, frozen=True, kw_only=True):
     """Where the planes of an XSpace lie, as (start, end) offsets."""
 
     planes: tuple[tuple[int, int], ...]
@@ -99,8 +98,7 @@ TEXTS = ("hlo_op", "hlo_module", "name", "kernel_details", "memcpy_details", "me
 """Stats of events that are read as text. What is in neither list is not read at all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
+class Plane(Struct, frozen=True, kw_only=True):
     """A plane without its lines."""
 
     name: str
@@ -115,8 +113,7 @@ class Plane:
     """Where its lines lie in the data."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct, frozen=True, kw_only=True):
     """A line as columns, in the order of the file."""
 
     id: int

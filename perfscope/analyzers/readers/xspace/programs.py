@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
 from perfscope.analyzers.readers.xspace import names
@@ -140,8 +141,7 @@ def _fields(data: bytes, start: int, end: int, number: int, shown: str) -> list[
 _STAT = "Hlo Proto"
 
 
-@dataclass(slots=True)
-class Programs:
+class Programs(Struct):
     """Modules as they are found, and what could not be read of them."""
 
     modules: list[HloModule] = field(default_factory=list)

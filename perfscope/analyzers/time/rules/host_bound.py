@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import framework
@@ -197,8 +197,7 @@ _SOURCES = {
 """Where the lines are from -> what the advice adds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _Line(Struct, frozen=True, kw_only=True):
     """A part of the cause's time."""
 
     name: str

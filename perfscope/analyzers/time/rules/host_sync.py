@@ -38,10 +38,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.ops import spans_of_ops, spans_within
 from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces, step_accounts, worst_device
@@ -214,8 +214,7 @@ def _fix(trace: Trace, kind: str) -> str:
     return FIXES.get(kind, OTHER_FIX)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Line:
+class _Line(Struct, kw_only=True):
     """The waits of one op at one place."""
 
     op: str

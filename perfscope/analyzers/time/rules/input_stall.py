@@ -25,9 +25,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.time.account import account_windows, cause_intervals, idle_intervals, step_accounts
 from perfscope.analyzers.time.host_activity import main_thread
@@ -257,8 +257,7 @@ _MAKES_BATCH = re.compile(r"(site-packages/)?torch/utils/data/_utils/fetch\.py\(
 """Where PyTorch's loaders call the data set and the collate function."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLoad:
+class WorkerLoad(Struct, frozen=True, kw_only=True):
     """A worker process while the program's steps ran."""
 
     name: str
@@ -268,8 +267,7 @@ class WorkerLoad:
     """What it did then; empty if it never made one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputWork:
+class InputWork(Struct, frozen=True, kw_only=True):
     """How batches are made."""
 
     lines: tuple[SampledLine, ...]

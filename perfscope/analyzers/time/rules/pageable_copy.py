@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.analyzers.time.account import idle_pieces
 from perfscope.analyzers.time.calls import NO_OP, ops_of_calls
@@ -48,8 +48,7 @@ ONE_VALUE_READS = ("aten::_local_scalar_dense", "aten::is_nonzero")
 _DIRECTIONS = {CopyKind.HOST_TO_DEVICE: "host to device", CopyKind.DEVICE_TO_HOST: "device to host"}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Line:
+class _Line(Struct, kw_only=True):
     """The pageable copies of one direction, op and place."""
 
     direction: str

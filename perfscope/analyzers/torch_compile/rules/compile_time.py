@@ -41,9 +41,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import step_windows
@@ -137,8 +138,7 @@ MIN_REPEATS = 4
 """Times a line's op must stand in a graph for its block to count as repeated: fewer are q, k, v and their like."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheUse:
+class CacheUse(Struct, frozen=True, kw_only=True):
     """First compilations of frames by what the caches answered. Times in ns, moments once (``compile_times``)."""
 
     cold: tuple[CompileTime, ...]

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_of_windows
 from perfscope.analyzers.time import (
@@ -87,8 +87,7 @@ _NOT_OF_A_FRAME = ("autograd::", "Optimizer.", "ProfilerStep#", "perfscope.step#
 """Spans that stand beside the model's ops: the backward pass, which has no Python stack, and what marks steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
+class Fallback(Struct, frozen=True, kw_only=True):
     """A frame that runs in eager mode."""
 
     frame: CompiledFrame

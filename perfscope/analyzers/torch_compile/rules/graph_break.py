@@ -36,7 +36,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_of_windows
 from perfscope.analyzers.time import Region, Window, per_step, regions, step_windows
@@ -84,8 +85,7 @@ MAX_ROWS = 20
 """Evidence rows of one finding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenLine:
+class BrokenLine(Struct, frozen=True, kw_only=True):
     """A line that ends graphs."""
 
     place: CodeLine | None

@@ -37,8 +37,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.ranks import named_ranks
@@ -275,8 +277,7 @@ COLLECTIVES = ("_c10d_functional.", "c10d.", "c10d_functional.")
 _NOT_CALLED = ("wait_tensor",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class Compiled(Struct, frozen=True, kw_only=True):
     """One compilation as it is compared between ranks."""
 
     function: str
@@ -300,8 +301,7 @@ class Compiled:
         return (self.function, self.line, self.eager, self.ops)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """One rank."""
 
     rank: int
@@ -382,8 +382,7 @@ ItemT = TypeVar("ItemT")
 Kind = Literal["collectives", "graphs", "executions", "caches"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
+class Divergence(Struct, frozen=True, kw_only=True):
     """Ranks that part from the others, and the first place where they do."""
 
     kind: Kind

@@ -41,11 +41,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import REGION, time_within
@@ -123,8 +124,7 @@ MOST_SIZES_SHOWN = 8
 MOST_VALUES_SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class Counted(Struct, frozen=True, kw_only=True):
     """A compilation after the first one of its frame."""
 
     compilation: Compile
@@ -135,8 +135,7 @@ class Counted:
     step: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class Again(Struct, frozen=True, kw_only=True):
     """A frame that was compiled again and again."""
 
     frame: CompiledFrame

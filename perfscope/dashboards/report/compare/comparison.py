@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,7 @@ Side = str | PathLike[str] | Trace | Sequence[Trace]
 """A path (a run, a trace, a folder of the traces of one job), a trace, or the traces of one job's ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnComparison(Comparison):
+class DrawnComparison(Comparison, frozen=True, kw_only=True):
     """A comparison that draws itself."""
 
     def document(self) -> dict[str, Any]:
@@ -70,7 +68,7 @@ def compare(base: Side, head: Side) -> DrawnComparison:
     ``UsageError``: the sides are of different kinds, or empty.
     """
     comparison = compared(_traces(base), _traces(head))
-    return DrawnComparison(**{field.name: getattr(comparison, field.name) for field in fields(comparison)})
+    return DrawnComparison(**{name: getattr(comparison, name) for name in comparison.__struct_fields__})
 
 
 def _traces(side: Side) -> Sequence[Trace]:

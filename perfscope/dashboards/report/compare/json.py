@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -168,9 +167,9 @@ def _number(value: float | Fraction) -> float | int | None:
     return int(number) if number == int(number) else number
 
 
-def _not_in(part: type[Value], record: type) -> tuple[str, ...]:
+def _not_in(part: type[Value], record: type[msgspec.Struct]) -> tuple[str, ...]:
     """Fields of a record that the document's part of it does not have."""
-    return tuple(one.name for one in fields(record) if one.name not in part.__struct_fields__)
+    return tuple(name for name in record.__struct_fields__ if name not in part.__struct_fields__)
 
 
 # Compiled programs.

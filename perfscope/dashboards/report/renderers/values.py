@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from dataclasses import dataclass
 from html import escape
 from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.blocks import Amount, Badge, Effect, Marked, Range, paragraphs
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
@@ -278,8 +279,7 @@ CODE_INDENT = 40
 """Columns of indentation that are kept of a line of code."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingWords:
+class FindingWords(Struct, frozen=True, kw_only=True):
     """A finding as every format shows it: masked and cut, escaped for no format."""
 
     rule: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.blocks import Block, Column, Section, notes, table
 from perfscope.model.trace import MISSING
@@ -51,8 +52,7 @@ NAMED_SHARE = 0.05
 _ON_HOST: dict[Cause, str] = {"compute": "ops on the host", "launch": "between ops"}
 
 
-@dataclass(frozen=True, slots=True)
-class AccountRow:
+class AccountRow(Struct, frozen=True):
     """A cause, or a part of the host's time. ``time_ns`` is the mean of the steps."""
 
     what: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from perfscope.analyzers.checkpointing.wording import code_for, describe
 from perfscope.dashboards.report.blocks import (
@@ -54,8 +55,7 @@ VERIFIED_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlansReport:
+class PlansReport(Struct, frozen=True, kw_only=True):
     """Plans of one step, with what a report says besides."""
 
     plans: Plans

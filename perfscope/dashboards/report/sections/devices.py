@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.blocks import Column, Picture, Section, table
 from perfscope.dashboards.report.charts import device_bar, legend
@@ -27,8 +28,7 @@ FOLD_SPAN = 0.01
 """Devices are folded into one row if their spans agree to 1%, the usual spread between ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRow:
+class DeviceRow(Struct, frozen=True, kw_only=True):
     """The time of one device, or of several that are alike (medians then)."""
 
     ranks: str
@@ -51,8 +51,7 @@ class DeviceRow:
         return compute, communication, copy, idle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceShare:
+class DeviceShare(Struct, frozen=True, kw_only=True):
     """The fields of a ``DeviceTime`` that a row shows, over the whole steps."""
 
     rank: int | None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.charts import swatch
 from perfscope.model.trace.tables import MemoryCategory
@@ -52,8 +53,7 @@ ORDER = (
 """Bottom to top: what lasts lies below what comes and goes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Area:
+class Area(Struct, frozen=True, kw_only=True):
     """What one category holds from each place up to the next one."""
 
     name: str
@@ -61,8 +61,7 @@ class Area:
     bytes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BandView:
+class BandView(Struct, frozen=True, kw_only=True):
     """A step or a phase as parts (0 to 1) of the width."""
 
     name: str
@@ -70,8 +69,7 @@ class BandView:
     end: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PictureView:
+class PictureView(Struct, frozen=True, kw_only=True):
     """Places are parts (0 to 1) of the width."""
 
     places: tuple[float, ...]

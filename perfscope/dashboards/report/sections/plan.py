@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.blocks import Column, Listing, Section, notes, table, tables
 from perfscope.dashboards.report.blocks import Range as Ends
@@ -35,8 +36,7 @@ _REST = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """What one category holds at the planned peak; ``place_bytes`` of it at ``place``."""
 
     category: str

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from perfscope.dashboards.web.server.shelf import Item, Shelf
@@ -46,8 +47,7 @@ PAGE_KEYS: dict[str, str] = {
 """Page -> the key that leads to it after ``g``; `assets/keys.js` reads them from the menu."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """What an address asks for. ``parameters`` are untrusted; ``item`` and ``folder``: of a page with a view.
 
     ``came_from``: of a page about no item, the one that was looked at before: the menu leads back to it.

@@ -6,8 +6,9 @@ the server, is shared by all servers, and is made again when the files of its it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.workshop import State, Workshop
@@ -21,8 +22,7 @@ _SUFFIXES = (".gz", ".xz", ".json", ".pb", ".xplane", ".sqlite", ".nsys-rep", ".
 """Of traces: a download of ``rank0.json.gz`` begins with ``rank0``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class Form(Struct, frozen=True, kw_only=True):
     """``word``: for a person. ``suffix``: of the download. ``folder``: the command writes one, which is zipped."""
 
     word: str
@@ -42,8 +42,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(Struct, frozen=True, kw_only=True):
     """A work of the workshop (`works.Work`)."""
 
     item: Item
@@ -87,8 +86,7 @@ def export_of(item: Item, form: str) -> Export:
     return Export(item=item, form=form)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """One of: ``file``, made; ``problem``, why it cannot be; else it is under way. ``told``: for a person."""
 
     told: str

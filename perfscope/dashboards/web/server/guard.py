@@ -11,11 +11,12 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
+
+from msgspec import Struct, field
 
 from perfscope.model.errors import UsageError
 
@@ -48,8 +49,7 @@ def read_token(file: Path) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class Guard(Struct, frozen=True, kw_only=True):
     """``hosts``: names under which we may be asked, without port. ``token``: ``None`` asks for none."""
 
     token: str | None

@@ -6,12 +6,12 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.analyzers.configuration import find_configuration
 from perfscope.model.documents import run_folders
@@ -31,8 +31,7 @@ _SCHEMA = re.compile(rb'"schema"\s*:\s*"perfscope\.(\w+)/')
 Kind = Literal["run", "file", "folder"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(Struct, frozen=True, kw_only=True):
     """One thing that can be looked at. ``key`` stands for it in addresses."""
 
     key: str

@@ -10,10 +10,11 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Protocol
+
+from msgspec import Struct
 
 from perfscope.dashboards.web.server.shelf import Item, Shelf, is_comparison, is_try, key_of
 from perfscope.model.commits import current_commit
@@ -54,8 +55,7 @@ class Work(Protocol):
         """A kind of `child.KINDS` and its arguments."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pair(Struct, frozen=True, kw_only=True):
     """Two items, compared."""
 
     base: Item
@@ -87,8 +87,7 @@ class Pair:
         return "pair", str(self.base.path), str(self.head.path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(Struct, frozen=True, kw_only=True):
     """A comparison that was made before: ``perfscope compare --json FILE``, or the result of ``--ab``."""
 
     title: str
@@ -112,8 +111,7 @@ class Stored:
         return "pair", str(self.path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Struct, frozen=True, kw_only=True):
     """The history in a local run store."""
 
     path: Path

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.dashboards.web.server.shelf import LOCK_FILE, STATE_FILE
 from perfscope.dashboards.web.server.works import Work
@@ -53,8 +53,7 @@ LEAST_PRIORITY = 19
 Stage = Literal["waiting", "working", "ready", "failed", "cancelled", "gone"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """How far the reading of an item is. ``folder`` holds what is ready to be shown, maybe of an older version."""
 
     stage: Stage

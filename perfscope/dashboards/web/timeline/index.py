@@ -15,13 +15,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, Events, Int32, Lane, UInt8
 from perfscope.model.errors import DataError
@@ -46,8 +46,7 @@ _ARRAYS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class Index(Struct, frozen=True, kw_only=True):
     """The index of one trace. Arrays over events are sorted by lane and start; ``*_at`` are where parts begin (CSR)."""
 
     lanes: tuple[Lane, ...]
@@ -181,7 +180,7 @@ def save(index: Index, folder: Path) -> None:
     """Write the index as plain arrays; the lanes beside them."""
     for key in _ARRAYS:
         np.save(folder / f"{key}.npy", getattr(index, key))
-    (folder / "lanes.json").write_bytes(msgspec.json.encode([asdict(lane) for lane in index.lanes]))
+    (folder / "lanes.json").write_bytes(msgspec.json.encode(index.lanes))
 
 
 def load(folder: Path) -> Index:

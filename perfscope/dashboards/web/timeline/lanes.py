@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.analyzers.compare.runs.keys import work_class
 from perfscope.analyzers.hlo.program_device import program_platform
@@ -149,8 +149,7 @@ TABLES = ("steps", "kernels", "copies", "hlo_ops", "slices", "calls", "collectiv
 """Tables whose rows are events; an event's ``table`` is the place in this list."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True):
     """One row of the picture."""
 
     group: str
@@ -159,8 +158,7 @@ class Lane:
     depth: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Events:
+class Events(Struct, frozen=True, kw_only=True):
     """Events of all lanes, sorted by lane and start; arrays of one length. Times in ns on the trace's clock."""
 
     lanes: tuple[Lane, ...]
@@ -178,8 +176,7 @@ class Events:
         return len(self.start)
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """Events that share a line of the picture before they are divided into lanes by depth."""
 
     group: str
@@ -455,8 +452,7 @@ Float64 = npt.NDArray[np.float64]
 MOST_SERIES = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Series(Struct, frozen=True, kw_only=True):
     """``values[i]`` holds from ``times[i]`` (ns, sorted) up to the next. ``unit``: ``bytes`` or as recorded."""
 
     label: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from perfscope.dashboards.report.blocks import FindingBlock
 from perfscope.dashboards.report.renderers.values import finding_words
@@ -77,8 +77,7 @@ def marks(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marked:
+class Marked(Struct, frozen=True, kw_only=True):
     """A finding and where it shows in time. ``how``: as of `marks`."""
 
     block: FindingBlock

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
@@ -32,8 +33,7 @@ VIEWS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """Where a view may write what is too large for JSON: a folder of its own for this rank."""
 
     folder: Path
@@ -41,8 +41,7 @@ class Place:
     """Of the trace, in the order they are read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class Gathered(Struct, frozen=True, kw_only=True):
     """What ``gather`` returned for one trace."""
 
     source: Source
@@ -50,8 +49,7 @@ class Gathered:
     held: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """All traces judged. ``traces`` of a set hold only what comparing reads; ``report``: as the JSON report."""
 
     analysis: Analysis

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from perfscope.model.untrusted_text import clean, sanitize, shorten
 
@@ -23,8 +24,7 @@ ABREAST = 6
 LayoutEdge = tuple[int, int]
 
 
-@dataclass(slots=True)
-class _Laid:
+class _Laid(Struct):
     x: list[float]
     y: list[float]
     width: float
@@ -139,8 +139,7 @@ MOST_NODES = 60
 TEXT_CHARS = 6_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """Something that runs, or a value that is there before. ``box``: number in ``Subject.boxes``; ``-1``: in none."""
 
     name: str
@@ -158,8 +157,7 @@ class Node:
     """False: a value that is there before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
+class Edge(Struct, frozen=True, kw_only=True):
     """A value on its way. ``bytes``: its size, at most what goes through memory; ``None``: inside a kernel."""
 
     start: int
@@ -194,8 +192,7 @@ def _merged(edges: Sequence[Edge]) -> list[dict[str, Any]]:
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Box(Struct, frozen=True, kw_only=True):
     """What is one kernel, or could be one."""
 
     title: str
@@ -204,8 +201,7 @@ class Box:
     """False: it could be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(Struct, frozen=True, kw_only=True):
     """One picture. ``names`` and ``lines``: by which findings name it; ``weight``: what comes first without one."""
 
     kind: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from perfscope.analyzers.programs import Program, programs
 from perfscope.analyzers.torch_compile import (
@@ -91,8 +92,7 @@ def _counts(results: Mapping[Any, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in results.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
+class _Graph(Struct, frozen=True):
     """A graph that inductor compiled: how many it has of what, and its most frequent ops."""
 
     compile_id: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from perfscope.dashboards.report.html_report import nothing_found
 from perfscope.dashboards.report.renderers.html import finding_card, sections_html

@@ -6,8 +6,9 @@ What is in a tree is `analyzers.sections.call_trees`' affair; here it becomes ro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from perfscope.analyzers.sections.call_trees import (
     LEAST_SHARE,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.blocks import Column, FindingBlock
 from perfscope.dashboards.report.renderers.values import finding_words
@@ -23,8 +24,7 @@ MOST_TRACES = 2
 """Ranks whose graphs are drawn: all run one program, or one of two stages."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
+class _Edge(Struct, frozen=True):
     """What flows from one node of a picture to another."""
 
     subject: int

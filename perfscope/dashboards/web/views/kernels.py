@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops import module_label
 from perfscope.analyzers.ops.achieved import NOTHING, Achieved, Costs, copy_costs, host_costs, kernel_costs
@@ -23,8 +24,7 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.untrusted_text import sanitize
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(Struct):
     """All calls of one name, over the ranks."""
 
     id: str
@@ -59,8 +59,7 @@ class _Sum:
             self.occupancy = other.occupancy
 
 
-@dataclass(frozen=True, slots=True)
-class _Instruction:
+class _Instruction(Struct, frozen=True):
     """An instruction, and the list whose time its share is of."""
 
     found: HotInstruction

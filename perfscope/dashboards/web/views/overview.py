@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import comb
 from statistics import median
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.critical_path import path_summary
 from perfscope.analyzers.devices import Device
@@ -40,8 +40,7 @@ CONFIDENCE = 0.95
 """Of the interval of a median, the usual one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class Used(Struct, frozen=True, kw_only=True):
     """A share of the peak: MFU as PaLM defines it (Chowdhery et al. 2022, appendix B)."""
 
     mfu: float

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ranks import (
     SAME,
@@ -256,8 +256,7 @@ KIND_COLUMNS: tuple[Column[CollectiveKind], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Each:
+class _Each(Struct, frozen=True):
     """A single collective: how much its members waited for it, and who waited longest."""
 
     number: int
@@ -297,8 +296,7 @@ LINK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Set:
+class _Set(Struct, frozen=True, kw_only=True):
     """One job: what stands side by side, and what of it was put together."""
 
     label: str

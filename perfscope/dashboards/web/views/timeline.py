@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.ops import module_label
 from perfscope.analyzers.source_code import excerpts
@@ -163,8 +163,7 @@ def _lanes(index: Index) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
+class _Places(Struct, frozen=True):
     """By event: number of its line among ``labels``, and of its module among ``modules``; ``MISSING``: not known."""
 
     site: np.ndarray

@@ -6,10 +6,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.checkpointing.plans import SAME_PEAK
 from perfscope.analyzers.memory.holders import SCARCE_SHARE, judged_timelines, peak_held
@@ -44,8 +44,7 @@ _HEAVY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphRecompute:
+class GraphRecompute(Struct, frozen=True, kw_only=True):
     """What one backward graph computes again."""
 
     compile_id: str
@@ -130,8 +129,7 @@ _CALL, _BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
 """How autograd names a compiled graph's call and its backward, which have one sequence number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledBargain:
+class CompiledBargain(Struct, frozen=True, kw_only=True):
     """The recomputed products of all compiled graphs of a step, judged together. Bytes."""
 
     verdict: CompiledVerdict

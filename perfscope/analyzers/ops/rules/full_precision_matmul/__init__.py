@@ -52,9 +52,9 @@ Fix:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns, peak_ratio
@@ -70,8 +70,7 @@ MIN_SHARE = 0.01
 """Of the steps' time: what a step's usual spread would hide."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
+class _Group(Struct, frozen=True, kw_only=True):
     """Kernels of one op and shape on one device."""
 
     device: Device

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import kernel_roof, peak_ratio
@@ -20,8 +21,7 @@ from perfscope.model.units import format_count
 HALVES = ("bfloat16", "float16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedProduct:
+class PlannedProduct(Struct, frozen=True, kw_only=True):
     """A matrix product, once."""
 
     op: str

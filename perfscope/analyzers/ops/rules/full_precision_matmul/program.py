@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
@@ -35,8 +37,7 @@ _FULL = frozenset({"highest", "dot_f32_f32_f32"})
 _NARROW = frozenset({"bf16", "f16", "f8e4m3", "f8e4m3fn", "f8e4m3fnuz", "f8e4m3b11fnuz", "f8e5m2", "f8e5m2fnuz"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Full:
+class _Full(Struct, frozen=True, kw_only=True):
     """A product in full precision."""
 
     cost: ModuleCost

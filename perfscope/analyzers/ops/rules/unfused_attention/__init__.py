@@ -56,10 +56,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops.achieved import longest_ns
 from perfscope.analyzers.ops.attention import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops.attention import graph_attentions
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
@@ -25,8 +26,7 @@ Place = tuple[str | None, str | None, str]
 """(file, function, module with its numbers left out)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
+class Pattern(Struct, frozen=True, kw_only=True):
     """Groups of one place that are the same: same phase, ops and bytes."""
 
     phase: Phase
@@ -51,8 +51,7 @@ class Pattern:
         return [index for group in self.groups for index in group.ops]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(Struct, frozen=True, kw_only=True):
     """The patterns of one place, most saved bytes first."""
 
     file: str | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.devices.roofline import bytes_ns
@@ -38,8 +38,7 @@ MEDIUM_SHARE = 0.1
 """Of the graph's bytes, where no time is known: nothing is called high then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Priced:
+class _Priced(Struct, frozen=True, kw_only=True):
     """A pair with its time over the trace; ``None``: not known."""
 
     pair: RefusedPair
@@ -223,8 +222,7 @@ def _advice(means: FusionReason) -> str:
 # Neighbouring kernels of a plan that inductor would leave apart.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
+class Apart(Struct, frozen=True, kw_only=True):
     """A pair of kernels, in one graph."""
 
     graph: PlannedGraph

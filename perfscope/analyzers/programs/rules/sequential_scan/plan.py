@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil, log2
+
+from msgspec import Struct
 
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of
 from perfscope.analyzers.plans import PlanWork, bytes_ns, op_bytes, plan_works
@@ -25,8 +26,7 @@ LINEAR = frozenset(
 """Ops whose result is linear in the carry where it comes in through one operand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagerLoop:
+class EagerLoop(Struct, frozen=True, kw_only=True):
     """Ops of one line that feed one another, turn by turn, as long as the sequence."""
 
     file: str

@@ -36,9 +36,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.ranks.devices import ProcessSet, device_set, is_process, process_sets
 from perfscope.analyzers.ranks.job import Job

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import zip_longest
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.ranks.job import shown_group
 from perfscope.analyzers.ranks.waits import Share, summed
@@ -22,8 +24,7 @@ TOLD_MORE = 1.1
 """Times what the most exposed member has besides waiting: below it another member's is the same to a reader."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """What the single trace of a member says of one kind of collective, and its parts by group."""
 
     finding: Finding
