@@ -24,7 +24,7 @@ from perfscope.analyzers.query.frames import DERIVED
 from perfscope.analyzers.registry import NEEDS, RULES
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
-from perfscope.model import finding
+from perfscope.model import severity
 from perfscope.model.documents import comparison, parity, sweep, trials
 from perfscope.model.trace import MEMORY_TABLES, RECORDED
 from perfscope.model.trace.tables import TABLES
@@ -91,7 +91,7 @@ def rule_page(rule: RuleSource) -> str:
 
 def _written(threshold: Threshold) -> str:
     """A threshold as it is written; one that is shared by the rules with what it stands for."""
-    stands_for = getattr(finding, threshold.written, None)
+    stands_for = getattr(severity, threshold.written, None)
     return f"`{threshold.written}`" if stands_for is None else f"`{stands_for}` (`{threshold.written}`)"
 
 

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from msgspec import Struct, field
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.thresholds import Thresholds, thresholds_of
 from perfscope.model.errors import UsageError, did_you_mean
-from perfscope.model.finding import SEVERITIES
+from perfscope.model.severity import SEVERITIES
 
 FILE = "pyproject.toml"
 KEYS = ("device", "fail-on", "ignore", "rules", "topology")
@@ -77,6 +76,10 @@ def find_configuration(folder: Path | None = None) -> Configuration:
 
 def _table_of(file: Path) -> Mapping[str, Any] | None:
     """``[tool.perfscope]`` of a file; ``None`` where there is none, or no file that may be read."""
+    if not file.exists():
+        return None
+    import tomllib
+
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError:

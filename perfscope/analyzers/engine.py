@@ -51,7 +51,6 @@ from perfscope.analyzers.time import (
 from perfscope.model import hooks
 from perfscope.model.errors import log_failure
 from perfscope.model.finding import (
-    SEVERITIES,
     TITLE_LENGTH,
     AbstainError,
     Cell,
@@ -63,6 +62,7 @@ from perfscope.model.finding import (
     fit_title,
     source_label,
 )
+from perfscope.model.severity import SEVERITIES
 from perfscope.model.trace import RECORDED, Source, Trace
 
 if TYPE_CHECKING:

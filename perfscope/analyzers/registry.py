@@ -11,11 +11,14 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from perfscope.model.errors import UsageError, did_you_mean, log_failure
 from perfscope.model.finding import AbstainError, Finding, Rule, Subject
 from perfscope.model.plugins import installed
-from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.trace import Trace
 
 _log = logging.getLogger(__name__)
 

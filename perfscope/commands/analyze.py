@@ -22,7 +22,7 @@ from perfscope.commands.options import (
     write_answers,
 )
 from perfscope.model.errors import DONE, GATE_NOT_MET, UsageError
-from perfscope.model.finding import SEVERITIES
+from perfscope.model.severity import SEVERITIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.options import output_folder_option, quiet_option, screen, verbose_option
-from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, CaptureOptions, parse_steps
+from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, WAIT_S, CaptureOptions, parse_steps
 from perfscope.model.errors import PerfscopeError, UsageError
-from perfscope.profiler.launch.record import WAIT_S
 
 if TYPE_CHECKING:
     from perfscope.analyzers.configuration import Configuration

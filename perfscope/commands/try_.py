@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import sys
 import time
 from datetime import UTC, datetime
@@ -190,6 +189,8 @@ def _measure(
 
 
 def _plan(target: Target, folder: Path, deadline: float | None, settings: dict[str, Any]) -> TrialPlan:
+    import secrets
+
     from perfscope.model.documents.ab import AbPlan
     from perfscope.profiler.ab.trials import BASELINE, TrialPlan
 

@@ -22,6 +22,10 @@ TOOLS: tuple[Tool, ...] = get_args(Tool)
 VARIABLE = "PERFSCOPE_CAPTURE"
 """The environment variable that carries a ``Message``."""
 
+WAIT_S = 60.0
+"""Seconds for which the first task waits for the others after its own end: ranks end within seconds of each other,
+and a network file system may show a new file a minute late."""
+
 DEFAULT_WARMUP = 2
 """Steps left alone: the first fills caches and allocator pools, the second the optimizer's state."""
 

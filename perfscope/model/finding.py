@@ -10,6 +10,7 @@ from msgspec import Struct, field
 if TYPE_CHECKING:
     import numpy as np
 
+    from perfscope.model.severity import Severity
     from perfscope.model.trace import Trace
 
 MOST_ROWS = 20
@@ -33,16 +34,8 @@ BytesAre = Literal["moved", "freed", "held"]
 Subject = Literal["compile_log", "programs", "ranks", "flight_record"]
 """Logs of torch.compile, compiled or planned programs, jobs of several processes, NCCL's flight recorder."""
 
-Severity = Literal["low", "medium", "high"]
 Status = Literal["flagged", "clean", "abstained"]
 Cell = str | int | float | None
-
-SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
-
-HIGH_SHARE = 0.05
-"""Of the step: worth stopping for. Half of the 10% at which teams usually schedule a tuning task."""
-MEDIUM_SHARE = 0.01
-"""Of the step: below it a saving drowns in the usual 1% spread between launches."""
 
 
 class Where(Struct, frozen=True, kw_only=True):
@@ -227,14 +220,6 @@ def fit_title(title: str, *names: str) -> str:
         if length < len(name):
             title = title.replace(name, f"{name[: length - 3].rstrip()}...", 1)
     return title
-
-
-def severity_of(cost_ns: int | float, whole_ns: int | float) -> Severity:
-    """Severity from the share of the step (or of the span) that fixing it would save at most."""
-    share = cost_ns / whole_ns if whole_ns else 0.0
-    if share >= HIGH_SHARE:
-        return "high"
-    return "medium" if share >= MEDIUM_SHARE else "low"
 
 
 def source_label(rank: int | None, index: int) -> str:

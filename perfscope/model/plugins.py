@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 
 def installed(group: str) -> tuple[EntryPoint, ...]:
     """Entry points of a group. Metadata of all packages are read once for each ``sys.path``: a folder asks per file."""
-    return _on_path(group, tuple(sys.path))
+    return tuple(_on_path(tuple(sys.path)).select(group=group))
 
 
 @cache
-def _on_path(group: str, _: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=group))
+def _on_path(_: tuple[str, ...]) -> Any:
+    return entry_points()

@@ -15,7 +15,8 @@ from perfscope.__main__ import run
 from perfscope.analyzers import registry
 from perfscope.analyzers.readers import load as loading
 from perfscope.model.errors import DataError
-from perfscope.model.finding import Finding, Severity
+from perfscope.model.finding import Finding
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY

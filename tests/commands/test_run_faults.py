@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.model.documents.run import FAILURES_FILE
 from perfscope.profiler.launch import record
 from perfscope.profiler.session.passes import Pass
-from perfscope.profiler.session.process_state import FAILURES_FILE
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.profiler import TorchProfilerCapture
 

@@ -16,7 +16,8 @@ from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import RULES, load_rule
 from perfscope.model.errors import UsageError
-from perfscope.model.finding import AbstainError, Finding, Rule, Scope, Span, Where, severity_of
+from perfscope.model.finding import AbstainError, Finding, Rule, Scope, Span, Where
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
 from tests.conftest import REPOSITORY

@@ -33,8 +33,9 @@ from perfscope.analyzers.critical_path.graph import (
 from perfscope.analyzers.critical_path.job_graph import JobGraph, job_graphs
 from perfscope.analyzers.critical_path.replay import Change, Replay
 from perfscope.analyzers.time import nearest_ancestor
-from perfscope.model.finding import SEVERITIES, Finding, Removed, severity_of
+from perfscope.model.finding import Finding, Removed
 from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.severity import SEVERITIES, severity_of
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 
 from perfscope.analyzers.devices.device import Device
 from perfscope.analyzers.devices.gpus import AMD, NVIDIA
@@ -65,6 +64,8 @@ def named_device(name: str) -> Device | None:
 
 def close_names(name: str) -> tuple[str, ...]:
     """Devices whose names hold ``name`` or look like it, the best first; empty if none does."""
+    from difflib import get_close_matches
+
     spelled, names = _plain(name), {_plain(device.name): device.name for device in DEVICES}
     holding = [shown for plain, shown in names.items() if spelled and spelled in plain]
     alike = [names[plain] for plain in get_close_matches(spelled, names, n=5, cutoff=0.5)]

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.phases import asking_op
-from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Scope, Severity, Where
+from perfscope.model.finding import AbstainError, Finding, Scope, Where
 from perfscope.model.live_bytes import Int64
 from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.severity import HIGH_SHARE, Severity
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.trace.tables import MemoryCategory
 

@@ -11,7 +11,7 @@ from perfscope.analyzers.ops.fusion import region_bytes
 from perfscope.analyzers.ops.graph_time import graph_time, ops_time, trace_flow
 from perfscope.analyzers.plans.time import bytes_ns, plan_works, shortest_ns
 from perfscope.analyzers.time import WorkTime, step_windows, whole_ns
-from perfscope.model.finding import Severity, severity_of
+from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import MISSING, Trace
 
 

@@ -25,7 +25,8 @@ from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import program_roofs, roof_of, roof_sum_ns
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.time import per_step, whole_ns
-from perfscope.model.finding import Basis, Finding, Severity, severity_of
+from perfscope.model.finding import Basis, Finding
+from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from perfscope.analyzers.time.model_calls import model_calls
 from perfscope.analyzers.time.spans import named_slices
-from perfscope.model.finding import Basis, Severity, severity_of
+from perfscope.model.finding import Basis
 from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -169,6 +168,8 @@ def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs:
 
 def _begin(repository: Checkout, output: Path, settings: dict[str, Any]) -> AbState:
     """A new comparison; ``settings``: the fields of its plan, ``base`` and ``head`` as they were asked for."""
+    import secrets
+
     from perfscope.model.documents import ab as ab_state
 
     base, head = settings["base"], settings["head"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -164,7 +163,7 @@ def finish(
 
 def new_folder(root: Path, kind: str) -> Path:
     """A new folder for a comparison, ``ab-...``; `latest` goes on naming a run. ``DataError``: it cannot be made."""
-    path = root / f"{kind}-{datetime.now(UTC).strftime(STAMP)}-{secrets.token_hex(2)}"
+    path = root / f"{kind}-{datetime.now(UTC).strftime(STAMP)}-{os.urandom(2).hex()}"
     try:
         path.mkdir(parents=True)
     except OSError as error:

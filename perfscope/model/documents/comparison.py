@@ -26,6 +26,7 @@ from perfscope.model.documents.bounded_json import (
     schema_of,
 )
 from perfscope.model.errors import DataError
+from perfscope.model.severity import Severity
 
 SCHEMA = "perfscope.compare/1"
 WHAT = "a comparison"
@@ -34,7 +35,6 @@ MOST_BYTES = 32 << 20
 """Of a document: ours have a few MiB at most, with 2,000 parts and their keys."""
 
 Verdict = Literal["regression", "improvement", "no change", "inconclusive"]
-Severity = Literal["low", "medium", "high"]
 Change = Literal["new", "worse", "first looked at", "fixed", "better", "no longer looked at", "unchanged"]
 
 

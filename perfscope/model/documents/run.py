@@ -25,6 +25,10 @@ RUN_FILE = "run.json"
 TASK_FILE = "run-task{:05d}.json"
 """The manifest of each further ``perfscope run`` that writes into the same run."""
 PROCESS_FILE = "process.json"
+ATTACHED_FILE = ".framework-seen"
+"""Made by the first process that imports torch or jax: without it the program had neither."""
+FAILURES_FILE = "failures.txt"
+"""One line for each error of our own inside the program."""
 
 MOST_BYTES = 64 << 20
 """A manifest of 4096 ranks with 10,000 step times each stays below; a larger file is not one of ours."""

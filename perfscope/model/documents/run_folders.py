@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -83,7 +82,7 @@ def create(root: Path, name: str, *, latest: bool = True) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         for _ in range(MOST_TRIES):
             stamp = datetime.now(UTC).strftime(STAMP)
-            directory = root / f"{stamp}-{label}-{secrets.token_hex(2)}"
+            directory = root / f"{stamp}-{label}-{os.urandom(2).hex()}"
             try:
                 directory.mkdir()
             except FileExistsError:
@@ -389,7 +388,7 @@ def point_latest(root: Path, name: str) -> None:
     link = root / LATEST
     if link.exists() and not link.is_symlink():
         return
-    draft = root / f".{LATEST}.{os.getpid()}.{secrets.token_hex(2)}"
+    draft = root / f".{LATEST}.{os.getpid()}.{os.urandom(2).hex()}"
     try:
         draft.symlink_to(name)
         draft.replace(link)

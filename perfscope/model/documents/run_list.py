@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfscope.model.documents.run_folders import ListedRun, step_ns_of, tags_of
-from perfscope.model.finding import SEVERITIES
+from perfscope.model.severity import SEVERITIES
 
 if TYPE_CHECKING:
     from perfscope.model.documents.compile_manifest import Compiled

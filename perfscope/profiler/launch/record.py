@@ -14,17 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from perfscope.model import environment
-from perfscope.model.capture import CaptureOptions, Message
+from perfscope.model.capture import WAIT_S, CaptureOptions, Message
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run import Process, Run, RunState, failure_of, load_run
+from perfscope.model.documents.run import ATTACHED_FILE, FAILURES_FILE, Process, Run, RunState, failure_of, load_run
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, scrub_command
 from perfscope.profiler.ab.machine import MachineCounters, Sources, counter_rates, read_counters
 from perfscope.profiler.bootstrap.sitecustomize import ERROR_FILE
 from perfscope.profiler.launch.program import Ended, Target, launch
-from perfscope.profiler.nsys.command import NsysRun
 from perfscope.profiler.session.passes import first_step
-from perfscope.profiler.session.process_state import ATTACHED_FILE, FAILURES_FILE
 from perfscope.profiler.session.ranks import MOST_RANKS, Task, task_from_environment
 
 # Several ``perfscope run`` of one job share a run directory, and agree on it without a word between them.
@@ -40,9 +38,6 @@ from perfscope.profiler.session.ranks import MOST_RANKS, Task, task_from_environ
 
 LATE_S = 120.0
 """A task that starts this long after all others of the directory ended is another job's."""
-WAIT_S = 60.0
-"""Seconds for which the first task waits for the others after its own end: ranks end within seconds of each other,
-and a network file system may show a new file a minute late."""
 POLL_S = 0.1
 MOST_JOBS = 10_000
 """Jobs of one name."""
@@ -159,7 +154,11 @@ def record(
     ``NotStartedError`` if the program or the run directory cannot be made; then there is no run.
     """
     target.command_line()  # a program that is not there leaves no run behind
-    nsys = None if options.capture is None else NsysRun(options)
+    nsys = None
+    if options.capture is not None:
+        from perfscope.profiler.nsys.command import NsysRun
+
+        nsys = NsysRun(options)
     task = task_from_environment(os.environ, run_id)
     joined = None if task.key is None else join(root, task)
     directory = run_folders.create(root, name or target.name()) if joined is None else joined.directory

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.model.capture import CaptureOptions, Message
-from perfscope.model.documents.run import Process
+from perfscope.model.documents.run import ATTACHED_FILE, FAILURES_FILE, Process
 from perfscope.profiler.jax import compat, session
 from perfscope.profiler.session.passes import Pass
 from perfscope.profiler.session.ranks import MOST_RANKS, rank_from_environment
@@ -26,11 +26,6 @@ ALLOCATOR_COUNTERS = (
     "num_ooms",
 )
 """What is kept of ``torch.cuda.memory_stats()``."""
-
-ATTACHED_FILE = ".framework-seen"
-"""Made by the first process that imports torch or jax: without it the program had neither."""
-FAILURES_FILE = "failures.txt"
-"""One line for each error of our own inside the program."""
 
 
 def mark_attached(run: Path) -> None:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange
 from perfscope.analyzers.compare.runs.structure import Structure
 from perfscope.model.documents.comparison import CauseMetric
-from perfscope.model.finding import MEDIUM_SHARE, SEVERITIES, Finding, Outcome
+from perfscope.model.finding import Finding, Outcome
+from perfscope.model.severity import MEDIUM_SHARE, SEVERITIES
 
 # Findings of two analyses side by side: new, fixed, unchanged, worse, better; and what only one side looked for.
 

@@ -26,7 +26,7 @@ from perfscope.analyzers.time import HOST_AHEAD, device_times
 from perfscope.model.documents.comparison import Account as CausesOfStep
 from perfscope.model.documents.comparison import NotLooked, Side
 from perfscope.model.errors import UsageError
-from perfscope.model.finding import SEVERITIES, Severity
+from perfscope.model.severity import SEVERITIES, Severity
 from perfscope.model.trace import Trace
 
 # Two single captures: an interval that allows for steps resembling their neighbours. It never fails a build.

@@ -49,8 +49,9 @@ from perfscope.analyzers.memory.holders import (
 )
 from perfscope.analyzers.ops import spans_of_blocks
 from perfscope.analyzers.time import step_windows
-from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Where
 from perfscope.model.memory import MemoryPhase, MemoryTimeline
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.units import format_bytes

@@ -45,8 +45,9 @@ from perfscope.analyzers.memory.holders import (
 from perfscope.analyzers.memory.sites import Numbered, block_sites
 from perfscope.analyzers.ops import spans_at
 from perfscope.analyzers.time import plan_records
-from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
+from perfscope.model.severity import Severity
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 from perfscope.model.units import format_bytes, format_share

@@ -56,8 +56,9 @@ from perfscope.analyzers.time import (
     work_inside,
     worst_spans,
 )
-from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where, fit_title, severity_of
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where, fit_title
 from perfscope.model.intervals import covered
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_ns
 

@@ -41,7 +41,8 @@ from perfscope.analyzers.hlo.program import primitive, where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import collective_time, waiting_part
 from perfscope.analyzers.programs.saving import price
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 

@@ -73,8 +73,8 @@ from perfscope.model.finding import (
     Removed,
     Scope,
     Where,
-    severity_of,
 )
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share
 

@@ -27,8 +27,9 @@ from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import rows_by_device, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, Cell, Finding, Removed, Scope, Where
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import Int64
+from perfscope.model.severity import HIGH_SHARE, MEDIUM_SHARE
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes
 

@@ -56,9 +56,10 @@ from perfscope.analyzers.time.samples import (
 from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, MEDIUM_SHARE, MOST_ROWS, AbstainError, Finding, fit_title
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import Int64, Intervals, merge
+from perfscope.model.severity import HIGH_SHARE, MEDIUM_SHARE
 from perfscope.model.trace import MISSING, Trace
 
 LEAST_SHARE = HIGH_SHARE

@@ -51,18 +51,17 @@ from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import (
-    MEDIUM_SHARE,
     MOST_ROWS,
     AbstainError,
     Cell,
     Finding,
     Removed,
     Scope,
-    Severity,
     Where,
     fit_title,
 )
 from perfscope.model.intervals import union
+from perfscope.model.severity import MEDIUM_SHARE, Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 

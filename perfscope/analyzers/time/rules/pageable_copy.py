@@ -30,8 +30,9 @@ from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
-from perfscope.model.finding import MEDIUM_SHARE, MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import Int64
+from perfscope.model.severity import MEDIUM_SHARE
 from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns
 

@@ -23,7 +23,8 @@ from perfscope.analyzers.time.host_activity import HostActivity
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import sampled_site
 from perfscope.analyzers.time.slow_steps import LEAST_STEPS, OwnCall, SlowSteps, frame_text, slow_steps
-from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_title, severity_of
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_title
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 

@@ -26,8 +26,9 @@ from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_int
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, AbstainError, Finding, Scope
+from perfscope.model.finding import AbstainError, Finding, Scope
 from perfscope.model.intervals import merge
+from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
 
 LAST = True

@@ -34,8 +34,9 @@ from perfscope.analyzers.time.samples import free_samples, nearest_samples, samp
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import HIGH_SHARE, MOST_ROWS, AbstainError, Finding
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding
 from perfscope.model.intervals import Intervals
+from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 

@@ -59,8 +59,9 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
-from perfscope.model.finding import Cell, Finding, Severity, fit_title
+from perfscope.model.finding import Cell, Finding, fit_title
 from perfscope.model.intervals import intersection_total, union
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 

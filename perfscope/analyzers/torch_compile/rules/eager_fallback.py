@@ -58,8 +58,9 @@ from perfscope.analyzers.torch_compile.frames import (
 )
 from perfscope.analyzers.torch_compile.rules.graph_break import broken_lines
 from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
-from perfscope.model.finding import Cell, Finding, Where, fit_title, severity_of
+from perfscope.model.finding import Cell, Finding, Where, fit_title
 from perfscope.model.frames import parse_frame
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 LEAST_SHARE = 0.001

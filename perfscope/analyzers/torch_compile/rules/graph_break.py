@@ -58,7 +58,8 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak
-from perfscope.model.finding import Cell, Finding, fit_title, severity_of
+from perfscope.model.finding import Cell, Finding, fit_title
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 
 LEAST_SHARE = 0.001

@@ -52,7 +52,8 @@ from perfscope.analyzers.torch_compile.frames import (
     user_place,
     where_of,
 )
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Span
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Span
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 

@@ -61,8 +61,9 @@ from perfscope.analyzers.torch_compile.frames import (
     plain_function,
     where_of,
 )
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where, fit_title, severity_of
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title
 from perfscope.model.intervals import Intervals, union
+from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_ns
 

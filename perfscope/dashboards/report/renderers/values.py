@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from perfscope.dashboards.report.blocks import Code, FindingBlock, Head, Listing, Number, Table, Unit, Value
-    from perfscope.model.finding import Finding, Severity
+    from perfscope.model.finding import Finding
+    from perfscope.model.severity import Severity
 
 
 NAME_LIMIT = 36

@@ -73,7 +73,8 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
 from perfscope.analyzers.time import NO_WORK, call_site, named_slices, per_step, program_records, whole_ns
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where, severity_of
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns
 

@@ -26,9 +26,10 @@ from perfscope.analyzers.time import (
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes
 from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
-from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title, severity_of
+from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title
 from perfscope.model.live_bytes import Int64
 from perfscope.model.memory import MemoryTimeline
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_count
 

@@ -23,7 +23,8 @@ from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.program import costs, where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.saving import Part, Price, price, priced
-from perfscope.model.finding import AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import AbstainError, Cell, Finding, Where
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 

@@ -29,7 +29,8 @@ from perfscope.analyzers.checkpointing.models import step_models
 from perfscope.analyzers.memory.holders import SCARCE_SHARE
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.graph_time import graph_time
-from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Severity, Span, Where, fit_title
+from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Span, Where, fit_title
+from perfscope.model.severity import Severity
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 

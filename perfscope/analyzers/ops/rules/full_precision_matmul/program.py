@@ -18,7 +18,8 @@ from perfscope.analyzers.hlo.roofline import roof_of
 from perfscope.analyzers.hlo.views import Fusions, fusions_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.saving import Part, Price, price, priced
-from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 
 MIN_FLOPS_SHARE = 0.01

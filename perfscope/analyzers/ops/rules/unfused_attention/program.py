@@ -8,7 +8,8 @@ from perfscope.analyzers.hlo.program import costs, line_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import WrittenAttention, written_attention
 from perfscope.analyzers.programs.saving import Part, bytes_ns, price, priced
-from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 

@@ -13,8 +13,9 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.fusion import FusionGroup, chain_text, fusion_groups
 from perfscope.analyzers.ops.graph_time import removed_ops, short_name
 from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
-from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title, severity_of
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title
 from perfscope.model.op_graph import OpGraph, Phase
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 

@@ -17,8 +17,9 @@ from perfscope.analyzers.time import compiled_rows, per_step, planned_cost, whol
 from perfscope.analyzers.torch_compile import where_of
 from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
 from perfscope.model.compile_log import CodeLine, CompiledKernel
-from perfscope.model.finding import MOST_ROWS, Cell, Finding, Severity, Span, Where, severity_of
+from perfscope.model.finding import MOST_ROWS, Cell, Finding, Span, Where
 from perfscope.model.frames import Owner, owner_of
+from perfscope.model.severity import Severity, severity_of
 from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, PlannedRefusal
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share

@@ -21,7 +21,8 @@ from perfscope.analyzers.programs.fusion import (
     trip_time,
 )
 from perfscope.analyzers.programs.saving import Price, price
-from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Severity, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 

@@ -59,7 +59,8 @@ from perfscope.analyzers.programs.scan import (
     part_of,
 )
 from perfscope.analyzers.time import op_records
-from perfscope.model.finding import AbstainError, Finding, Severity, Span, Where
+from perfscope.model.finding import AbstainError, Finding, Span, Where
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 

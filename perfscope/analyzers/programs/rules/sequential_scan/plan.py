@@ -11,8 +11,9 @@ from msgspec import Struct
 from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of
 from perfscope.analyzers.plans import PlanWork, bytes_ns, op_bytes, plan_works
 from perfscope.analyzers.programs.scan import LAUNCH_NS
-from perfscope.model.finding import Finding, Where, severity_of
+from perfscope.model.finding import Finding, Where
 from perfscope.model.op_graph import OpGraph
+from perfscope.model.severity import severity_of
 from perfscope.model.torch_plan import TorchPlan
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
