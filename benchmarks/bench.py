@@ -157,12 +157,13 @@ def cases() -> list[Case]:
         Case(key="small", title="perfscope analyze of a small file", make=small_file, readers={
             "perfscope analyze": Reader(command=ANALYZE),
             "of it: importing what that imports": python(
-                "import gc; gc.set_threshold(50_000, 20, 50)\n"
+                "import gc; gc.set_threshold(200_000, 20, 50)\n"
                 "import perfscope.__main__, perfscope.commands.analyze, perfscope.analyzers.judge\n"
                 "import perfscope.analyzers.analysis_cache, perfscope.dashboards.report.text\n"
                 "import perfscope.analyzers.readers.kineto.reader\n"
                 "from perfscope.analyzers.registry import chosen_rules\n"
-                "chosen_rules(None, recorded=frozenset({'device_work', 'host_ops', 'launch_links', 'op_links'}))"),
+                "chosen_rules(None, recorded=frozenset({'device_work', 'host_ops', 'launch_links', 'op_links'}))\n"
+                "gc.freeze()"),
             "perfscope --help": Reader(command=(sys.executable, "-m", "perfscope", "--help")),
             "python -c 'import numpy'": python("import numpy"),
         }),

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import (
@@ -113,7 +112,7 @@ def label(trace) -> str | None:
 
 
 def named(trace, name: str):
-    return replace(trace, judged_device=name)
+    return dataclasses.replace(trace, judged_device=name)
 
 
 def test_programs_alone_are_judged_for_an_assumed_device():

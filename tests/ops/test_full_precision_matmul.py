@@ -79,10 +79,10 @@ def plan_in_float32(name: str, products: str) -> Trace:
     )
 
     def widened(ops: object) -> object:
-        return None if ops is None else replace(ops, tensors=tuple(map(wide, ops.tensors)))  # type: ignore[attr-defined,type-var]
+        return None if ops is None else dataclasses.replace(ops, tensors=tuple(map(wide, ops.tensors)))  # type: ignore[attr-defined,type-var]
 
     def wide(tensor: object) -> object:
-        return replace(tensor, dtype="float32") if tensor.dtype == "bfloat16" else tensor  # type: ignore[attr-defined,type-var]
+        return dataclasses.replace(tensor, dtype="float32") if tensor.dtype == "bfloat16" else tensor  # type: ignore[attr-defined,type-var]
 
     plan = dataclasses.replace(held.plan, graphs=graphs, float32_products=products)  # type: ignore[arg-type]
     trace = dataclasses.replace(

@@ -88,14 +88,10 @@ def test_ranks_have_a_memory_each_the_highest_first(tmp_path: Path) -> None:
     small, large = _made(), _made()
     large.make(99, 5_000, 190)
     traces = [small.build(), large.build()]
-    traces[1] = replace(traces[1], source=traces[1].source.__class__(**{**_fields(traces[1].source), "rank": 1}))
+    traces[1] = replace(traces[1], source=replace(traces[1].source, rank=1))
     view = view_of("memory", traces, tmp_path)
     assert [one["whose"] for one in view["memories"]] == ["rank 1", "rank 0"]
     _sums(read_curve(tmp_path, view["memories"][0])["curve"])
-
-
-def _fields(source: Any) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in source.__struct_fields__}
 
 
 @pytest.mark.corpus
