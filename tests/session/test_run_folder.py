@@ -150,7 +150,7 @@ def test_a_name_of_nothing_but_signs_still_names_a_directory(tmp_path: Path) -> 
 
 def test_a_directory_that_exists_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = iter(["aaaa", "0000", "aaaa", "bbbb", "0000"])
-    monkeypatch.setattr(run_folders.secrets, "token_hex", lambda _: next(digits))
+    monkeypatch.setattr(run_folders.os, "urandom", lambda _: bytes.fromhex(next(digits)))
 
     class Noon(run_folders.datetime):
         @classmethod

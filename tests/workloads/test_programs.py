@@ -6,11 +6,11 @@ import importlib
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from perfscope.workloads.options import MEMORY_DEFECTS, POLICIES, Options, parse
 

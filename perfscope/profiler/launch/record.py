@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfscope.model import environment
 from perfscope.model.capture import WAIT_S, CaptureOptions, Message
@@ -24,6 +25,9 @@ from perfscope.profiler.bootstrap.sitecustomize import ERROR_FILE
 from perfscope.profiler.launch.program import Ended, Target, launch
 from perfscope.profiler.session.passes import first_step
 from perfscope.profiler.session.ranks import MOST_RANKS, Task, task_from_environment
+
+if TYPE_CHECKING:
+    from perfscope.profiler.nsys.command import NsysRun
 
 # Several ``perfscope run`` of one job share a run directory, and agree on it without a word between them.
 #
@@ -154,11 +158,7 @@ def record(
     ``NotStartedError`` if the program or the run directory cannot be made; then there is no run.
     """
     target.command_line()  # a program that is not there leaves no run behind
-    nsys = None
-    if options.capture is not None:
-        from perfscope.profiler.nsys.command import NsysRun
-
-        nsys = NsysRun(options)
+    nsys = None if options.capture is None else _nsys(options)
     task = task_from_environment(os.environ, run_id)
     joined = None if task.key is None else join(root, task)
     directory = run_folders.create(root, name or target.name()) if joined is None else joined.directory
@@ -230,6 +230,12 @@ def _lost(run: Run, error: OSError | DataError) -> Run:
     """A run whose files could not be written or read: its program's exit code still counts."""
     cause = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     return replace(run, notes=(*run.notes, f"the run could not be kept: {cause.lower()}"))
+
+
+def _nsys(options: CaptureOptions) -> NsysRun:
+    from perfscope.profiler.nsys.command import NsysRun
+
+    return NsysRun(options)
 
 
 def _begun(target: Target, options: CaptureOptions, directory: Path, name: str, task: Task) -> Run:
