@@ -302,8 +302,7 @@ HOT = 0.8
 """Of the time of a call: what it calls with so much of it is looked into, else its calls are told apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InnerCall:
+class InnerCall(Struct, frozen=True, kw_only=True):
     """A function that runs below a line of the program."""
 
     site: CallSite

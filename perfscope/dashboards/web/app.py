@@ -14,6 +14,7 @@ import dash
 import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_update
 from dash.exceptions import CallbackException, DependencyException
+from msgspec.structs import replace
 
 from perfscope.dashboards.web.pages import PAGE_KEYS, PAGES, Asked, address, page_module
 from perfscope.dashboards.web.pages._grid import register_grid
@@ -345,9 +346,7 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
         return lambda: progress(f"Reading {sanitize(item.title)}", item.key, state), mark_of(state)
     if "problem" in view:
         return lambda: said(str(view["problem"])), "problem"
-    import dataclasses
-
-    complete = dataclasses.replace(asked, folder=state.folder)
+    complete = replace(asked, folder=state.folder)
     named = state.folder.name if state.folder is not None else ""
     text = _planned(state)
     banner = [html.P(text, className="ps-card ps-modelled", role="note")] if text else []

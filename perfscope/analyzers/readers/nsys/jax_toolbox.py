@@ -22,11 +22,12 @@ import re
 import tempfile
 import zipfile
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.columns import Columns
@@ -243,8 +244,7 @@ def _root(row: int, parents: Array, names: list[str]) -> int:
     return MISSING
 
 
-@dataclass(frozen=True, slots=True)
-class _Launchers:
+class _Launchers(Struct, frozen=True):
     """What the names of XLA's launcher threads say. ``place``: local number of a device -> its number in the job."""
 
     process: int | None
