@@ -104,7 +104,7 @@ def _curve(asked: Asked, memory: dict[str, Any]) -> list[Any]:
         links.append(dcc.Link("in the timeline", href=_in_timeline(asked, curve, position, int(origin))))
     label = "memory over time by category; the blocks alive at a moment are listed below"
     return [
-        chart(CHART, memory_curve(curve, position).update_layout(margin={"t": 30}), label, legend=True),
+        chart(CHART, memory_curve(curve, position).update_layout(margin={"t": 40}), label, legend=True),
         html.Section(
             [
                 html.P([part for link in links for part in (link, " · ")][:-1], className="ps-note"),

@@ -29,6 +29,10 @@ NOTHING = (
 )
 COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
 ROW_PX, FRAME_PX = 34, 90
+FEW = 0.1
+"""Of the step time left: less is shown with a decimal."""
+ROOM = "\u2007"
+"""Before a label: plotly measures labels a little narrower than the page draws them."""
 
 
 def layout(asked: Asked, view: None) -> Any:
@@ -110,7 +114,10 @@ def _picture(document: Try) -> Any:
     figure = graph_objects().Figure()
     figure.add_bar(
         x=remaining,
-        y=[f"{plain(name)}  {share:.0%}" for name, share in zip(names, remaining, strict=True)],
+        y=[
+            f"{plain(name)}  {share:.0%}" if share >= FEW else f"{plain(name)}  {share:.1%}"
+            for name, share in zip(names, remaining, strict=True)
+        ],
         orientation="h",
         marker_color=colors,
         error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
@@ -118,8 +125,10 @@ def _picture(document: Try) -> Any:
     )
     words = "the unchanged program" if document.ladder else "the program without it; the line is the interval"
     laid_out(figure, title="", x=f"step time relative to {words}")
-    figure.update_xaxes(tickformat=".0%", rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", type="category")
+    highest = max(1.0, *(share + interval for share, interval in zip(remaining, more, strict=True)))
+    figure.update_xaxes(tickformat=".0%", range=[0, 1.05 * highest])
+    figure.add_vline(1, line={"color": COLORS["plain"], "dash": "dot"})
+    figure.update_yaxes(autorange="reversed", type="category", tickprefix=ROOM)
     figure.update_layout(height=FRAME_PX + ROW_PX * len(bars), margin={"t": 10}, showlegend=False)
     return chart(CHART, figure, "remaining step time; the table below has the numbers")
 
