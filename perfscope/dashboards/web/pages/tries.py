@@ -115,16 +115,15 @@ def _picture(document: Try) -> Any:
     figure.add_bar(
         x=remaining,
         y=[
-            f"{plain(name)}  {share:.0%}" if share >= FEW else f"{plain(name)}  {share:.1%}"
-            for name, share in zip(names, remaining, strict=True)
+            f"{plain(name)}  {left:{'.0%' if left >= FEW else '.1%'}}"
+            for name, left in zip(names, remaining, strict=True)
         ],
         orientation="h",
         marker_color=colors,
         error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
         hovertemplate="%{y}<extra></extra>",
     )
-    words = "the unchanged program" if document.ladder else "the program without it; the line is the interval"
-    laid_out(figure, title="", x=f"step time relative to {words}")
+    laid_out(figure, title="", x=f"step time; 100%: {'unchanged' if document.ladder else 'without the change'}")
     highest = max(1.0, *(share + interval for share, interval in zip(remaining, more, strict=True)))
     figure.update_xaxes(tickformat=".0%", range=[0, 1.05 * highest])
     figure.add_vline(1, line={"color": COLORS["plain"], "dash": "dot"})
