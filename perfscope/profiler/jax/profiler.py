@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +19,13 @@ from perfscope.profiler.session.passes import Pass
 
 HOST_TRACER_LEVEL = 2
 """jax's own default; 1 and 3 record the same ops on the CPU."""
+MOST_RUN_S = 2.0
+"""Of a whole program that is recorded as one step: XLA's CPU backend writes a million events in a second."""
+LONG_COMPILE_S = 1.0
+"""What is compiled for so long is what the program is about: what was recorded before is dropped."""
+POLL_S = 0.1
+_COMPILES = ("partial_eval.py", "mlir.py", "compiler.py", "compilation_cache.py")
+"""Files of jax that are on the stack while it traces, lowers or compiles."""
 NAME = "perfscope"
 """Of the trace in TensorBoard's layout, where other tools put the host's name."""
 
@@ -40,11 +49,13 @@ class JaxProfilerCapture:
         tracing: Callable[[bool], None],
         synchronise: Callable[[], None],
         marks: bool,
+        bounded: bool = False,
     ) -> None:
         """Hold what to record; nothing starts yet.
 
         ``tracing``: called when the window opens and closes; ``synchronise``: waits for the devices;
-        ``marks``: put a range of our own around each step.
+        ``marks``: put a range of our own around each step; ``bounded``: end after ``MOST_RUN_S`` in which nothing is
+        compiled, wherever the program is then.
         """
         self._settings = settings
         self._tracing = tracing
@@ -53,6 +64,11 @@ class JaxProfilerCapture:
         self._session: Any = None
         self._range: Any = None
         self._space = b""
+        self._bounded = bounded
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self.remark: str | None = None
+        """What is to be said of the recording."""
 
     def start(self, step: int) -> None:
         """Wait for what was dispatched before, and begin to record."""
@@ -61,6 +77,9 @@ class JaxProfilerCapture:
         if self._session is None:
             raise RuntimeError(compat.NO_SESSION)
         self._tracing(True)
+        if self._bounded:
+            watched = threading.get_ident()
+            threading.Thread(target=self._end_in_time, args=(watched,), name="perfscope-limit", daemon=True).start()
 
     def begin_step(self, number: int) -> None:
         """Open the range that a reader, and TensorBoard, takes for step ``number``."""
@@ -78,13 +97,35 @@ class JaxProfilerCapture:
 
     def stop(self, complete: tuple[int, int] | None, cut_off: int | None) -> None:
         """Wait for the device, so that the last step is in it whole, and end it."""
+        self._over.set()
         self._tracing(False)
         self._synchronise()
-        session, self._session = self._session, None
-        if session is not None:
-            self._space = session.stop()
+        self._end()
         # Only now: a range that is dropped while the profiler records is written as if it had ended there.
         self._range = None
+
+    def _end(self) -> bool:
+        """Stop recording; False where it had ended."""
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None:
+                self._space = session.stop()
+        return session is not None
+
+    def _end_in_time(self, thread: int) -> None:
+        """End the recording when the thread that began it has run long enough behind its last long compilation."""
+        ran, compiled = 0.0, 0.0
+        while ran < MOST_RUN_S:
+            if self._over.wait(POLL_S):
+                return
+            if _compiles(thread):
+                compiled += POLL_S
+                continue
+            if compiled >= LONG_COMPILE_S and self._end():
+                self._session, ran = compat.session(host_tracer_level=HOST_TRACER_LEVEL), 0.0
+            ran, compiled = ran + POLL_S, 0.0
+        if self._end():
+            self.remark = f"{MOST_RUN_S:.0f} s of it, behind compiling; the program went on without a profiler"
 
     def save(self, path: Path) -> None:
         """Write the trace to ``path``, and lay it out beside it as TensorBoard expects it, without a copy if it can."""
@@ -103,6 +144,17 @@ class JaxProfilerCapture:
         """In a child forked while this records: its profiler has lost its threads and must not be touched."""
         _never_freed.append(self._session)
         self._session = None
+
+
+def _compiles(thread: int) -> bool:
+    """Whether jax traces or compiles on a thread, by the files on its stack."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.endswith(_COMPILES) and f"jax{os.sep}_src" in path:
+            return True
+        frame = frame.f_back
+    return False
 
 
 _never_freed: list[Any] = []

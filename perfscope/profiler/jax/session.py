@@ -95,7 +95,9 @@ class JaxSession:
         """The capture of a pass."""
         if self._options.level != "light":
             self._memory = MemoryLog()
-        return JaxProfilerCapture(due, tracing=self._traces, synchronise=self._wait_at_ends, marks=self._marks)
+        return JaxProfilerCapture(
+            due, tracing=self._traces, synchronise=self._wait_at_ends, marks=self._marks, bounded=self._options.whole
+        )
 
     def save(self, directory: Path, *, last: bool = False) -> list[Capture]:
         """Write what came so far, and say what is there. Nothing for a program that imports jax without using it."""
