@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.growth import jax_growth
 from perfscope.analyzers.readers.hlo.proto import read as read_program
 from perfscope.analyzers.readers.load import load, load_one
 from perfscope.analyzers.readers.run import memory as _jax_moments
+from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.steps import steps_work
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax import memory as jax_memory
@@ -230,6 +232,26 @@ def test_the_whole_program_is_one_step(tmp_path: Path) -> None:
     process = only(tmp_path)
     assert process.step_source == "whole program"
     assert passes(process)["timing"].steps == (0, 1)
+
+
+@pytest.mark.slow
+def test_of_a_whole_program_that_runs_long_two_seconds_are_recorded(tmp_path: Path) -> None:
+    program = write(
+        tmp_path,
+        "import time\nimport jax\nimport jax.numpy as jnp\n"
+        "def turn(carry, _):\n"
+        "    jax.debug.callback(lambda: time.sleep(0.2))\n"
+        "    return carry + 1, None\n"
+        "print(jax.jit(lambda x: jax.lax.scan(turn, x, None, length=25))(jnp.zeros(4))[0][0])\n",
+    )
+    done = captured("--whole", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("25.0")
+    timing = passes(only(tmp_path))["timing"]
+    assert timing.state == "recorded"
+    assert (timing.reason or "").startswith("2 s of it")
+    trace = load_one(run_folder(tmp_path))
+    assert judge(load_rule("host_callback"), trace).status == "flagged"
 
 
 @pytest.mark.slow
