@@ -248,7 +248,7 @@ def test_the_module_can_be_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("perfscope explain host", ["host_bound", "host_sync"]),
+        ("perfscope explain host", ["host_bound", "host_callback", "host_sync"]),
         ("perfscope analyze --rule host-s", ["host_sync"]),
         ("perfscope compile --target h100n", ["h100nvl"]),
         ("perfscope analyze 2026", ["20260101-000000-train-aaaa"]),

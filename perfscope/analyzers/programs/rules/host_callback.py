@@ -25,8 +25,7 @@ from msgspec import Struct
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import Runs, launched, primitive, where_of
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import program_records
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time import program_records, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title
 from perfscope.model.intervals import Int64, union
 from perfscope.model.severity import MEDIUM_SHARE
