@@ -7,20 +7,19 @@ python -m tests.calibration --fit   fits the curves again and writes perfscope/a
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from perfscope.analyzers.predict import curves, efficiency
-from tests.calibration.files import FITTED, UNSEEN
+from perfscope.analyzers.predict.curves import CURVES
+from tests.calibration.files import PROGRAMS
 from tests.calibration.fit import fitted, source
-from tests.calibration.measured import recording
+from tests.calibration.measured import recordings
 from tests.calibration.page import table, with_table
 from tests.conftest import CORPUS, REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "compile-model.md"
-CURVES = REPOSITORY / "perfscope" / "analyzers" / "predict" / "curves.py"
+CURVES_FILE = REPOSITORY / "perfscope" / "analyzers" / "predict" / "curves.py"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,15 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the curves again first")
     asked = parser.parse_args(argv)
-    missing = [file for file in (*FITTED, *UNSEEN) if not (CORPUS / file).exists()]
-    if missing:
-        print(f"{CORPUS / missing[0]} is not there; set PERFSCOPE_CORPUS", file=sys.stderr)
+    try:
+        measured = recordings(CORPUS)
+    except FileNotFoundError as missing:
+        print(f"{missing} is not there; set PERFSCOPE_CORPUS", file=sys.stderr)
         return 4
-    seen = [recording(CORPUS, file) for file in FITTED]
+    curves = fitted(measured) if asked.fit else CURVES
     if asked.fit:
-        CURVES.write_text(source(fitted(seen), FITTED, datetime.now(UTC).date().isoformat()), encoding="utf-8")
-        efficiency.CURVES = importlib.reload(curves).CURVES
-    text = table(seen, [recording(CORPUS, file) for file in UNSEEN])
+        files = [file for files in PROGRAMS.values() for file in files]
+        CURVES_FILE.write_text(source(curves, files, datetime.now(UTC).date().isoformat()), encoding="utf-8")
+    text = table(measured, curves)
     print(text)
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
     return 0

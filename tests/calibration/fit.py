@@ -1,27 +1,38 @@
-"""Fits the curves of ``perfscope/analyzers/predict/curves.py`` to the fitted files, and writes that file.
+"""Fits the curves of ``perfscope/analyzers/predict/curves.py`` to recordings, and writes that file.
 
-A search over a grid, the same for every category: the middle that is nearest to the measured times of all shapes
-(least mean of absolute logarithms; a shape counts once, with its median), then ends between which nine in ten lie.
+A descent over a grid, the same for every category: the middle that is nearest to the measured times (least mean of
+absolute logarithms), then ends between which nine in ten lie. A curve is asked for other programs, so each program on
+each device counts alike for the middle, in it each shape alike, with its median.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.predict.curve import PRODUCTS, Curve
-from perfscope.analyzers.predict.efficiency import products_ns
+from perfscope.analyzers.predict.efficiency import element_cycles_ns, products_ns
 from tests.calibration.measured import Call, Recording, shape_of
 
-FLOORS = (*range(1000, 10_000, 250), *range(10_000, 60_001, 1000))
-SHARES = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, *np.round(np.arange(0.1, 1.06, 0.05), 2).tolist(), 1.2, 1.4)
-HALVES = (0, 256, 512, 1024, 2048)
+Floats = npt.NDArray[np.float64]
+
+_SHARES = (0.02, 0.03, 0.04, 0.06, 0.08, *np.round(np.arange(0.1, 1.0, 0.05), 2).tolist())
+GRID: dict[str, Floats] = {
+    "floor": np.array([*range(1000, 10_000, 250), *range(10_000, 60_001, 2000)], float),
+    "matrix": np.array(_SHARES),
+    "memory": np.array([*_SHARES, 1.0, 1.2, 1.4]),
+    "elements": np.array(
+        [*np.arange(0.3, 1.0, 0.1).round(1), *np.arange(1.0, 2.0, 0.2).round(1), 2, 2.5, 3, 4, 5, 6, 8, 12, 16, np.inf]
+    ),
+    "half": np.array([0.0, 128, 256, 512, 1024, 2048]),
+}
+STARTS = (0.1, 0.4, 0.8)
+"""Shares of the peaks from which the descent begins; the nearest end counts."""
 COVERED = 0.9
 MOST_OF_A_SHAPE = 32
 """Calls of one shape that count for the ends."""
@@ -29,48 +40,80 @@ NARROWEST = 1.6
 """High end over low end, at the least: what other programs reach differs by more than the shapes of one."""
 FEWEST = 4
 """Shapes that ends of their own need, for small and for large kernels; and a curve of an architecture, not a vendor."""
-
-Floats = npt.NDArray[np.float64]
+FEWEST_PROGRAMS = 2
+"""That a curve of an architecture needs: of one, the program cannot be told from the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
+    program: tuple[str, str]
+    """And the device that it ran on."""
     products: float
     length: int
     memory: float
+    elements: float
     times: Floats
 
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    """Those of one curve."""
+
+    rows: Sequence[_Shape]
+
+    def column(self, name: str) -> Floats:
+        """One number of each."""
+        return np.array([getattr(row, name) for row in self.rows], float)
+
     @property
-    def median(self) -> float:
-        return float(np.median(self.times))
+    def weights(self) -> Floats:
+        """Add up to one, those of a program on a device to as much as those of another."""
+        counts = Counter(row.program for row in self.rows)
+        return np.array([1 / counts[row.program] / len(counts) for row in self.rows])
+
+    def work(self, at: Mapping[str, Floats | float]) -> Floats:
+        """Time beside the floor; by value of ``at`` where one is a column of them."""
+        lengths = self.column("length")
+        slower = (lengths + at["half"]) / np.maximum(lengths, 1) if lengths.any() else 1.0
+        parts = (
+            self.column("products") / at["matrix"] * slower,
+            self.column("memory") / at["memory"],
+            self.column("elements") / at["elements"],
+        )
+        result: Floats = np.maximum.reduce(np.broadcast_arrays(*parts))
+        return result
 
 
 def fitted(recordings: Sequence[Recording]) -> tuple[Curve, ...]:
-    """By architecture where it has enough shapes, and by vendor over all of its devices."""
-    groups: dict[tuple[str, str, bool], list[Call]] = defaultdict(list)
-    for call in (call for recording in recordings for call in recording.calls if call.alone):
-        plain = call.work.category in PRODUCTS and call.work.is_float32
-        for devices in (call.device.architecture, call.device.vendor):
-            groups[str(devices), call.work.category, plain].append(call)
+    """By architecture where it has enough shapes and programs, and by vendor over all of its devices."""
+    groups: dict[tuple[str, str, bool], list[tuple[str, Call]]] = defaultdict(list)
+    for recording in recordings:
+        for call in recording.calls:
+            if call.alone:
+                plain = call.work.category in PRODUCTS and call.work.is_float32
+                for devices in (call.device.architecture, call.device.vendor):
+                    groups[str(devices), call.work.category, plain].append((recording.program, call))
     curves: list[Curve] = []
     shortest: dict[str, int] = {}
     # elementwise kernels first: what they take beside their work any kernel of the device takes
     for (devices, category, plain), calls in sorted(groups.items(), key=lambda item: item[0][1] != "elementwise"):
         shapes = _shapes(calls)
-        if shapes and (devices in ("NVIDIA", "AMD") or len(shapes) >= FEWEST):
-            curve = _curve(devices, calls[0], shapes, float32=plain, shortest=shortest.get(devices, 0))
+        programs = {shape.program[0] for shape in shapes.rows}
+        enough = len(shapes.rows) >= FEWEST and len(programs) >= FEWEST_PROGRAMS
+        if shapes.rows and (enough or devices in ("NVIDIA", "AMD")):
+            curve = _curve(devices, calls[0][1], shapes, float32=plain, shortest=shortest.get(devices, 0))
             curves.append(curve)
             if category == "elementwise":
                 shortest[devices] = curve.floor
     return tuple(sorted(curves, key=lambda curve: (curve.devices, curve.category, curve.float32)))
 
 
-def _shapes(calls: Sequence[Call]) -> list[_Shape]:
-    times: dict[tuple[object, ...], list[Call]] = defaultdict(list)
-    for call in calls:
-        times[shape_of(call)].append(call)
+def _shapes(calls: Sequence[tuple[str, Call]]) -> _Shapes:
+    alike: dict[tuple[object, ...], list[Call]] = defaultdict(list)
+    for program, call in calls:
+        alike[program, *shape_of(call)].append(call)
     shapes = []
-    for same in times.values():
+    for (program, *_), same in alike.items():
         call = same[0]
         try:
             arithmetic = products_ns(call.device, call.work) if call.work.flops else 0.0
@@ -79,49 +122,59 @@ def _shapes(calls: Sequence[Call]) -> list[_Shape]:
         sizes = call.work.sizes if call.work.category.startswith("attention") else None
         shapes.append(
             _Shape(
+                program=(str(program), call.device.name),
                 products=arithmetic,
                 length=0 if sizes is None else min(sizes.rows, sizes.columns),
                 memory=bytes_ns(call.device, call.work.bytes),
+                elements=element_cycles_ns(call.device, call.work),
                 times=np.array([one.time_ns for one in same], float),
             )
         )
-    return shapes
+    return _Shapes(shapes)
 
 
-def _curve(devices: str, like: Call, shapes: list[_Shape], *, float32: bool, shortest: int) -> Curve:
-    medians = np.array([shape.median for shape in shapes])
-    memory, products, lengths = (
-        np.array([getattr(shape, name) for shape in shapes], float) for name in ("memory", "products", "length")
-    )
-    has_products, has_lengths = bool(products.any()), bool(lengths.any())
-    floors = np.array([floor for floor in FLOORS if shortest <= floor <= max(shortest, medians.min() * 2)], float)[
-        :, None
-    ]
-    best: tuple[float, float, float, float, int] = (np.inf, 0.0, 1.0, 1.0, 0)
-    for half, matrix, share in product(
-        HALVES if has_lengths else (0,),
-        [one for one in SHARES if one < 1] if has_products else (1.0,),
-        SHARES if not has_lengths else (0.8,),
-    ):
-        arithmetic = products / (matrix * (lengths / (lengths + half) if half else 1.0))
-        middle = floors + np.maximum(arithmetic, memory / share)
-        misses = np.abs(np.log(medians / middle)).mean(axis=1)
-        row = int(misses.argmin())
-        if misses[row] < best[0] - 1e-9:
-            best = (float(misses[row]), float(floors[row, 0]), matrix, share, half)
-    _, floor, matrix, share, half = best
-    busy = np.maximum(products / (matrix * (lengths / (lengths + half) if half else 1.0)), memory / share)
-    small, large = _ends(shapes, floor, busy)
+def _curve(devices: str, like: Call, shapes: _Shapes, *, float32: bool, shortest: int) -> Curve:
+    at = min((_descent(shapes, share, shortest) for share in STARTS), key=lambda found: found[0])[1]
+    small, large = _ends(shapes, at["floor"], shapes.work(at))
     return Curve(
-        devices=devices, category=like.work.category, float32=float32, floor=round(floor), matrix=matrix, memory=share,
-        half=half, small=small, large=large, shapes=len(shapes), kernels=sum(len(shape.times) for shape in shapes),
+        devices=devices, category=like.work.category, float32=float32, floor=round(at["floor"]), matrix=at["matrix"],
+        memory=at["memory"], elements=0.0 if np.isinf(at["elements"]) else at["elements"], half=round(at["half"]),
+        small=small, large=large, shapes=len(shapes.rows), kernels=sum(len(row.times) for row in shapes.rows),
     )  # fmt: skip
 
 
-def _ends(shapes: list[_Shape], floor: float, busy: Floats) -> tuple[tuple[float, float], tuple[float, float]]:
+def _descent(shapes: _Shapes, share: float, shortest: int) -> tuple[float, dict[str, float]]:
+    """(mean absolute logarithm, curve) where no single number of the curve brings it nearer."""
+    medians = np.log([float(np.median(row.times)) for row in shapes.rows])
+    weights = shapes.weights
+    at = {"floor": max(3000.0, shortest), "matrix": 1.0, "memory": share, "elements": np.inf, "half": 0.0}
+    free = ["floor", "memory"]
+    if shapes.column("elements").any():
+        free.append("elements")
+    if shapes.column("products").any():
+        free.append("matrix")
+        at["matrix"] = share
+    if shapes.column("length").any():  # attention: what it multiplies, at a share that grows with its length
+        free = ["floor", "matrix", "half"]
+        at["memory"] = 0.8
+    grid = {**GRID, "floor": GRID["floor"][GRID["floor"] >= shortest]}
+    best, before = np.inf, np.inf
+    while True:
+        for name in free:
+            tried: dict[str, Floats | float] = {**at, name: grid[name][:, None]}
+            misses = np.abs(medians - np.log(tried["floor"] + shapes.work(tried))) @ weights
+            row = int(misses.argmin())
+            if misses[row] < best - 1e-9:
+                best, at[name] = float(misses[row]), float(grid[name][row])
+        if best > before - 1e-9:
+            return best, at
+        before = best
+
+
+def _ends(shapes: _Shapes, floor: float, busy: Floats) -> tuple[tuple[float, float], tuple[float, float]]:
     ratios: dict[bool, list[float]] = {True: [], False: []}
     counts = {True: 0, False: 0}
-    for shape, work in zip(shapes, busy, strict=True):
+    for shape, work in zip(shapes.rows, busy, strict=True):
         ordered = np.sort(shape.times)
         chosen = ordered[np.linspace(0, len(ordered) - 1, min(MOST_OF_A_SHAPE, len(ordered))).round().astype(int)]
         ratios[bool(floor >= work)] += (chosen / (floor + work)).tolist()
@@ -146,8 +199,9 @@ def source(curves: Sequence[Curve], files: Sequence[str], date: str) -> str:
     """The text of ``curves.py``."""
     rows = "".join(
         f"    Curve(devices={one.devices!r}, category={one.category!r}, float32={one.float32}, floor={one.floor}, "
-        f"matrix={one.matrix}, memory={one.memory}, half={one.half},\n"
-        f"          small={one.small}, large={one.large}, shapes={one.shapes}, kernels={one.kernels}),\n"
+        f"matrix={one.matrix}, memory={one.memory},\n"
+        f"          elements={one.elements}, half={one.half}, small={one.small}, large={one.large}, "
+        f"shapes={one.shapes}, kernels={one.kernels}),\n"
         for one in curves
     ).replace("'", '"')
     listed = "\n".join(f"* {file}" for file in files)

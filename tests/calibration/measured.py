@@ -23,6 +23,7 @@ from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.readers.load import load
 from perfscope.model.collectives import element_size, message_elements, operation_of
 from perfscope.model.trace import MISSING, CopyKind, Trace
+from tests.calibration.files import PROGRAMS
 
 MOST_BESIDE = 0.05
 WHOLE_US = 1_000
@@ -57,7 +58,8 @@ class Exchanged:
 class Recording:
     """One file."""
 
-    file: str
+    program: str
+    """Of all its recordings, on whatever device."""
     calls: tuple[Call, ...]
     collectives: tuple[Exchanged, ...]
     kernel_ns: Counter[str]
@@ -66,13 +68,20 @@ class Recording:
     """Of that, what ``calls`` hold."""
 
 
-def recording(corpus: Path, file: str) -> Recording:
+def recordings(corpus: Path) -> list[Recording]:
+    """All files. ``FileNotFoundError`` where one is absent."""
+    return [_recording(corpus / file, program) for program, files in PROGRAMS.items() for file in files]
+
+
+def _recording(path: Path, program: str) -> Recording:
     """Kernels of a file that ran on a device of the tables."""
+    if not path.exists():
+        raise FileNotFoundError(path)
     calls: list[Call] = []
     collectives: list[Exchanged] = []
     kernel_ns: Counter[str] = Counter()
     costed_ns: Counter[str] = Counter()
-    for trace in load(corpus / file):
+    for trace in load(path):
         calls += _calls(trace)
         calls += _copies(trace)
         collectives += _collectives(trace)
@@ -85,7 +94,7 @@ def recording(corpus: Path, file: str) -> Recording:
         for work in op_works(trace):
             device = devices[work.device]
             costed_ns["" if device is None else device.name] += work.time_ns
-    return Recording(file=file, calls=tuple(calls), collectives=tuple(collectives), kernel_ns=kernel_ns,
+    return Recording(program=program, calls=tuple(calls), collectives=tuple(collectives), kernel_ns=kernel_ns,
                      costed_ns=costed_ns)  # fmt: skip
 
 

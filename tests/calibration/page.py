@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.analyzers.predict.curve import Curve
 from perfscope.analyzers.predict.efficiency import usual_range
+from tests.calibration.fit import fitted
 from tests.calibration.measured import Recording
 
 BEGIN, END = "<!-- calibration -->", "<!-- end of calibration -->"
@@ -27,12 +29,12 @@ class Beside:
     """High end over low end."""
 
 
-def compared(recordings: Sequence[Recording]) -> dict[tuple[str, str], list[Beside]]:
+def compared(recordings: Sequence[Recording], curves: Sequence[Curve]) -> dict[tuple[str, str], list[Beside]]:
     """By category and device: calls that ran alone, and collectives."""
     rows: dict[tuple[str, str], list[Beside]] = defaultdict(list)
     for each in recordings:
         for call in each.calls:
-            usual = usual_range(call.device, call.work) if call.alone else None
+            usual = usual_range(call.device, call.work, curves) if call.alone else None
             if usual is not None:
                 slack = call.resolution_ns
                 inside = usual.low - slack <= call.time_ns <= usual.high + slack
@@ -52,19 +54,34 @@ def compared(recordings: Sequence[Recording]) -> dict[tuple[str, str], list[Besi
     return rows
 
 
-def table(seen: Sequence[Recording], unseen: Sequence[Recording]) -> str:
-    """Both parts as Markdown."""
-    parts = [_part("Unseen files", unseen), _part("Fitted files", seen)]
-    return "\n\n".join(parts)
+def held_out(recordings: Sequence[Recording]) -> dict[tuple[str, str], list[Beside]]:
+    """Each program by curves that were fitted without it."""
+    rows: dict[tuple[str, str], list[Beside]] = defaultdict(list)
+    for program in dict.fromkeys(each.program for each in recordings):
+        curves = fitted([each for each in recordings if each.program != program])
+        for row, found in compared([each for each in recordings if each.program == program], curves).items():
+            rows[row] += found
+    return rows
 
 
-def _part(title: str, recordings: Sequence[Recording]) -> str:
+def table(recordings: Sequence[Recording], curves: Sequence[Curve]) -> str:
+    """Both parts as Markdown, and what is in neither."""
+    beside = sum(not call.alone for each in recordings for call in each.calls)
+    return "\n\n".join(
+        [
+            _part("Held out", held_out(recordings)),
+            _part("Fitted", compared(recordings, curves)),
+            f"In neither: {beside:,} calls that ran beside others{_not_costed(recordings)}.",
+        ]
+    )
+
+
+def _part(title: str, rows: Mapping[tuple[str, str], Sequence[Beside]]) -> str:
     lines = [
         f"| {title}: category | device | calls | in their range | modelled / measured, median | high / low, median | |",
         "|-|-|-:|-:|-:|-:|-|",
     ]
     reached = 0
-    rows = compared(recordings)
     for (category, device), found in sorted(rows.items()):
         share = float(np.mean([one.inside for one in found]))
         ratio, width = (float(np.median([getattr(one, name) for one in found])) for name in ("ratio", "width"))
@@ -75,13 +92,12 @@ def _part(title: str, recordings: Sequence[Recording]) -> str:
             f"| {category} | {device} | {len(found):,} | {share:.0%} | {ratio:.2f} | {width:.2f} | "
             f"{'**' + ' and '.join(misses) + ' missed**' if misses else 'reached'} |"
         )
-    calls = [call for each in recordings for call in each.calls]
-    covered = float(np.mean([one.inside for found in rows.values() for one in found]))
+    every = [one for found in rows.values() for one in found]
+    covered, width = float(np.mean([one.inside for one in every])), float(np.median([one.width for one in every]))
     lines += [
         "",
-        f"{reached} of {len(rows)} rows reach both goals; {covered:.0%} of all {sum(map(len, rows.values())):,} calls "
-        f"lie in their range. Left out: {sum(not call.alone for call in calls):,} calls that ran beside others"
-        f"{_not_costed(recordings)}.",
+        f"{title}: {reached} of {len(rows)} rows reach both goals; {covered:.0%} of all {len(every):,} calls lie in "
+        f"their range; its high end is {width:.2f} times the low one (median).",
     ]
     return "\n".join(lines)
 

@@ -13,39 +13,39 @@ from perfscope.analyzers.devices import DEVICES, find_device
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.devices.tiles import Sizes
 from perfscope.analyzers.predict.curves import CURVES
-from perfscope.analyzers.predict.efficiency import Work, kernel_curve, usual_range
-from tests.calibration.__main__ import CURVES as CURVES_FILE
-from tests.calibration.__main__ import PAGE
-from tests.calibration.files import FITTED, UNSEEN
+from perfscope.analyzers.predict.efficiency import Work, element_cycles_ns, kernel_curve, usual_range
+from tests.calibration.__main__ import CURVES_FILE, PAGE
+from tests.calibration.files import PROGRAMS
 from tests.calibration.fit import fitted, source
-from tests.calibration.measured import Call, Recording, recording
-from tests.calibration.page import table, with_table
+from tests.calibration.measured import Call, Recording, recordings
+from tests.calibration.page import held_out, table, with_table
 
 H100 = find_device("NVIDIA H100 80GB HBM3")
 
 
 @pytest.fixture(scope="module")
-def recordings(corpus: Path) -> tuple[list[Recording], list[Recording]]:
-    missing = [file for file in (*FITTED, *UNSEEN) if not (corpus / file).exists()]
-    if missing:
-        pytest.skip(f"the corpus lacks {missing[0]}")
-    return [recording(corpus, file) for file in FITTED], [recording(corpus, file) for file in UNSEEN]
+def measured(corpus: Path) -> list[Recording]:
+    try:
+        return recordings(corpus)
+    except FileNotFoundError as missing:
+        pytest.skip(f"the corpus lacks {missing}")
 
 
 @pytest.mark.corpus
-def test_the_curves_are_what_the_fit_gives(recordings: tuple[list[Recording], list[Recording]]) -> None:
-    assert fitted(recordings[0]) == CURVES
+def test_the_curves_are_what_the_fit_gives(measured: list[Recording]) -> None:
+    assert fitted(measured) == CURVES
 
 
 @pytest.mark.corpus
-def test_the_page_shows_what_the_curves_give(recordings: tuple[list[Recording], list[Recording]]) -> None:
+def test_the_page_shows_what_the_curves_give(measured: list[Recording]) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert with_table(page, table(*recordings)) == page
+    assert with_table(page, table(measured, CURVES)) == page
 
 
-def test_no_file_is_both_fitted_and_unseen() -> None:
-    assert len({*FITTED, *UNSEEN}) == len(FITTED) + len(UNSEEN)
-    assert all(file in CURVES_FILE.read_text(encoding="utf-8") for file in FITTED)
+def test_every_file_is_of_one_program_and_named_beside_the_curves() -> None:
+    files = [file for files in PROGRAMS.values() for file in files]
+    assert len(set(files)) == len(files)
+    assert all(file in CURVES_FILE.read_text(encoding="utf-8") for file in files)
 
 
 def test_attention_of_qwen_on_an_h100_contains_what_it_took() -> None:
@@ -79,22 +79,66 @@ def test_a_device_without_curves_has_those_of_the_nearest_one() -> None:
     assert kernel_curve(v5p, work) is None
 
 
-def made(moved: int, time_ns: float) -> Call:
+def made(moved: int, time_ns: float, dtype: str = "", *, strided: bool = False) -> Call:
     assert H100 is not None
-    work = Work(category="elementwise", bytes=moved)
+    work = Work(category="strided" if strided else "elementwise", bytes=moved, dtype=dtype)
     return Call(device=H100, work=work, name="made", time_ns=round(time_ns), resolution_ns=0)
+
+
+def program(name: str, *calls: Call) -> Recording:
+    return Recording(program=name, calls=calls, collectives=(), kernel_ns=Counter(), costed_ns=Counter())
+
+
+SIZES = np.geomspace(1e4, 1e9, 20).astype(int).tolist()
 
 
 def test_the_fit_finds_the_curve_that_times_were_made_with() -> None:
     assert H100 is not None
     calls = [
-        made(moved, (2_000 + bytes_ns(H100, moved) / 0.8) * noise)
-        for moved in np.geomspace(1e4, 1e9, 20).astype(int).tolist()
-        for noise in (0.95, 1.0, 1.05)
+        made(moved, (2_000 + bytes_ns(H100, moved) / 0.8) * noise) for moved in SIZES for noise in (0.95, 1.0, 1.05)
     ]
-    (curve, _) = fitted(
-        [Recording(file="", calls=tuple(calls), collectives=(), kernel_ns=Counter(), costed_ns=Counter())]
-    )
+    curve, of_vendor = fitted([program("a", *calls), program("b", *calls)])[::-1]
+    assert (curve.devices, of_vendor.devices) == ("sm_90a", "NVIDIA")
     assert (curve.floor, curve.memory) == (2_000, 0.8)
     assert curve.large[0] < 0.95 < 1.05 < curve.large[1]
-    assert re.search(r'devices="NVIDIA", category="elementwise"', source([curve], ["a"], "today"))
+    assert re.search(r'devices="NVIDIA", category="elementwise"', source([of_vendor], ["a"], "today"))
+
+
+def test_a_curve_of_an_architecture_needs_two_programs() -> None:
+    assert H100 is not None
+    calls = [made(moved, 2_000 + bytes_ns(H100, moved)) for moved in SIZES]
+    assert [curve.devices for curve in fitted([program("a", *calls)])] == ["NVIDIA"]
+
+
+def test_the_fit_tells_elements_from_bytes_by_dtypes_of_two_sizes() -> None:
+    assert H100 is not None
+    calls = []
+    for dtype in ("float32", "bfloat16"):
+        for moved in SIZES:
+            single = element_cycles_ns(H100, Work(category="strided", bytes=moved, dtype=dtype)) / 2.5
+            calls.append(made(moved, 2_000 + max(single, bytes_ns(H100, moved) / 0.8), dtype, strided=True))
+    (curve,) = fitted([program("a", *calls)])
+    assert (curve.elements, curve.memory) == (2.5, 0.8)
+
+
+def test_a_program_is_judged_by_curves_fitted_without_it() -> None:
+    assert H100 is not None
+    slow, fast = ([made(moved, share * (2_000 + bytes_ns(H100, moved))) for moved in SIZES] for share in (4, 1))
+    alone = held_out([program("slow", *slow), program("fast", *fast)])["elementwise", H100.name]
+    assert not any(one.inside for one in alone)
+    same = held_out([program("a", *fast), program("b", *fast)])["elementwise", H100.name]
+    assert all(one.inside for one in same)
+
+
+def test_products_are_bound_by_elements_where_rows_are_no_multiple_of_an_access() -> None:
+    assert H100 is not None
+
+    def elements_ns(columns: int, dtype: str) -> float:
+        sizes = Sizes(batch=16, rows=5185, columns=columns, inner=64)
+        moved = 2 * columns * 5185
+        work = Work(category="product", bytes=moved, flops=sizes.flops, dtype=dtype, sizes=sizes)
+        return element_cycles_ns(H100, work)
+
+    assert elements_ns(5184, "bfloat16") == elements_ns(5184, "bf16") == 0
+    assert elements_ns(5185, "bfloat16") == elements_ns(5185, "bf16") > 0
+    assert elements_ns(5188, "bfloat16") > 0 == elements_ns(5188, "tf32")

@@ -23,6 +23,8 @@ from tests.conftest import CORPUS
         ("aten::_fused_rms_norm_backward", "memory", "", "norm backward"),
         ("aten::native_batch_norm", "memory", "", "batch norm"),
         ("aten::linalg_vector_norm", "memory", "", "reduction"),
+        ("triton_red_fused_add_native_layer_norm_0", "memory", "triton_red_fused_add_native_layer_norm_0", "reduction"),
+        ("triton_poi_fused_native_layer_norm_1", "memory", "triton_poi_fused_native_layer_norm_1", "elementwise"),
         ("aten::_softmax", "memory", "", "softmax"),
         ("aten::cat", "memory", "", "join"),
         ("aten::embedding", "memory", "", "gather"),

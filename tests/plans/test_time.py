@@ -8,7 +8,7 @@ from typing import Any
 
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.plans.collectives import Asked, StepExchanges, eager_asked, planned_asked, step_exchanges
-from perfscope.analyzers.plans.time import kernel_range, plan_works
+from perfscope.analyzers.plans.time import kernel_range, op_ranges, plan_works
 from perfscope.analyzers.predict.assumptions import factors_for
 from perfscope.analyzers.predict.collective_time import Exchange, exchange_range
 from perfscope.analyzers.predict.efficiency import Work as KernelWork
@@ -20,6 +20,7 @@ from perfscope.model.documents.torch_plan import (
     PlannedProcesses,
     StepPosition,
 )
+from tests.graphs import GraphBuilder
 from tests.plans.build import graph, kernel, plan, product, trace_of
 
 TARGET = parse_target("h100x8", None)
@@ -155,6 +156,18 @@ def test_large_products_are_no_faster_than_the_peak_of_their_dtype() -> None:
     for dtype, time in times.items():
         assert flops * 10**9 / device.peak_flops[dtype] <= time.low + 1 < time.high
     assert times["bfloat16"].high < times["tf32"].low < times["float32"].low
+
+
+def test_half_precision_does_not_halve_the_time_of_an_op_that_moves_elements_one_by_one() -> None:
+    times = {}
+    for dtype in ("float32", "bfloat16"):
+        g = GraphBuilder()
+        g.op("roll", [g.input((8192, 8192), dtype)])
+        g.op("add", [g.input((8192, 8192), dtype)])
+        times[dtype] = op_ranges(g.graph(), TARGET, "float32")
+    strided, in_rows = (times["bfloat16"][op].low / times["float32"][op].low for op in (0, 1))
+    assert 0.65 < strided <= 1
+    assert 0.45 < in_rows < 0.55
 
 
 def test_a_step_runs_each_graph_as_often_as_it_is_called(tmp_path: Path) -> None:

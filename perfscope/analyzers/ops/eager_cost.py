@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.tiles import Sizes, product_sizes
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, canonical_dtype, promoted
@@ -38,7 +39,7 @@ class OpCost(Struct, frozen=True, kw_only=True):
     bytes: int
     """Through device memory."""
     dtype: str = ""
-    """Of the operands of its products."""
+    """Of the operands of its products; of an op without, of its first tensor."""
     sizes: Sizes | None = None
     """Of its product; of attention queries, keys and heads. None: convolutions, grouped products, vectors."""
 
@@ -104,17 +105,19 @@ def op_cost(
         call = parse_call(name, shapes, dtypes, strides, values, list_dtype)
         formula = _inductor_kernel if _INDUCTOR.match(name) else _FORMULAS.get(call.name)
         if formula is not None:
-            return _possible(formula(call))
+            return _possible(formula(call), call)
         if elementwise and name.startswith("aten::") and call.tensors:
-            return _possible(OpCost(kind="memory", bytes=_elementwise_bytes(call)))
+            return _possible(OpCost(kind="memory", bytes=_elementwise_bytes(call)), call)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError):
         return None  # another signature than the one that is known
     return None
 
 
-def _possible(cost: OpCost | None) -> OpCost | None:
-    """``None`` for an amount of which the sizes cannot be real."""
-    return None if cost is None or max(cost.flops, cost.bytes) > MOST_AMOUNT else cost
+def _possible(cost: OpCost | None, call: OpCall) -> OpCost | None:
+    """With its dtype; ``None`` for an amount of which the sizes cannot be real."""
+    if cost is None or max(cost.flops, cost.bytes) > MOST_AMOUNT:
+        return None
+    return cost if cost.dtype or not call.tensors else replace(cost, dtype=call.tensors[0].dtype)
 
 
 def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str = "") -> OpCall:

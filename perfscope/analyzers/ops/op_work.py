@@ -89,13 +89,17 @@ def op_category(name: str, kind: CostKind, kernels: Sequence[str] = ()) -> Categ
         return "convolution backward" if backward else "convolution"
     if kind == "product":
         return "product"
+    if plain.startswith(("triton_red", "triton_per")):  # inductor fuses norms and softmax into reductions
+        return "reduction"
+    if plain.startswith("triton_poi"):
+        return "elementwise"
     if "softmax" in plain.lower():
         return "softmax"
     if "batch_norm" in plain:
         return "batch norm backward" if backward else "batch norm"
     if _NORM.search(plain):
         return "norm backward" if backward else "norm"
-    if plain in _REDUCTIONS or plain.startswith(("triton_red", "triton_per")):
+    if plain in _REDUCTIONS:
         return "reduction"
     if plain in ("cat", "stack"):
         return "join"

@@ -277,7 +277,7 @@ def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Ra
                 category=_category(op),
                 bytes=op_bytes(graph, flow, index),
                 flops=op.flops or 0,
-                dtype=product_dtype(graph, op, float32_products) or "",
+                dtype=_dtype(graph, op, float32_products),
                 sizes=_sizes(graph, op),
             ),
         )
@@ -285,6 +285,13 @@ def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Ra
         else NO_TIME
         for index, op in enumerate(graph.ops)
     )
+
+
+def _dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str:
+    """What a product is computed in; of other ops that of their first operand, as of ops that ran."""
+    if op.flops or not op.inputs:
+        return product_dtype(graph, op, float32_products) or ""
+    return graph.tensors[op.inputs[0]].dtype
 
 
 def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | None:

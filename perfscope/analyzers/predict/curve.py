@@ -33,6 +33,8 @@ class Curve(Struct, frozen=True, kw_only=True):
     """Share of the peak of products."""
     memory: float
     """Share of the memory bandwidth."""
+    elements: float
+    """Elements that a core moves in a cycle where they are moved one by one; 0: not bound by them."""
     half: int
     """Length of a sequence at which attention reaches half of ``matrix``; 0: at any."""
     small: tuple[float, float]

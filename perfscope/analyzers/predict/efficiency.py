@@ -2,30 +2,37 @@
 
 The middle of a range is a fixed time of a kernel, and its work at a share of the peaks::
 
-    middle = floor + max(products / (matrix * waves * length), bytes / memory)
+    middle = floor + max(products / (matrix * waves * length), bytes / memory, element cycles / elements)
 
 ``waves``: share of the cores that tiles of a product keep busy. ``length``: of attention, ``n / (n + half)`` of its
-shorter sequence. So the share of the roofline that is reached grows with size, as measured ones do. The ends are the
-middle times two factors: nine in ten of the kernels that the curve was fitted to lie between them. There are two pairs:
-for kernels that are mostly floor, and for those that are mostly work.
+shorter sequence. ``element cycles``: of kernels that are not vectorised, which move an element at a time whatever its
+size. So the share of the roofline that is reached grows with size, as measured ones do. The ends are the middle times
+two factors: nine in ten of the kernels that the curve was fitted to lie between them. There are two pairs: for kernels
+that are mostly floor, and for those that are mostly work.
 
 The curves are in ``curves.py``, written by ``python -m tests.calibration --fit`` from the files that are listed there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import bytes_ns, flops_ns
+from perfscope.analyzers.devices.roofline import NS, bytes_ns, flops_ns
 from perfscope.analyzers.devices.tiles import Sizes, wave_share
+from perfscope.analyzers.hlo.module import ITEM_BITS
 from perfscope.analyzers.predict.curve import PRODUCTS, Category, Curve
 from perfscope.analyzers.predict.curves import CURVES
 from perfscope.analyzers.predict.spans import Range, ns_range
+from perfscope.model.collectives import element_size
 
 TILE = (128, 128)
 SPLIT = 256
 """Tile of a product, and the length of a contraction from which it is divided among idle cores."""
+VECTOR = 16
+"""Bytes of one vectorised access; a product whose rows are no multiple of it reads and writes them one by one."""
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -36,7 +43,7 @@ class Work(Struct, frozen=True, kw_only=True):
     flops: int = 0
     """Of matrix products."""
     dtype: str = ""
-    """Of their operands, as torch or XLA spell it; ``float32``: without TF32."""
+    """Of what is multiplied, or moved, as torch or XLA spell it; ``float32``: of products without TF32."""
     sizes: Sizes | None = None
     """Of the largest product; of attention queries, keys and heads; of a convolution as a product of its windows."""
     ideal_ns: float | None = None
@@ -53,14 +60,14 @@ _NEAREST = {
 }  # fmt: skip
 
 
-def kernel_curve(device: Device, work: Work) -> Curve | None:
+def kernel_curve(device: Device, work: Work, curves: Sequence[Curve] = CURVES) -> Curve | None:
     """The curve of the device's architecture, else of the nearest one that was measured, else of its vendor.
 
     ``None`` where none was fitted.
     """
     plain = work.category in PRODUCTS and work.is_float32
     for devices in (device.architecture, _NEAREST.get(device.architecture or ""), device.vendor):
-        for curve in CURVES:
+        for curve in curves:
             if (curve.devices, curve.category, curve.float32) == (devices, work.category, plain):
                 return curve
     return None
@@ -76,7 +83,19 @@ def curve_parts(curve: Curve, device: Device, work: Work) -> tuple[float, float]
             shorter = min(work.sizes.rows, work.sizes.columns)
             length = shorter / (shorter + curve.half)
         arithmetic = products / (curve.matrix * length)
-    return float(curve.floor), max(arithmetic, bytes_ns(device, work.bytes) / curve.memory)
+    single = element_cycles_ns(device, work) / curve.elements if curve.elements else 0.0
+    return float(curve.floor), max(arithmetic, bytes_ns(device, work.bytes) / curve.memory, single)
+
+
+def element_cycles_ns(device: Device, work: Work) -> float:
+    """Time of the elements of some work at one per core and cycle; 0 where they are moved as vectors, or not known."""
+    size = 4 if work.dtype == "tf32" else element_size(work.dtype) or ITEM_BITS.get(work.dtype, 0) // 8
+    if not size or not device.cores or not device.clock_hz or work.category == "elementwise":
+        return 0.0
+    sizes = work.sizes if work.category == "product" else None
+    if work.flops and (sizes is None or not any(length * size % VECTOR for length in (sizes.inner, sizes.columns))):
+        return 0.0
+    return work.bytes / size * NS / (device.cores * device.clock_hz)
 
 
 def ideal_ns(device: Device, work: Work) -> float:
@@ -100,13 +119,13 @@ def products_ns(device: Device, work: Work) -> float:
     return ideal / wave_share(heads, tile=TILE, cores=device.cores, split=0)
 
 
-def usual_range(device: Device, work: Work) -> Range | None:
+def usual_range(device: Device, work: Work, curves: Sequence[Curve] = CURVES) -> Range | None:
     """Between the ends nine in ten measured kernels lie; ``None`` without a curve or a peak.
 
     Nothing multiplies faster than the peak, and what does not fit the shared cache is moved no faster than memory is:
     a range below that is moved up to it, and one that is partly below is cut.
     """
-    curve = kernel_curve(device, work)
+    curve = kernel_curve(device, work, curves)
     if curve is None:
         return None
     try:
