@@ -338,6 +338,13 @@ def _jit() -> list[Case]:
             {"recompilation": "update(state, batch_BM)"},
             False,
         ),
+        (
+            "callback",
+            jax_program("loop", "--defect", "callback"),
+            jax_program("loop", "--twin", "callback"),
+            {"host_callback": "jax.debug.callback(report_norms"},
+            True,
+        ),
         *(
             (
                 f"host: {name}",

@@ -8,8 +8,9 @@ Shapes: B batch, M tokens of a sequence and its target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,11 +19,12 @@ from perfscope.workloads.host_defects import HOST_DEFECTS, HostWork
 from perfscope.workloads.jax.attention import SIZES, Block
 from perfscope.workloads.jax.data import batches, device_of
 from perfscope.workloads.jax.options import options_of, parser_of
-from perfscope.workloads.jax.training import LanguageModel, report, start, step_of
+from perfscope.workloads.jax.training import LanguageModel, State, report, start, step_of
 from perfscope.workloads.options import Options
 
 VARIANTS = ("blocked", "naive")
 SHAPE_DEFECTS = {"shapes": "feed sequences of ever new length, each of which is compiled"}
+CALLBACK_DEFECTS = {"callback": "report the norms of all weights by a callback from inside the compiled step"}
 FEWEST = 8
 """Least length of a sequence."""
 
@@ -37,34 +39,67 @@ def batch_of(tokens_BM: np.ndarray, step: int, shapes: str | None) -> np.ndarray
     return short_BM
 
 
-def train(options: Options, host: HostWork, shapes: str | None) -> list[float]:
+def reporting(model: LanguageModel, reports: list[list[float]], callback: str | None) -> Callable[..., Any]:
+    """The step, which reports the norms of the weights into ``reports``.
+
+    ``callback``: ``defect`` by a callback, ``twin`` by returning them to who calls it; ``None``: no reports.
+    """
+    step = step_of(model)
+    if callback is None:
+        return step
+
+    def report_norms(weights: list[np.ndarray]) -> None:
+        reports.append([float(np.sqrt(np.sum(np.square(weight)))) for weight in weights])
+
+    def with_callback(state: State, tokens_BM: jax.Array) -> tuple[State, Any]:
+        state, loss = step(state, tokens_BM)
+        jax.debug.callback(report_norms, jax.tree.leaves(state.weights))  # defect: host_callback: waits for Python
+        return state, loss
+
+    def with_norms(state: State, tokens_BM: jax.Array) -> tuple[State, Any]:
+        state, loss = step(state, tokens_BM)
+        norms = [jax.numpy.sqrt(jax.numpy.sum(weight * weight)) for weight in jax.tree.leaves(state.weights)]
+        return state, (loss, norms)
+
+    return with_callback if callback == "defect" else with_norms
+
+
+def train(options: Options, host: HostWork, shapes: str | None, callback: str | None) -> list[float]:
     """Trains ``options.steps`` steps, prints the loss of each and returns them."""
     model, device = LanguageModel(Block, options), device_of(options)
-    update = jax.jit(step_of(model), donate_argnums=0)
+    reports: list[list[float]] = []
+    update = jax.jit(reporting(model, reports, callback), donate_argnums=0)
     state = jax.device_put(start(model), device)
 
     def save(path: Path) -> None:
         np.savez(path, *jax.tree.leaves(jax.device_get(state)))  # defect: host_bound: the next step waits for the disk
 
     host.save = save
-    losses = []
+    losses, norms = [], []
     with host:
         for step, tokens_BM in enumerate(batches(options)):
             batch_BM = jax.device_put(batch_of(tokens_BM, step, shapes), device)
             state, loss = update(state, batch_BM)  # defect: recompilation: a new length
             host(step)
+            if callback == "twin":
+                loss, of_step = loss
+                norms.append(of_step)
             losses.append(loss)
+    reports += [[float(norm) for norm in of_step] for of_step in norms]
     return report(losses)
 
 
-def parsed(argv: Sequence[str] | None = None) -> tuple[Options, HostWork, str | None]:
-    """Options from the command line, what the host does, and whether shapes change."""
-    parser = parser_of(__doc__ or "", VARIANTS, SIZES, {**HOST_DEFECTS, **SHAPE_DEFECTS})
-    parser.add_argument("--twin", choices={**HOST_DEFECTS, **SHAPE_DEFECTS}, help="the same work out of the loop's way")
+def parsed(argv: Sequence[str] | None = None) -> tuple[Options, HostWork, str | None, str | None]:
+    """Options from the command line, what the host does, whether shapes change, and who reports norms."""
+    defects = {**HOST_DEFECTS, **SHAPE_DEFECTS, **CALLBACK_DEFECTS}
+    parser = parser_of(__doc__ or "", VARIANTS, SIZES, defects)
+    parser.add_argument("--twin", choices=defects, help="the same work out of the loop's way")
     asked = parser.parse_args(argv)
     defect = next(iter(asked.defect), None)
-    shapes = "defect" if defect == "shapes" else "twin" if asked.twin == "shapes" else None
-    return options_of(asked, SIZES), HostWork(defect, asked.twin), shapes
+    shapes, callback = (
+        "defect" if defect == name else "twin" if asked.twin == name else None for name in ("shapes", "callback")
+    )
+    return options_of(asked, SIZES), HostWork(defect, asked.twin), shapes, callback
 
 
 if __name__ == "__main__":
