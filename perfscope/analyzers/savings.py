@@ -49,7 +49,8 @@ class Wholes:
             if not step.traced:
                 self._untraced.setdefault(step.rank, []).append(step.duration_ns)
         for window in () if self._untraced else analysis.windows:
-            self._untraced.setdefault(window.rank, []).append(round(window.duration_ns / window.steps))
+            if window.steps > 0:
+                self._untraced.setdefault(window.rank, []).append(round(window.duration_ns / window.steps))
 
     def untraced(self, finding: Finding) -> float | None:
         """A step without a profiler of the ranks that pay, in ns; ``None`` where none was timed.

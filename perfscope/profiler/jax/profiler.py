@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from perfscope.model.files import write_atomically
@@ -104,26 +105,33 @@ class JaxProfilerCapture:
         # Only now: a range that is dropped while the profiler records is written as if it had ended there.
         self._range = None
 
-    def _end(self) -> bool:
-        """Stop recording; False where it had ended."""
+    def _end(self, *, again: bool = False) -> bool:
+        """Stop recording; False where it had ended. ``again``: begin a new recording in its place."""
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
                 self._space = session.stop()
+                if again:
+                    self._session = compat.session(host_tracer_level=HOST_TRACER_LEVEL)
         return session is not None
 
     def _end_in_time(self, thread: int) -> None:
         """End the recording when the thread that began it has run long enough behind its last long compilation."""
-        ran, compiled = 0.0, 0.0
+        ran, compiled, before = 0.0, 0.0, monotonic()
         while ran < MOST_RUN_S:
             if self._over.wait(POLL_S):
                 return
+            passed, before = monotonic() - before, monotonic()
             if _compiles(thread):
-                compiled += POLL_S
+                compiled += passed
                 continue
-            if compiled >= LONG_COMPILE_S and self._end():
-                self._session, ran = compat.session(host_tracer_level=HOST_TRACER_LEVEL), 0.0
-            ran, compiled = ran + POLL_S, 0.0
+            if compiled < LONG_COMPILE_S:
+                ran += passed
+            elif self._end(again=True):
+                ran, before = 0.0, monotonic()
+            else:
+                return
+            compiled = 0.0
         if self._end():
             self.remark = f"{MOST_RUN_S:.0f} s of it, behind compiling; the program went on without a profiler"
 
