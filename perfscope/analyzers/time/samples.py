@@ -13,7 +13,6 @@ from collections import defaultdict
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
 
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
 from perfscope.model.documents.stacks import COLLECTING, SWITCH_NS
@@ -91,6 +90,12 @@ def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None 
     frames, row = trace.rows["frames"], int(trace.fact(stacks).user[frame])
     if inside is not None and not inside[row]:
         row = frame if frames["file"][frame] != MISSING else max(int(frames["parent"][frame]), 0)
+    return _site_of(trace, row)
+
+
+def _site_of(trace: Trace, row: int) -> CallSite:
+    """The function and line of a row of ``frames``."""
+    frames = trace.rows["frames"]
     file, line = trace.text(int(frames["file"][row])), int(frames["line"][row])
     return CallSite(
         file=file or None,
@@ -268,7 +273,13 @@ class SampledLine(Struct, frozen=True, kw_only=True):
     """That frame is the user's line, or called by it."""
     share: float
     """Of the samples' time."""
-    samples: int
+    rows: tuple[int, ...]
+    """Of ``samples``."""
+
+    @property
+    def samples(self) -> int:
+        """Their number."""
+        return len(self.rows)
 
 
 def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | None = None) -> tuple[SampledLine, ...]:
@@ -279,14 +290,14 @@ def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | Non
     if not whole:
         return ()
     time: dict[CallSite, int] = defaultdict(int)
-    counts: dict[CallSite, int] = defaultdict(int)
+    members: dict[CallSite, list[int]] = defaultdict(list)
     inner: dict[CallSite, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     frames: dict[tuple[CallSite, str], int] = {}
     for row, ns in zip(rows.tolist(), weight.tolist(), strict=True):
         frame = int(samples["frame"][row])
         site = sampled_site(trace, frame, inside)
         time[site] += ns
-        counts[site] += 1
+        members[site].append(row)
         text = known.texts[frame] if frame != MISSING else ""
         inner[site][text] += ns
         frames.setdefault((site, text), frame)
@@ -294,7 +305,7 @@ def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | Non
     for site, ns in time.items():
         text = max(inner[site], key=lambda text: inner[site][text])
         direct = is_direct(trace, frames[site, text])
-        lines.append(SampledLine(site=site, innermost=text, direct=direct, share=ns / whole, samples=counts[site]))
+        lines.append(SampledLine(site=site, innermost=text, direct=direct, share=ns / whole, rows=tuple(members[site])))
     return tuple(sorted(lines, key=lambda line: -line.share))
 
 
@@ -302,63 +313,48 @@ HOT = 0.8
 """Of the time of a call: what it calls with so much of it is looked into, else its calls are told apart."""
 
 
-class InnerCall(Struct, frozen=True, kw_only=True):
-    """A function that runs below a line of the program."""
+def inner_calls(trace: Trace, line: SampledLine) -> tuple[SampledLine, ...]:
+    """What runs below a line, at the first place where its time divides, most time first; empty where nothing does.
 
-    site: CallSite
-    """Its line with most time."""
-    name: str
-    share: float
-    """Of the samples' time."""
-    samples: int
-
-
-def inner_calls(trace: Trace, rows: Int64) -> tuple[InnerCall, ...]:
-    """What runs below the user's line, at the first place where its time divides, most time first.
-
-    ``rows``: samples of one line. From that line the call with ``HOT`` of the time is followed down, to the calls none
-    of which has so much.
+    From the line the call with ``HOT`` of the time is followed down, to the calls none of which has so much.
     """
-    samples, parents = trace.rows["samples"], trace.rows["frames"]["parent"]
-    weight, users = samples["lasts_ns"][rows], trace.fact(stacks).user
-    below: list[list[int]] = []
-    for frame in samples["frame"][rows].tolist():
-        chain: list[int] = []
-        while frame != MISSING and frame != users[frame]:
-            chain.append(frame)
-            frame = int(parents[frame])
-        below.append(chain[::-1])
-    members, calls, depth = list(range(len(below))), list[list[int]](), 0
+    lasts = trace.rows["samples"]["lasts_ns"]
+    below = {row: _below_user(trace, row) for row in line.rows}
+    members, calls, depth = list(line.rows), list[list[int]](), 0
     while True:
         by_function: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for member in members:
-            if depth < len(below[member]):
-                by_function[_function(trace, below[member][depth])].append(member)
+        for row in members:
+            if depth < len(below[row]):
+                by_function[_function(trace, below[row][depth])].append(row)
         if not by_function:
             break
         calls, depth = list(by_function.values()), depth + 1
-        hottest = max(calls, key=lambda call: int(weight[call].sum()))
-        if weight[hottest].sum() < HOT * weight[members].sum():
+        hottest = max(calls, key=lambda call: int(lasts[call].sum()))
+        if lasts[hottest].sum() < HOT * lasts[members].sum():
             break
         members = hottest
-    found = [_inner_call(trace, [below[member][depth - 1] for member in call], weight[call]) for call in calls]
-    whole = int(weight.sum()) or 1
-    return tuple(sorted((replace(call, share=call.share / whole) for call in found), key=lambda call: -call.share))
+    scale = line.share / (int(lasts[list(line.rows)].sum()) or 1)
+    found = []
+    for call in calls:
+        times: dict[int, int] = defaultdict(int)
+        for row in call:
+            times[below[row][depth - 1]] += int(lasts[row])
+        site = _site_of(trace, max(times, key=lambda frame: times[frame]))
+        share = scale * sum(times.values())
+        found.append(SampledLine(site=site, innermost=site.function or "", direct=True, share=share, rows=tuple(call)))
+    return tuple(sorted(found, key=lambda call: -call.share))
+
+
+def _below_user(trace: Trace, row: int) -> list[int]:
+    """Rows of ``frames`` of a sample below the user's line, outermost first."""
+    parents, users = trace.rows["frames"]["parent"], trace.fact(stacks).user
+    frame, chain = int(trace.rows["samples"]["frame"][row]), list[int]()
+    while frame != MISSING and frame != users[frame]:
+        chain.append(frame)
+        frame = int(parents[frame])
+    return chain[::-1]
 
 
 def _function(trace: Trace, frame: int) -> tuple[int, int]:
     frames = trace.rows["frames"]
     return int(frames["file"][frame]), int(frames["name"][frame])
-
-
-def _inner_call(trace: Trace, frames: list[int], weight: Int64) -> InnerCall:
-    """Of the samples of one function; ``share`` is still its time."""
-    times: dict[int, int] = defaultdict(int)
-    for frame, ns in zip(frames, weight.tolist(), strict=True):
-        times[frame] += ns
-    most, table = max(times, key=lambda frame: times[frame]), trace.rows["frames"]
-    file, line, function = (int(table[name][most]) for name in ("file", "line", "name"))
-    site = CallSite(
-        file=trace.text(file) or None, line=line if line != MISSING else None, function=trace.text(function), exact=True
-    )
-    return InnerCall(site=site, name=trace.text(function), share=float(weight.sum()), samples=len(frames))

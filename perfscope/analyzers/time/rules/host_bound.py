@@ -44,6 +44,7 @@ from perfscope.analyzers.time.host_activity import (
 )
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import (
+    SampledLine,
     device_waits,
     free_samples,
     in_calls,
@@ -155,7 +156,7 @@ def _finding(trace: Trace, account: StepAccount, cause: Cause, cost: int) -> Fin
     subject, verb, advice = _CALLS if source == "calls" else _WORK[cause]
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     function, best = _most(lines)
-    inner = _inner_lines(trace, cause, lines) if source in ("free", "calls") else ()
+    inner = lines[0].inner if lines else ()
     package = _package(inner)
     function = None if package else function
     most = f": mostly in {package or function}" if package or function else ""
@@ -191,8 +192,9 @@ _SOURCES = {
     "recorded": "",
     "nothing": " The recording has no Python functions there: record with `perfscope run`, or with Python stacks, to "
     "see which they are.",
-    "free": " The lines are those of sampled stacks of steps without a profiler, by their shares there.",
-    "calls": " The lines are those of sampled stacks of steps without a profiler, by their shares there.",
+    **dict.fromkeys(
+        ("free", "calls"), " The lines are those of sampled stacks of steps without a profiler, by their shares there."
+    ),
     "detail": " The functions are those of the detail pass, by their shares of the time there.",
 }
 """Where the lines are from -> what the advice adds."""
@@ -209,6 +211,8 @@ class _Line(Struct, frozen=True, kw_only=True):
     start_ns: int | None
     direct: bool = True
     """``name`` is the site's own function, or called by its line: no library's function stands between."""
+    inner: tuple[_Line, ...] = ()
+    """What the line starts, where it has most of the time and does nothing itself."""
 
 
 def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], str]:
@@ -222,17 +226,11 @@ def _lines(trace: Trace, cause: Cause, spans: Intervals) -> tuple[list[_Line], s
         rows = _free_rows(trace, cause)
         free = sampled_lines(trace, rows)
         if sum(line.samples for line in free) >= LEAST_SAMPLES:
-            return [
-                _Line(
-                    name=line.innermost,
-                    site=line.site,
-                    share=line.share,
-                    pieces=line.samples,
-                    start_ns=None,
-                    direct=line.direct,
-                )
-                for line in free
-            ], "calls" if _mostly_calls(trace, rows) else "free"
+            first = free[0]
+            # a line that only starts the work, as `trainer.train()` does
+            inner = inner_calls(trace, first) if not first.direct and first.share > HALF else ()
+            lines = [_free_line(first, tuple(map(_free_line, inner))), *map(_free_line, free[1:])]
+            return lines, "calls" if _mostly_calls(trace, rows) else "free"
         detailed = _detailed(trace.detail, cause) if trace.detail is not None and 2 * told < whole else ()
         if detailed and trace.detail is not None:
             return [_recorded_line(trace.detail, item, detailed, timed=False) for item in detailed], "detail"
@@ -251,6 +249,13 @@ def _free_rows(trace: Trace, cause: Cause) -> Int64:
         if shown.sum() < LEAST_SAMPLES:
             shown = outside & np.isin(activity, [MISSING, *_ACTIVITY.values()])
     return np.asarray(rows[shown], np.int64)
+
+
+def _free_line(line: SampledLine, inner: tuple[_Line, ...] = ()) -> _Line:
+    return _Line(
+        name=line.innermost, site=line.site, share=line.share, pieces=line.samples, start_ns=None, direct=line.direct,
+        inner=inner,
+    )  # fmt: skip
 
 
 def _mostly_calls(trace: Trace, rows: Int64) -> bool:
@@ -278,19 +283,6 @@ def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
     causes = _WORK if cause == "other_host" else (cause,)  # without Python functions all work is ``other_host``
     work = host_work(detail, merge(*(time_of_cause(detail, account, item) for item in causes)))
     return work if work and work[0].name != NOT_RECORDED else ()
-
-
-def _inner_lines(trace: Trace, cause: Cause, lines: Sequence[_Line]) -> tuple[_Line, ...]:
-    """What the first line calls, where it has most of the time and only starts the work, as `trainer.train()` does."""
-    first = lines[0]
-    if first.direct or first.share <= HALF:
-        return ()
-    rows, frames = _free_rows(trace, cause), trace.rows["samples"]["frame"]
-    own = [row for row in rows.tolist() if sampled_site(trace, int(frames[row])) == first.site]
-    return tuple(
-        _Line(name=call.name, site=call.site, share=call.share * first.share, pieces=call.samples, start_ns=None)
-        for call in inner_calls(trace, np.array(own, np.int64))
-    )
 
 
 def _package(lines: Sequence[_Line]) -> str | None:
