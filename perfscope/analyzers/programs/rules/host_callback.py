@@ -6,7 +6,8 @@ is fused across it, an accelerator waits, and inside `jax.lax.scan` or `while_lo
 
 How it is found: custom calls of the compiled programs whose target is JAX's Python callback, by line. Where the
 recording has them, their time is measured, and a line with less than 1 % of the step is left out; else it is
-structural: how often one run of the program calls. On TPU callbacks are transfers like others and are not found.
+structural: how often one run of the program calls, a call under a condition as if it were made. On TPU callbacks are
+transfers like others and are not found.
 
 Fix: return the values from the jitted function and print or log them after the call, every N steps. Inside a loop call
 under a condition (`jax.lax.cond(step % 100 == 0, report, skip, value)`). Write what a `pure_callback` computes in
@@ -21,13 +22,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
+from perfscope.analyzers.hlo.executions import rows_of
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import Runs, launched, primitive, where_of
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import program_records, timed_cost, whole_ns
-from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title
-from perfscope.model.intervals import Int64, union
+from perfscope.model.finding import MOST_ROWS, Finding, Where, fit_title
+from perfscope.model.intervals import union
 from perfscope.model.severity import MEDIUM_SHARE
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
@@ -54,15 +57,21 @@ class _Callback(Struct, frozen=True, kw_only=True):
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding a line, the time of its instructions where the recording has them."""
-    whole = whole_ns(trace)
+    ops, whole = trace.rows["hlo_ops"], whole_ns(trace)
     for where, callbacks in _by_line(trace).items():
-        rows = _rows(trace, callbacks)
+        finding = _finding(where, callbacks)
+        rows = np.concatenate([rows_of(trace, one.module, [one.instruction.name]) for one in callbacks])
         if not len(rows):
-            yield _finding(trace, where, callbacks, None)
+            yield finding
             continue
-        times = union(trace.rows["hlo_ops"]["start_ns"][rows], trace.rows["hlo_ops"]["end_ns"][rows])
+        starts, ends = ops["start_ns"][rows], ops["end_ns"][rows]
+        times = union(starts, ends)
         if times.total() >= MEDIUM_SHARE * whole:
-            yield _finding(trace, where, callbacks, rows)
+            each = format_ns(int((ends - starts).mean()))
+            title = fit_title(f"{finding.title}: {len(rows):,} times, {each} each", where.op or "")
+            yield replace(
+                finding, title=title, spans=spans_within(trace, times), **timed_cost(trace, times.total(), whole)
+            )
 
 
 def _by_line(trace: Trace) -> dict[Where, list[_Callback]]:
@@ -76,45 +85,19 @@ def _by_line(trace: Trace) -> dict[Where, list[_Callback]]:
     return found
 
 
-def _rows(trace: Trace, callbacks: Sequence[_Callback]) -> Int64:
-    """Their executions, rows of ``hlo_ops``."""
-    ops, codes = trace.rows["hlo_ops"], {text: code for code, text in enumerate(trace.strings)}
-    mine = np.zeros(len(ops), bool)
-    for callback in callbacks:
-        module, name = codes.get(callback.module.name, -1), codes.get(callback.instruction.name, -1)
-        mine |= (ops["module"] == module) & (ops["name"] == name)
-    return np.flatnonzero(mine)
-
-
-def _finding(trace: Trace, where: Where, callbacks: Sequence[_Callback], rows: Int64 | None) -> Finding:
-    what = f"`{where.op or 'a callback'}`"
-    looped = any(callback.runs.times > 1 or not callback.runs.exact for callback in callbacks)
-    evidence: tuple[dict[str, Cell], ...] = tuple(
-        {"module": callback.module.name, "instruction": callback.instruction.name, "calls_per_run": callback.runs.times}
-        for callback in callbacks[:MOST_ROWS]
-    )
-    detail = "It runs inside a loop of the program." if looped else ""
-    if rows is None:
-        return Finding(
-            subject="python callback",
-            title=fit_title(f"{what} calls Python from a compiled program", what),
-            detail=detail,
-            severity="medium" if looped else "low",
-            basis="structural",
-            advice=_ADVICE,
-            where=where,
-            evidence=evidence,
-        )
-    ops = trace.rows["hlo_ops"]
-    times = union(ops["start_ns"][rows], ops["end_ns"][rows])
-    each = format_ns(int((ops["end_ns"] - ops["start_ns"])[rows].mean()))
+def _finding(where: Where, callbacks: Sequence[_Callback]) -> Finding:
+    """Without times."""
+    looped = any(one.runs.times > 1 or not one.runs.exact for one in callbacks)
     return Finding(
         subject="python callback",
-        title=fit_title(f"{what} calls Python from a compiled program: {len(rows):,} times, {each} each", what),
-        detail=detail,
-        **timed_cost(trace, times.total(), whole_ns(trace)),
+        title=fit_title(f"`{where.op or 'a callback'}` calls Python from a compiled program", where.op or ""),
+        detail="It runs inside a loop of the program." if looped else "",
+        severity="medium" if looped else "low",
+        basis="structural",
         advice=_ADVICE,
         where=where,
-        evidence=evidence,
-        spans=spans_within(trace, times),
+        evidence=tuple(
+            {"module": one.module.name, "instruction": one.instruction.name, "calls_per_run": one.runs.times}
+            for one in callbacks[:MOST_ROWS]
+        ),
     )
