@@ -101,7 +101,11 @@ def _is_launcher(word: str) -> bool:
     show_default=True,
     help="Steps left alone before the first capture (the very first always is).",
 )
-@click.option("--whole", is_flag=True, help="Capture the whole program as one step, for programs without steps.")
+@click.option(
+    "--whole",
+    is_flag=True,
+    help="Capture the whole program as one step, for programs without steps; of a JAX program two seconds of it.",
+)
 @click.option("--step-annotation", metavar="NAME", help="The record_function or NVTX range that is one step.")
 @click.option(
     "--xla-dump", is_flag=True, help="JAX: have XLA write each program it compiles, and why ops were not fused."

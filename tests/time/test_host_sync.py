@@ -342,7 +342,7 @@ def test_the_range_check_of_one_hot_on_a_cpu_is_not_the_programs_read():
     assert [finding.where.line for finding in _judge(b).findings] == [70]
 
 
-def test_on_cpu_a_read_of_what_was_made_of_nothing_is_no_wait_of_an_accelerator():
+def test_on_cpu_a_read_of_what_was_made_without_an_input_is_no_wait_of_an_accelerator():
     g = GraphBuilder()
     loss = g.input((1,))
     places = g.op("randint", [], (4,), "int64", file="train.py", line=1)

@@ -20,7 +20,8 @@ function begins. `line_is` in the evidence tells.
 Without an accelerator in the recording the op graph of a run is searched for ops that would make an
 accelerator drain its queue. These findings are structural and carry no time. The range check that
 `one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given. So are reads
-of tensors that the step makes of nothing (`torch.randint`): they are on the host in any case.
+of tensors that the step makes without an input (`torch.randint`): they stay on the host unless the program names a
+device, which a recording on a CPU does not tell.
 Of a planned program (`perfscope compile`) two more are left out: a line that read once in the five steps
 that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
 the host (the optimizer's counters).
@@ -109,8 +110,8 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
     calls = sorted({read.call for read in reads})
     named = " / ".join(f"`{call}`" for call in calls)
     package = library.partition("/")[0] if library else None
-    named, place = (f"{named} in {package}", f", at {library}") if package else (named, "")
-    where_it_runs = "" if package else " on the host"
+    subject = f"{named} in {package} reads an array" if package else f"{named} reads an array"
+    place = f", at {library}" if library else ""
     stalls = [read for read in reads if read.ready is False]
     waited = sum(read.duration_ns for read in reads) // steps
     begins = np.array([read.begin_ns for read in reads], np.int64)
@@ -128,9 +129,9 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
         )
     rows.sort(key=lambda row: -int(row["wait_ns"] or 0))
     return Finding(
-        subject=f"{named} reads an array",
+        subject=subject,
         title=fit_title(
-            f"{named} reads an array{where_it_runs}: {format_ns(waited)} per step, "
+            f"{subject}{'' if package else ' on the host'}: {format_ns(waited)} per step, "
             f"{len(stalls):,} of {len(reads):,} reads wait",
             named,
         ),
@@ -378,9 +379,10 @@ def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
 
 
 def _reads_of_host_data(graph: OpGraph) -> set[int]:
-    """Reads of what the step makes of nothing (``torch.randint`` and the like): it is on the host in any case.
+    """Reads of tensors that were made in the step without an input, or only from such: ``torch.randint`` and the like.
 
-    Unless the program asks for the device as it makes the tensor, which a recording on a CPU does not tell.
+    They are on the host with an accelerator too, unless the program names the device as it makes them, which a
+    recording on a CPU does not tell.
     """
     made: set[int] = set()
     reads = set()
