@@ -13,6 +13,7 @@ from perfscope.analyzers.checkpointing.simulate import keep_all, simulate, today
 from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model
 from perfscope.analyzers.engine import judge
+from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.memory.holders import SCARCE_SHARE
 from perfscope.analyzers.ops.recompute import recompute_regions, recomputed_ops
 from perfscope.analyzers.registry import load_rule
@@ -82,6 +83,15 @@ def test_resnet_with_checkpointing_gives_the_time_below_the_checkpoint_frames(co
     assert len(regions) == 12
     assert sum(len(region.ops) for region in regions) == 267
     assert sum(region.time.sum_ns for region in regions) == 4_209_958  # 4,209.96 us in the file's microseconds
+
+
+@pytest.mark.corpus
+def test_of_resnet_a_third_of_the_repeated_work_is_on_the_critical_path(corpus: Path):
+    analysis = judge_paths([corpus / "kineto" / "TraceLens__resnet_act_checkpoint.json.gz"], ["excess_remat"]).analysis
+    ((_, finding),) = analysis.findings()
+    assert finding.path_ns == finding.cost_ns
+    assert finding.cost_ns is not None
+    assert 0 < finding.cost_ns < 1_062_154  # its time while nothing else runs
 
 
 @pytest.mark.corpus

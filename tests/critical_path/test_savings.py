@@ -19,7 +19,7 @@ from perfscope.analyzers.critical_path import (
     saved_on_path,
     what_if,
 )
-from perfscope.analyzers.critical_path.savings import NOT_NAMED, SEVERAL_DEVICES, PathSaving
+from perfscope.analyzers.critical_path.savings import NOT_NAMED, OUTSIDE, SEVERAL_DEVICES, PathSaving
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.time import removed_inside, removed_time
@@ -123,6 +123,15 @@ def test_no_saving_where_dependencies_are_missing() -> None:
 
     assert saved(devices=1).ns
     assert saved(devices=2) == PathSaving(reason=SEVERAL_DEVICES)
+
+
+def test_no_saving_of_time_outside_the_recorded_steps() -> None:
+    trace, _ = run(PLANTED)
+    begin, end = trace.span_ns()
+    within = removed_time(union([begin], [begin + 50 * US]))
+    beyond = removed_time(union([end - 50 * US], [end + US]))
+    assert saved_on_path(trace, (within,)).reason is None
+    assert saved_on_path(trace, (within, beyond)) == PathSaving(reason=OUTSIDE)
 
 
 def test_a_host_that_may_have_polled_the_device_counts_as_waiting() -> None:

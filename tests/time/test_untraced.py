@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from perfscope.analyzers.time import bounded
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
@@ -48,6 +50,13 @@ def test_no_saving_exceeds_its_step() -> None:
 def test_compiling_is_not_the_profilers_doing() -> None:
     trace = steps(1000, compiling_us=9000)
     assert bounded(trace, "launch_bound", finding(400)).untraced_ns_per_step == 400_000
+
+
+def test_steps_without_a_profiler_that_do_not_compile_bound_no_compiling() -> None:
+    trace = steps(1000, compiling_us=9000)
+    compiling = replace(finding(3000), covers_ns={"compilation": 9_000_000})
+    result = bounded(trace, "recompilation", compiling)
+    assert (result.cost_ns_per_step, result.untraced_ns_per_step) == (3_000_000, None)
 
 
 def test_without_steps_that_were_timed_alone_nothing_is_said() -> None:

@@ -52,6 +52,7 @@ IN_PROGRAMS = "dependencies inside programs of XLA are not recorded"
 SEVERAL_DEVICES = "the process has several devices, whose dependencies on each other are not recorded"
 ELSEWHERE = "it is on no thread and no stream that the path follows"
 ONLY_WAIT = "it is the only wait of the recording, and ends it"
+OUTSIDE = "a part of it lies outside the recorded steps"
 BEGINS_LATER = "the path begins later, at work whose dependencies are not recorded"
 
 
@@ -112,6 +113,8 @@ def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> PathSaving:
         return PathSaving(reason=SEVERAL_DEVICES)
     change, kept = _recording(graph), 0.0
     for removed in removes:
+        if removed.table == "idle" and not _inside(graph, removed.rows):
+            return PathSaving(reason=OUTSIDE)
         if removed.table == "slices":
             change = _without_spans(trace, graph, change, removed)
         else:
@@ -124,6 +127,12 @@ def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> PathSaving:
     if saving.ns is None:
         return saving
     return replace(saving, ns=min(saving.ns + _after(graph, last, removes), graph.windows.whole_ns))
+
+
+def _inside(graph: Graph, rows: Int64) -> bool:
+    """Whether intervals lie within the recorded steps."""
+    spans = union(*rows.reshape(-1, 2).T)
+    return int(covered(spans, graph.windows.starts, graph.windows.ends).sum()) == spans.total()
 
 
 def _after(graph: Graph, last: int, removes: tuple[Removed, ...]) -> int:

@@ -53,6 +53,7 @@ from perfscope.analyzers.time.sites import (
 )
 from perfscope.analyzers.time.spans import (
     NO_WORK,
+    WORK_TABLES,
     WorkTime,
     covering_slices,
     input_slices,
@@ -96,6 +97,7 @@ __all__ = [
     "REGION",
     "SYNC_SLACK_NS",
     "UNKNOWN_SITE",
+    "WORK_TABLES",
     "CallSite",
     "Cause",
     "DeviceTime",

@@ -177,7 +177,7 @@ class WorkTime(Struct, frozen=True, kw_only=True):
         )
 
 
-_WORK: tuple[Literal["kernels", "copies"], ...] = ("kernels", "copies")
+WORK_TABLES: tuple[Literal["kernels", "copies"], ...] = ("kernels", "copies")
 NO_WORK = WorkTime(sum_ns=0, exposed_ns=0, kernels=0)
 
 
@@ -211,7 +211,7 @@ def removed_inside(trace: Trace, spans: Int64, left: float = 0.0) -> tuple[Remov
 
     Where no device worked the host time is the work.
     """
-    work = [Removed(table=table, rows=work_inside(trace, table, spans), left=left) for table in _WORK]
+    work = [Removed(table=table, rows=work_inside(trace, table, spans), left=left) for table in WORK_TABLES]
     on_device = len(trace.rows["kernels"]) > 0
     return (Removed(table="slices", rows=spans, left=0.0 if on_device else left), *work)
 

@@ -36,12 +36,19 @@ def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:
     step = round(whole_ns(trace) / count)
     cost = min(finding.cost_ns_per_step, step)
     whole = None if finding.cost_ns is None else min(finding.cost_ns, max(whole_ns(trace), 1))
-    return replace(finding, cost_ns=whole, cost_ns_per_step=cost, untraced_ns_per_step=_untraced(trace, rule, cost))
+    return replace(
+        finding,
+        cost_ns=whole,
+        cost_ns_per_step=cost,
+        untraced_ns_per_step=_untraced(trace, rule, cost, compiling="compilation" in finding.covers_ns),
+    )
 
 
-def _untraced(trace: Trace, rule: str, cost_ns: int) -> int | None:
+def _untraced(trace: Trace, rule: str, cost_ns: int, *, compiling: bool) -> int | None:
     bare = _bare_step_ns(trace)
     if bare is None or not trace.fact(step_accounts):
+        return None
+    if compiling and bare < cost_ns:  # those steps did not compile
         return None
     return min(round(cost_ns * trace.fact(_host_share_left) if _is_hosts(trace, rule) else cost_ns), round(bare))
 

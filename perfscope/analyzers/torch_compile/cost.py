@@ -7,8 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time import Window, blocking_calls, device_busy, step_windows, time_of, whole_ns
+from perfscope.analyzers.time import (
+    WORK_TABLES,
+    Window,
+    blocking_calls,
+    device_busy,
+    removed_time,
+    step_windows,
+    time_of,
+    whole_ns,
+)
 from perfscope.analyzers.torch_compile.frames import compile_spans
+from perfscope.model.finding import Removed
 from perfscope.model.intervals import Int64, Intervals, complement, covered, union
 from perfscope.model.trace import CallKind, SliceKind, Trace
 
@@ -30,6 +40,7 @@ class EagerCost(Struct, frozen=True, kw_only=True):
     sync_wait_ns: int
     """Of waiting calls; 0 without an accelerator."""
     on_device: bool
+    removes: tuple[Removed, ...]
 
 
 def compiling(trace: Trace) -> Intervals:
@@ -51,17 +62,42 @@ def steady_ns(trace: Trace) -> int:
 def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
     """The cost of some windows. Windows may touch but not overlap on one thread; compiling in them is left out."""
     windows = _without_compiling(trace, windows)
-    host = union([window.start_ns for window in windows], [window.end_ns for window in windows])
     on_device = "device_work" in trace.recorded
     host_ns = sum(window.end_ns - window.start_ns for window in windows)
     syncs, waited = _syncs(trace, windows, on_device=on_device)
     return EagerCost(
-        cost_ns=_device_ns(trace, windows) if on_device else host.total(),
+        cost_ns=_device_ns(trace, windows) if on_device else _host_time(windows).total(),
         host_ns=host_ns,
         syncs=syncs,
         sync_wait_ns=waited,
         on_device=on_device,
+        removes=_removed(trace, windows),
     )
+
+
+def _removed(trace: Trace, windows: Sequence[Window]) -> tuple[Removed, ...]:
+    """Their host time, the waits that begin in them, and the device work launched in them."""
+    inside = _launches_in(trace, windows)
+    work = (
+        Removed(table=table, rows=np.flatnonzero(np.isin(trace.rows[table]["call"], inside))) for table in WORK_TABLES
+    )
+    return (removed_time(_host_time(windows)), Removed(table="waits", rows=_waits_in(trace, windows)), *work)
+
+
+def _host_time(windows: Sequence[Window]) -> Intervals:
+    return union([window.start_ns for window in windows], [window.end_ns for window in windows])
+
+
+def _waits_in(trace: Trace, windows: Sequence[Window]) -> Int64:
+    """Rows of ``calls``."""
+    calls, rows = trace.rows["calls"], trace.fact(blocking_calls)
+    return np.asarray(rows[_inside(windows, calls["thread"][rows], calls["start_ns"][rows])])
+
+
+def _launches_in(trace: Trace, windows: Sequence[Window]) -> Int64:
+    """Rows of ``calls``."""
+    calls = trace.rows["calls"]
+    return np.flatnonzero(_inside(windows, calls["thread"], calls["start_ns"]) & np.isin(calls["kind"], _LAUNCHING))
 
 
 def _without_compiling(trace: Trace, windows: Sequence[Window]) -> list[Window]:
@@ -77,15 +113,12 @@ def _without_compiling(trace: Trace, windows: Sequence[Window]) -> list[Window]:
 
 def _device_ns(trace: Trace, windows: Sequence[Window]) -> int:
     """Of the device that loses most: what it idles for the windows, and their work while nothing else runs."""
-    calls = trace.rows["calls"]
-    launching = np.isin(calls["kind"], _LAUNCHING)
-    inside = np.flatnonzero(_inside(windows, calls["thread"], calls["start_ns"]) & launching)
-    waiting = trace.fact(blocking_calls)
-    waits = np.sort(calls["start_ns"][waiting])
+    inside = _launches_in(trace, windows)
+    waits = np.sort(trace.rows["calls"]["start_ns"][trace.fact(blocking_calls)])
     worst = 0
     for device, busy in trace.fact(device_busy).items():
         lost = _idle_for(trace, device, busy, windows, waits)
-        for table in ("kernels", "copies"):
+        for table in WORK_TABLES:
             work = trace.rows[table]
             mine = (work["device"] == device) & np.isin(work["call"], inside)
             lost += time_of(trace, table, np.flatnonzero(mine)).exposed_ns
@@ -120,7 +153,7 @@ def _idle_for(trace: Trace, device: int, busy: Intervals, windows: Sequence[Wind
 def _launches(trace: Trace, device: int) -> tuple[Int64, Int64]:
     """When each piece of work of a device was launched, ascending, and when it began."""
     launched, began = [], []
-    for table in ("kernels", "copies"):
+    for table in WORK_TABLES:
         work = trace.rows[table]
         rows = np.flatnonzero((work["device"] == device) & (work["call"] >= 0))
         launched.append(trace.rows["calls"]["start_ns"][work["call"][rows]])
@@ -132,8 +165,7 @@ def _launches(trace: Trace, device: int) -> tuple[Int64, Int64]:
 
 def _syncs(trace: Trace, windows: Sequence[Window], *, on_device: bool) -> tuple[int, int]:
     if on_device:
-        calls, rows = trace.rows["calls"], trace.fact(blocking_calls)
-        mine = rows[_inside(windows, calls["thread"][rows], calls["start_ns"][rows])]
+        calls, mine = trace.rows["calls"], _waits_in(trace, windows)
         return len(mine), int((calls["end_ns"][mine] - calls["start_ns"][mine]).sum())
     slices = trace.rows["slices"]
     names = [code for code, text in enumerate(trace.strings) if text in HOST_READS]

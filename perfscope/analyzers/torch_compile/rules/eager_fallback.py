@@ -269,6 +269,7 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
         )[:MAX_ROWS],
         spans=spans_of_windows(window for windows in known for window in windows),
         advice=_advice(first),
+        removes=() if cost is None else cost.removes,
     )
 
 

@@ -277,6 +277,7 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
         evidence=tuple(_row(trace, line, graph_break, cost) for graph_break in line.breaks[:MAX_ROWS]),
         spans=spans_of_windows(line.windows or ()),
         advice=_advice(first),
+        removes=() if cost is None else cost.removes,
     )
 
 

@@ -49,7 +49,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import REGION, time_within
+from perfscope.analyzers.time import REGION, removed_time, time_within
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_log_of,
@@ -340,6 +340,7 @@ def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why:
         covers_ns=_covers(trace, again.spans),
         spans=spans_within(trace, again.spans),
         advice=advice,
+        removes=(removed_time(again.spans),),
     )
 
 
@@ -457,6 +458,7 @@ def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned
         spans=spans_within(trace, _spent(again)),
         advice="Pad shapes to a few sizes, and pass numbers that change as arrays (jnp.int32(i)), not as static "
         "arguments. Make the jitted function once, outside the loop.",
+        removes=(removed_time(_spent(again)),),
     )
 
 

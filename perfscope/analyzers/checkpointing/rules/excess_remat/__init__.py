@@ -70,9 +70,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
-from perfscope.analyzers.time import NO_WORK, call_site, named_slices, per_step, program_records, whole_ns
+from perfscope.analyzers.time import (
+    NO_WORK,
+    call_site,
+    named_slices,
+    per_step,
+    program_records,
+    removed_inside,
+    whole_ns,
+)
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import RECORDED, Trace
@@ -183,10 +193,11 @@ def _finding(
     detail = f"{ops:,} ops in {len(members):,} regions, {format_ns(time.sum_ns)} in all"
     if hidden > 0:
         detail += f", {format_ns(hidden)} of it hidden under other work"
-    cost = time.exposed_ns
+    avoidable = 1.0
     if bargain is not None:
         detail += f"; {why(bargain)}"
-        cost = round(cost * bargain.avoidable)
+        avoidable = bargain.avoidable
+    cost = round(time.exposed_ns * avoidable)
     return Finding(
         subject="recomputed forward",
         title=f"forward work runs again in backward: {len(members):,} region{'' if len(members) == 1 else 's'}",
@@ -199,6 +210,7 @@ def _finding(
         evidence=tuple(_row(trace, region, bargain, bought) for region in worst[:MAX_ROWS]),
         spans=spans_of_regions(trace, (region.ops for region in members)),
         advice=_advice(trace) if bargain is None else what_to_do(bargain) + _room(trace, bargain),
+        removes=removed_inside(trace, np.array([op for region in members for op in region.ops]), 1 - avoidable),
     )
 
 
