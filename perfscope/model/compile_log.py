@@ -248,9 +248,9 @@ class CompileLog:
     """Add it to a time to get the clock of the trace this log belongs to."""
     steps: tuple[StepSpan, ...] = ()
     """Steps of the run in which something was compiled, in order of time; none where nobody counted steps."""
-    executed: tuple[str | None, ...] = ()
+    executed: tuple[str, ...] = ()
     """Compile ids of inductor's graphs in the order in which they ran, where the program recorded that
-    (``torch._inductor.debug.record_and_log_graph_execution_order``); ``None``: torch knew none."""
+    (``torch._inductor.debug.record_and_log_graph_execution_order``) and torch knew the ids of all."""
     scheduled_graphs: int | None = None
     """Graphs whose fusion inductor decided while it was watched; those from its caches were decided before."""
     settings: tuple[str, ...] = ()

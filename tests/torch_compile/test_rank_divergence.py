@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -161,3 +165,48 @@ def test_the_ranks_of_the_corpus_agree_until_one_is_changed(corpus: Path) -> Non
     (finding,) = outcome_of([*traces[:3], fewer]).findings
     assert finding.ranks == (3,)
     assert finding.subject == "ranks compile different collectives"
+
+
+PROGRAM = """
+import torch, torch.distributed as dist
+from torch._inductor.debug import record_and_log_graph_execution_order
+
+dist.init_process_group("gloo")
+
+@torch.compile
+def first(x): return (x * 2).sin()
+
+@torch.compile
+def second(x): return (x + 1).cos()
+
+x = torch.ones(8)
+with record_and_log_graph_execution_order():
+    for number in range(3):
+        swapped = dist.get_rank() == 1 and number == 1
+        for function in (second, first) if swapped else (first, second):
+            function(x)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_real_program_whose_ranks_run_their_graphs_in_another_order(tmp_path: Path) -> None:
+    """Without torch's caches; graphs that come from them have no ids, and then no order is said."""
+    program, logs = tmp_path / "program.py", tmp_path / "logs"
+    program.write_text(PROGRAM)
+    paths = {"TORCH_TRACE": str(logs), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+
+    def findings(**more: str) -> Outcome:
+        shutil.rmtree(logs, ignore_errors=True)
+        subprocess.run(command, env={**os.environ, **paths, **more}, check=True, capture_output=True, timeout=300)
+        return outcome_of([load(path)[0] for path in sorted(logs.iterdir())])
+
+    (finding,) = findings(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1").findings
+    assert (finding.subject, finding.ranks) == ("ranks run their graphs in another order", (1,))
+    assert "as call 3" in finding.detail
+    findings()
+    assert findings().status == "clean"  # all of it from the cache
+    assert "calls of graphs in order, some without" in " ".join(
+        note for path in logs.iterdir() for note in load(path)[0].source.notes
+    )

@@ -51,7 +51,7 @@ class RankCompile(Struct, frozen=True, kw_only=True):
     """What inductor's own model says that all its graphs take, each called once."""
     tensors: tuple[str, ...] = ()
     """Of each compilation a hash of what its calls return: shapes, strides and dtypes."""
-    executed: tuple[str | None, ...] = ()
+    executed: tuple[str, ...] = ()
     """Compile ids of its graphs in the order in which they ran, the first ones, where that was recorded."""
 
     def counts(self) -> tuple[int, ...]:

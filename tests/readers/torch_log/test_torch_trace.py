@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load, load_path
 from perfscope.analyzers.readers.torch_log import records
-from perfscope.analyzers.readers.torch_log.reader import read_log, sniff
+from perfscope.analyzers.readers.torch_log.reader import NO_COMPILE_ID, read_log, sniff
 from perfscope.analyzers.readers.torch_log.reader import read_records as read_bytes
 from perfscope.dashboards.report.text import render
 from perfscope.model.errors import DataError
@@ -196,9 +196,24 @@ def estimated(ns: float, size: int = 8, *, swapped: bool = False) -> LogText:
 
 def test_the_order_in_which_graphs_ran_is_kept() -> None:
     text = LogText(rank=0).at(0).start(("/u/a.py", 4, "f")).metrics()
-    order = [{"compile_id": "0/0"}, {"compile_id": None}, {"compile_id": "0/0"}]
-    text.artifact("graph_execution", {"graph_execution_order": order})
-    assert log_of(text).executed == ("0/0", None, "0/0")
+    text.artifact("graph_execution", {"graph_execution_order": [{"compile_id": "0/0"}, {"compile_id": "0/0"}]})
+    log = log_of(text)
+    assert (log.executed, log.left_out) == (("0/0", "0/0"), {})
+
+
+def test_records_without_content_are_not_corrupt() -> None:
+    """torch writes them of graphs that come from its caches."""
+    text = LogText(rank=0).at(0).start(("/u/a.py", 4, "f"))
+    for name in ("node_mappings", "kernel_stack_traces"):
+        text.add("artifact", {"name": f"inductor_provenance_tracking_{name}", "encoding": "json"}, payload="")
+    assert len(log_of(text.metrics()).compiles) == 1
+
+
+def test_calls_of_graphs_without_an_id_have_no_order() -> None:
+    text = LogText(rank=0).at(0).start(("/u/a.py", 4, "f")).metrics()
+    text.artifact("graph_execution", {"graph_execution_order": [{"compile_id": "0/0"}, {"compile_id": None}]})
+    log = log_of(text)
+    assert (log.executed, log.left_out) == ((), {NO_COMPILE_ID: 2})
 
 
 def test_what_inductor_schedules_and_estimates_is_kept() -> None:

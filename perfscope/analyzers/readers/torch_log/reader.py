@@ -84,6 +84,9 @@ class _Version(msgspec.Struct):
     pytorch_version: str | None = None
 
 
+NO_COMPILE_ID = "calls of graphs in order, some without a compile id (compiled earlier, or loaded from a cache),"
+
+
 class Collector:
     """Takes records one by one."""
 
@@ -134,6 +137,8 @@ class Collector:
         if self.rank is None:
             self.rank = record.envelope.rank
         kind = record.name or record.kind
+        if record.name and record.empty:  # of what came from a cache
+            return
         if (use := self._kinds.get(kind)) is not None:
             use(record)
         elif (use_with_unit := self._kinds_of_compilation.get(kind)) is not None:
@@ -256,6 +261,9 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
     left_out = Counter(collector.left_out) + collector.phases.left_out
     if collector.units.beyond:
         left_out["records of compilations beyond the limit"] = collector.units.beyond
+    executed = tuple(number for number in collector.executed if number is not None)
+    if len(executed) < len(collector.executed):
+        left_out[NO_COMPILE_ID], executed = len(collector.executed), ()
     unsaid = [graph_break for unit in units if (graph_break := breaks.failure_break(unit)) is not None]
     made = [kernel for unit in units for section in unit.sections for kernel in kernels.build(unit, section)]
     if len(made) > MAX_KERNELS:
@@ -265,7 +273,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         rank=collector.rank,
         torch_version=collector.version,
         compiles=tuple(unit.build() for unit in units),
-        executed=collector.executed,
+        executed=executed,
         breaks=(*_with_skips(collector.breaks), *unsaid),
         recompiles=tuple(
             Recompile(

@@ -120,6 +120,12 @@ class Record(Struct):
             return f"!{envelope.compiled_autograd_id}" + (f"/{frame}" if frame else "")
         return frame
 
+    @property
+    def empty(self) -> bool:
+        """Whether it has no payload."""
+        start, end = self._span
+        return start == end
+
     def payload(self) -> bytes:
         """The payload without its tabs; ``CorruptRecordError`` if it is too long to hold."""
         start, end = self._span

@@ -13,7 +13,8 @@ How it is found:
     rank). The largest set of ranks that agree is held to be right; every other set is one finding with the first
     difference, both sides of it, and the guard that failed, if one did. Collectives in the graphs (`_c10d_functional`)
     come first: another order of them is the gravest. Where the logs have the order in which graphs ran
-    (`with torch._inductor.debug.record_and_log_graph_execution_order():` around the steps), that is compared next.
+    (`with torch._inductor.debug.record_and_log_graph_execution_order():` around the steps and the first calls, which
+    compile, with `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`: other graphs have no ids), that is compared next.
     Where all compiled the same and only caches answered differently, it is said if it made a second of difference.
 
     The cost is modelled, and an upper bound: what one side spent on compilations that the other has not (of caches: how
@@ -343,7 +344,7 @@ def side_of(trace: Trace) -> Side | None:
     compiles.sort(key=lambda compiled: compiled.source.start_ns or 0)
     number = {compiled.source.compile_id: index for index, compiled in enumerate(compiles)}
     return Side(
-        executed=tuple(number.get(key or "") for key in log.executed),
+        executed=tuple(number.get(key) for key in log.executed),
         rank=rank,
         compiles=tuple(compiles),
         breaks=tuple(
