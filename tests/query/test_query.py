@@ -44,6 +44,17 @@ def test_sums_of_whole_numbers_are_whole() -> None:
     assert answer.astype(str).to_numpy().tolist() == [["479000", "2", "1.8014398509481984e+16"]]
 
 
+def test_whole_numbers_stay_whole_beside_missing_ones() -> None:
+    builder = TraceBuilder()
+    builder.op("aten::mm", 0, 50, external_id=1)
+    builder.python("train.py(12): step", 0, 60)
+    builder.launched("gemm", 10, 20, 30, correlation=1, external_id=1)
+    builder.op("aten::mm", 100, 150, external_id=2)
+    builder.launched("other", 110, 120, 130, correlation=2, external_id=2)
+    answer = Database([builder.build()]).query("select line from ops order by line")
+    assert (str(answer["line"].dtype), answer["line"].isna().sum(), answer["line"][0]) == ("Int64", 1, 12)
+
+
 def test_ops_have_their_device_time() -> None:
     (row,) = database().query(QUERIES["ops"].sql).itertuples()
     assert (row.name, row.device_ms, row.works) == ("aten::mm", pytest.approx(0.479), 2)

@@ -17,6 +17,7 @@ _WORD = re.compile(r"[a-z_]+")
 _READ = re.compile(r"\b(?:from|join)\s+([a-z_]+)")
 MOST_ERROR = 400
 """Characters kept of what the database says of a wrong query."""
+WHOLE = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"})
 EXACT = 2**53
 """Whole numbers below this are exact as floats."""
 
@@ -55,8 +56,8 @@ class Database:
         except self._error as error:
             said = " ".join(str(error).split())[:MOST_ERROR]
             raise UsageError(f"query: {said} (tables: {', '.join(table_names())})") from error
-        sums = [name for name, kind in zip(answer.columns, kinds, strict=True) if kind == "HUGEINT"]
-        return _with_whole_sums(answer, sums)
+        whole = [name for name, kind in zip(answer.columns, kinds, strict=True) if kind in WHOLE]
+        return _as_whole(answer, whole)
 
     def empty_tables(self, sql: str) -> tuple[str, ...]:
         """Which tables of a query that was answered have no row in these traces."""
@@ -64,12 +65,13 @@ class Database:
         return tuple(name for name in _named(sql) if name in read and self._rows.get(name) == 0)
 
 
-def _with_whole_sums(answer: pd.DataFrame, sums: Sequence[str]) -> pd.DataFrame:
-    """Sums of whole numbers as whole numbers: duckdb has them in 128 bits, and pandas as floats.
+def _as_whole(answer: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Whole numbers as such: pandas has those beside missing ones, and duckdb's sums of 128 bits, as floats.
 
     Those that a float does not hold exactly stay floats.
     """
-    exact = [name for name in sums if (answer[name].dropna().abs() < EXACT).all()]
+    floats = [name for name in names if answer[name].dtype.kind == "f"]
+    exact = [name for name in floats if (answer[name].dropna().abs() < EXACT).all()]
     return answer.astype(dict.fromkeys(exact, "Int64"))
 
 

@@ -45,7 +45,9 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
 
     if name in DERIVED:
         table = DERIVED[name]
-        return pd.DataFrame(table.rows(traces), columns=[column for column, _ in table.columns])
+        return _with_missing(
+            pd.DataFrame(table.rows(traces), columns=[column for column, _ in table.columns], dtype=object)
+        )
     declared = TABLES[name]
     frames = []
     for source, trace in enumerate(traces):
@@ -62,6 +64,15 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
                 )
         frames.append(frame.astype(dict.fromkeys(texts, "object")))
     return pd.concat(frames, ignore_index=True)
+
+
+def _with_missing(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns by what is in them; whole numbers stay such where some are missing."""
+    import pandas as pd
+
+    kinds = {name: pd.api.types.infer_dtype(frame[name], skipna=True) for name in frame.columns}
+    whole = [name for name, kind in kinds.items() if kind == "integer" and frame[name].isna().any()]
+    return frame.astype(dict.fromkeys(whole, "Int64")).infer_objects()
 
 
 def _accounts(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:

@@ -221,7 +221,7 @@ QUERIES: dict[str, Query] = {
           from hlo_ops where not asynchronous and not encloses)
         select module as program, kind, name as instruction, count(*) as runs, sum(ns) / 1e6 as ms,
                100.0 * sum(ns) / (select sum(ns) from runs) as percent
-        from runs group by rollup (module, kind, name)
+        from runs group by rollup (module, kind, name) having count(*) > 0
         order by grouping(module) desc, max(sum(ns)) over (partition by module) desc, module, grouping(kind) desc,
                  max(sum(ns)) over (partition by module, kind) desc, kind, grouping(name) desc, ms desc, instruction
         """,
