@@ -93,6 +93,7 @@ _CANONICAL = {
     "long": "int64", "long int": "int64", "int": "int32", "short": "int16", "unsigned char": "uint8",
     "signed char": "int8", "char": "int8", "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
     "c10::float8_e4m3fnuz": "float8_e4m3fnuz", "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
 }  # fmt: skip
 
 Shape = tuple[int, ...]

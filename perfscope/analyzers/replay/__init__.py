@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.replay.collective import collective_script
-from perfscope.analyzers.replay.op import op_script
-from perfscope.analyzers.replay.signatures import COLLECTIVES, SIGNATURES
+from perfscope.analyzers.replay.collective import COLLECTIVES, collective_script
+from perfscope.analyzers.replay.op import OP_NAME, op_script
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import Trace
 
-__all__ = ["COLLECTIVES", "SIGNATURES", "replay_script"]
+__all__ = ["COLLECTIVES", "replay_script"]
 
 
 def replay_script(trace: Trace, op: str) -> str:
@@ -18,8 +17,12 @@ def replay_script(trace: Trace, op: str) -> str:
     """
     if op in COLLECTIVES:
         return collective_script(trace, op)
-    name = op.removeprefix("aten::")
-    if not op.isascii() or not (op.isdigit() or name in SIGNATURES):
-        known = ", ".join((*SIGNATURES, *COLLECTIVES))
-        raise UsageError(f"replay: that op cannot be replayed; a row of slices, or one of {known}")
-    return op_script(trace, int(op) if op.isdigit() else f"aten::{name}")
+    if op.isascii() and op.isdigit():
+        return op_script(trace, int(op))
+    name = op if "::" in op else f"aten::{op}"
+    if not OP_NAME.fullmatch(name):
+        raise UsageError(
+            "replay: that is no op; a row of slices, a name as aten::mm or vllm::moe_forward, or one of "
+            + ", ".join(COLLECTIVES)
+        )
+    return op_script(trace, name)

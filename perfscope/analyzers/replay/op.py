@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.replay.arguments import bind, parse_recorded
-from perfscope.analyzers.replay.signatures import SHORT_FORMS, SIGNATURES
+from perfscope.analyzers.replay.arguments import parse_recorded
 from perfscope.analyzers.replay.template import OP_TEMPLATE, assignments
 from perfscope.analyzers.time import work_time
 from perfscope.model.errors import UsageError
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import SliceKind, Trace
 
+OP_NAME = re.compile(r"[a-z_]\w{0,60}::[a-zA-Z_]\w{0,120}", re.ASCII)
+"""Namespace and name of an op of torch: what a script may hold as such."""
 MOST_CALLS = 200
 """Calls whose median is the recorded time."""
+
+_OF_CLASSES = ("nll_loss", "nll_loss_nd", "nll_loss_forward", "nll_loss_backward", "cross_entropy_loss")
+_ALONG_DIMENSION = (
+    "gather", "index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill_",
+    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
+)  # fmt: skip
+
+INDICES: dict[str, tuple[str, str, int | str | None]] = {
+    "embedding": ("indices", "weight", 0),
+    "embedding_backward": ("indices", "num_weights", None),
+    "embedding_dense_backward": ("indices", "num_weights", None),
+    **dict.fromkeys(_OF_CLASSES, ("target", "self", 1)),
+    **dict.fromkeys(_ALONG_DIMENSION, ("index", "self", "dim")),
+    "one_hot": ("self", "num_classes", None),
+}
+"""By op of ``aten`` the parameter that holds indices, and what they stay below: the size of another in a dimension (a
+number, or the parameter that has it), or its value (``None``)."""
 
 _INPUTS = ("shapes", "dtypes", "strides", "values")
 
@@ -27,17 +46,14 @@ def op_script(trace: Trace, op: int | str) -> str:
         trace, passes = trace.detail, " in the detail pass"
     rows = _calls(trace, op)
     slices, row = trace.rows["slices"], int(rows[0])
-    name = trace.text(int(slices["name"][row])).removeprefix("aten::")
-    texts = [trace.text(int(slices[column][row])) for column in _INPUTS]
-    inputs = parse_recorded(*texts)
-    call = bind(SHORT_FORMS.get((name, len(inputs)), SIGNATURES[name]), inputs)
+    name = trace.text(int(slices["name"][row]))
+    inputs = parse_recorded(*(trace.text(int(slices[column][row])) for column in _INPUTS))
     time_ns, source = _recorded_time(trace, rows)
     return assignments(
         OP_TEMPLATE,
         OP=name,
-        ARGUMENTS=list(call.positional),
-        NAMED=call.named,
-        CHOSEN=list(call.chosen),
+        INPUTS=inputs,
+        INDICES=INDICES.get(name.removeprefix("aten::")),
         RECORDED_US=time_ns / 1000,
         RECORDED=f"{source}{passes}, median of {len(rows)} calls",
     )
@@ -51,8 +67,8 @@ def _calls(trace: Trace, op: int | str) -> Int64:
         if op >= len(slices) or not is_op[op]:
             raise UsageError(f"replay: row {op} of slices is no op")
         name = trace.text(int(slices["name"][op]))
-        if not name.startswith("aten::") or name.removeprefix("aten::") not in SIGNATURES:
-            raise UsageError("replay: that op cannot be replayed")
+        if not OP_NAME.fullmatch(name):
+            raise UsageError(f"replay: row {op} of slices is none of torch's ops (namespace::name)")
         rows = np.flatnonzero(is_op & (slices["name"] == slices["name"][op]))
     else:
         code = trace.strings.index(op) if op in trace.strings else -1

@@ -17,6 +17,8 @@ def assignments(template: str, **values: Any) -> str:
 OP_TEMPLATE = '''"""Benchmark of one op with recorded inputs: python THIS.py [--device cuda] [--repeat 50]."""
 
 import argparse
+import importlib
+import itertools
 import statistics
 import time
 
@@ -26,26 +28,107 @@ import torch
 
 
 def tensor(dtype, shape, strides, below, device):
-    """A tensor of that shape and layout with random content; indices are less than ``below``."""
+    """A tensor of that shape and layout with made-up content; whole numbers are less than ``below``."""
     kind = getattr(torch, dtype)
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides)) if strides and all(shape) else None
     size = (reach,) if reach is not None else shape
-    if kind.is_floating_point:
+    if kind.is_complex:
+        made = torch.randn(size, dtype=kind, device=device)
+    elif kind.is_floating_point:
         made = torch.randn(size, dtype=torch.float32, device=device).to(kind)
-    elif kind is torch.bool:
-        made = torch.randint(0, 2, size, device=device).to(kind)
     else:
-        made = torch.randint(0, below or 100, size, device=device).to(kind)
+        made = torch.randint(0, 2 if kind is torch.bool else below, size, device=device).to(kind)
     return made if reach is None else made.as_strided(shape, strides)
 
 
-def argument(literal, device):
-    """The argument that a literal stands for."""
-    if literal[0] == "tensor":
-        return tensor(*literal[1:], device)
-    if literal[0] == "list":
-        return [argument(each, device) for each in literal[1]]
-    return literal[1]
+def fits(parameter, given, strictly):
+    """Whether a recorded input can be that of a parameter; strictly: where the profiler recorded all values."""
+    kind, what = str(parameter.type), given[0]
+    if what == "tensor":
+        return kind in ("Tensor", "Optional[Tensor]")
+    if what == "tensors":
+        return "List[" in kind and "Tensor" in kind
+    if what == "value":
+        return "Tensor" not in kind and "str" not in kind and isinstance(given[1], list) == ("List[" in kind)
+    return kind != "Tensor" and not (strictly and kind in ("bool", "int", "float", "number"))
+
+
+def overload(namespace, name):
+    """The overload that the recorded inputs are of, and all of them by parameter."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        raise SystemExit(f"this torch has no op {OP}; --import the package that registers it")
+    overloads = [getattr(packet, each) for each in packet.overloads()]
+    for strictly, beyond in itertools.product((True, False), range(8)):  # a newer torch may have more parameters
+        inputs = [*INPUTS, *[("unknown",)] * beyond]
+        for each in overloads:
+            parameters = each._schema.arguments
+            if len(inputs) == len(parameters) and all(map(fits, parameters, inputs, [strictly] * len(inputs))):
+                return each, parameters, inputs
+    raise SystemExit(f"no overload of {OP} in torch {torch.__version__} takes the recorded inputs")
+
+
+def limit(parameter, given):
+    """What whole numbers of a tensor stay below: what indices go to, else the smallest dimension of all inputs."""
+    if INDICES and parameter == INDICES[0]:
+        owner, dimension = given.get(INDICES[1], ()), INDICES[2]
+        if isinstance(dimension, str):
+            dimension = given.get(dimension, (None, 0))[1]
+        if owner[:1] == ("value",) and dimension is None:
+            return max(owner[1], 1)
+        if owner[:1] == ("tensor",) and owner[2]:
+            return max(owner[2][dimension], 1)
+    extents = [extent for each in given.values() if each[0] == "tensor" for extent in each[2] if extent > 1]
+    return min([100, *extents])
+
+
+GUESSES = {"eps": 1e-5, "momentum": 0.1, "p": 0.1, "training": True, "train": True, "cudnn_enabled": True}
+"""Of parameters whose values older profilers did not record."""
+
+
+def guess(parameter, kind):
+    """A value of a parameter that has no default."""
+    if parameter.name == "normalized_shape":
+        return next((list(each[2]) for each in INPUTS[1:] if each[0] == "tensor"), None)
+    if parameter.name == "dim":
+        return [-1] if "List[" in kind else -1
+    return GUESSES.get(parameter.name, {"bool": False, "int": 1, "float": 1.0, "number": 1}.get(kind))
+
+
+def argument(parameter, given, inputs, device):
+    """(value of a parameter, whether it was recorded)."""
+    kind, what = str(parameter.type), given[0]
+    below = limit(parameter.name, inputs)
+    if what == "tensor":
+        return tensor(*given[1:], below, device), True
+    if what == "tensors":
+        return [tensor(*each[1:], below, device) for each in given[1]], True
+    if what == "value":
+        return given[1], True
+    if "Device" in kind:
+        return device, True
+    if kind.startswith("Optional[") and "str" not in kind:
+        return None, True
+    value = parameter.default_value if parameter.has_default_value() else guess(parameter, kind)
+    if value is None and not kind.startswith("Optional["):
+        raise SystemExit(f"{OP} cannot be replayed: the trace does not have its parameter {parameter.name}")
+    return value, False
+
+
+def prepare(device):
+    """(the call, parameters that were not recorded with what is taken for them)."""
+    op, parameters, given = overload(*OP.split("::"))
+    inputs = {parameter.name: each for parameter, each in zip(parameters, given)}
+    positional, named, chosen = [], {}, []
+    for parameter, each in zip(parameters, given):
+        value, known = argument(parameter, each, inputs, device)
+        if not known:
+            chosen.append(f"{parameter.name}={value}")
+        if parameter.kwarg_only:
+            named[parameter.name] = value
+        else:
+            positional.append(value)
+    return lambda: op(*positional, **named), chosen
 
 
 def times_us(call, device, repeat):
@@ -71,20 +154,24 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeat", type=int, default=50)
+    parser.add_argument("--import", dest="packages", action="append", default=[], help="that registers the op")
     options = parser.parse_args()
+    for package in options.packages:
+        importlib.import_module(package)
     with torch.no_grad():
-        positional = [argument(each, options.device) for each in ARGUMENTS]
-        named = {name: argument(each, options.device) for name, each in NAMED.items()}
-        op = getattr(torch.ops.aten, OP)
-        times_us(lambda: op(*positional, **named), options.device, 5)
-        times = times_us(lambda: op(*positional, **named), options.device, options.repeat)
+        call, chosen = prepare(options.device)
+        try:
+            times_us(call, options.device, 5)
+        except Exception as error:
+            raise SystemExit(f"{OP} cannot be called with such inputs: {str(error).splitlines()[0]}")
+        times = times_us(call, options.device, options.repeat)
     middle = statistics.median(times)
     spread = f"{min(times):.1f} to {max(times):.1f}, {len(times)} calls"
-    print(f"aten::{OP} on {options.device}: median {middle:.1f} us ({spread})")
+    print(f"{OP} on {options.device}: median {middle:.1f} us ({spread})")
     if RECORDED_US:
         print(f"recorded: {RECORDED_US:.1f} us ({RECORDED}); here {middle / RECORDED_US:.2f} times that")
-    if CHOSEN:
-        print("not recorded, and chosen: parameters", ", ".join(map(str, CHOSEN)))
+    if chosen:
+        print("not recorded, and chosen:", ", ".join(chosen))
 
 
 if __name__ == "__main__":

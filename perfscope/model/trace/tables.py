@@ -286,9 +286,7 @@ SLICES = Table(
         text_column("shapes", "input shapes, JSON text", nullable=True),
         text_column("dtypes", "input types, JSON text", nullable=True),
         text_column("strides", "input strides, JSON text", nullable=True),
-        text_column(
-            "values", "values of the inputs that are no tensors, JSON text; of ops whose cost needs them", nullable=True
-        ),
+        text_column("values", "numbers, truth values and lists of them among the inputs, JSON text", nullable=True),
     ),
 )
 

@@ -89,10 +89,8 @@ SLICE_KINDS: dict[str, SliceKind] = {
 STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))
 """Annotations that are steps, the surest first."""
 
-WITH_VALUES = re.compile(
-    r"^triton_|conv|attention|Attn|attn|mm_?$|^aten::addmv_?$|_softmax$|(?:embedding_dense_backward|select)$"
-)
-"""Ops whose FLOPs or bytes depend on inputs that are no tensors: strides, masks, dtypes. Of others no value is kept."""
+NUMBERS = re.compile(rb'\[(?:[\s,]|"(?:[-+\d\s.,eE\[\]]|True|False|None|inf|nan){0,512}"){0,128}\]')
+"""Concrete inputs of an op that may be kept: dimensions, strides, flags and factors, but no text."""
 
 _ANNOTATION = re.compile(
     r"(?:nccl|gloo|mpi|ucc):|FSDP::|Optimizer\.|enumerate\(Data|ProfilerStep|## |DistributedDataParallel\.|"

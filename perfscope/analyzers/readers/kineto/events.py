@@ -13,7 +13,7 @@ Id = int | str | None
 class Args(msgspec.Struct, gc=False, omit_defaults=True):
     """The arguments perfscope reads; environment dumps are not among them.
 
-    Concrete inputs hold values of the program: they are kept for ops of ``categories.WITH_VALUES`` only.
+    Concrete inputs may hold values of the program: only those of ``categories.NUMBERS`` are kept.
     """
 
     external_id: int = msgspec.field(default=-1, name="External id")

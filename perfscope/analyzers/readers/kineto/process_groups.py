@@ -32,8 +32,8 @@ from perfscope.model.trace.columns import MISSING, Array
 # ```
 #
 # ``c10d::send(Tensor[] tensors, ProcessGroup pg, int dst, int tag)`` and ``c10d::recv_(..., int src, int tag)``: the
-# third input is the rank in the group, written where shapes are recorded. It is the only concrete input that is ever
-# read, and of these two ops only. The span begins inside of the op, on its thread, and mostly ends after it.
+# third input is the rank in the group, written where shapes are recorded. The span begins inside of the op, on its
+# thread, and mostly ends after it.
 
 
 OPERATION_OF = {"c10d::send": "send", "c10d::recv_": "recv"}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
-from perfscope.analyzers.readers.kineto.categories import ASCEND_DEVICE, CATEGORIES, WITH_VALUES, Group, ascend_group
+from perfscope.analyzers.readers.kineto.categories import ASCEND_DEVICE, CATEGORIES, NUMBERS, Group, ascend_group
 from perfscope.analyzers.readers.kineto.events import (
     NO_ARGS,
     Args,
@@ -182,7 +182,7 @@ class Shard:
                 columns["shapes"] = self._raw(attrgetter("shapes"), args)
                 columns["dtypes"] = self._raw(attrgetter("dtypes"), args)
                 columns["strides"] = self._raw(attrgetter("strides"), args)
-                columns["values"] = self._values(members)
+                columns["values"] = self._raw(attrgetter("concrete"), args, _NumberCodes)
                 self._messages(columns, members)
             self.tables["slices"].append(columns)
             return
@@ -323,17 +323,10 @@ class Shard:
     def _codes(self, text: Callable[[Any], str], members: Sequence[Any]) -> Array:
         return _from(map(self.strings.__getitem__, map(text, members)), np.int32, len(members))
 
-    def _values(self, members: Sequence[Any]) -> Array:
-        """Concrete inputs of the ops whose cost needs them."""
-        wanted = {name: WITH_VALUES.search(name) is not None for name in {member.name for member in members}}
-        result = np.full(len(members), MISSING, np.int32)
-        if any(wanted.values()):
-            rows = [row for row, member in enumerate(members) if wanted[member.name]]
-            result[rows] = self._raw(attrgetter("concrete"), [members[row].args or NO_ARGS for row in rows])
-        return result
-
-    def _raw(self, raw: Callable[[Any], msgspec.Raw], members: Sequence[Any]) -> Array:
-        known = _RawCodes(self.strings)
+    def _raw(
+        self, raw: Callable[[Any], msgspec.Raw], members: Sequence[Any], codes: type[_RawCodes] | None = None
+    ) -> Array:
+        known = (codes or _RawCodes)(self.strings)
         return _from(map(known.__getitem__, map(bytes, map(raw, members))), np.int32, len(members))
 
 
@@ -369,6 +362,16 @@ class _RawCodes(dict[bytes, int]):
     def __missing__(self, key: bytes) -> int:
         code = self[key] = self._strings[key.decode("utf-8", "replace")]
         return code
+
+
+class _NumberCodes(_RawCodes):
+    """The same of inputs that are numbers, truth values and lists of them; all others are values of the program."""
+
+    def __missing__(self, key: bytes) -> int:
+        if NUMBERS.fullmatch(key):
+            return super().__missing__(key)
+        self[key] = MISSING
+        return MISSING
 
 
 def _from(values: Iterable[Any], dtype: type[np.generic], size: int) -> Array:
