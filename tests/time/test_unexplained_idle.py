@@ -36,6 +36,13 @@ def test_what_another_rule_flagged_is_not_said_twice() -> None:
     assert analysis["unexplained_idle"].status == "clean"
 
 
+def test_waits_that_no_front_end_takes_are_for_work_that_is_not_recorded() -> None:
+    (short,), (long,) = (judge(RULE, _waiting(idle).build()).findings for idle in (999, 1_000))
+    assert "synchronize" not in short.advice
+    assert "synchronize" in long.advice
+    assert short.subject == long.subject
+
+
 def test_small_causes_add_up() -> None:
     b = TraceBuilder()
     b.step(1, 0, 10_000)

@@ -7,8 +7,9 @@ How it is found: the account of the step divides all of its time by cause. What 
 taken off, each cause by as many nanoseconds as they name (`host_sync` names sync, `input_stall` input, `launch_bound`
 launches and memory calls, further `host_bound`, `exposed_copy`, `pageable_copy`, `exposed_communication`,
 `small_collectives`, `small_kernels`, `warmup_compile`). What is left is listed by cause. *Dependency* is idle time
-with work already launched: the device waited for another stream, an event, or its front end. *Unexplained* is idle
-time that ends with work whose launch is not in the recording, or that has no recorded host activity beside it.
+with work already launched: the device waited for another stream, an event, or its front end; where most of it is in
+waits of over 1 ms, for work that is not recorded. *Unexplained* is idle time that ends with work whose launch is not in
+the recording, or that has no recorded host activity beside it.
 
 Fix: the rows say where to look. For launch overhead of a few percent `torch.compile(mode="reduce-overhead")` or CUDA
 graphs; for dependency fewer streams and events, or larger kernels; for unexplained time record more: runtime calls
@@ -27,7 +28,7 @@ from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import AbstainError, Finding, Scope
-from perfscope.model.intervals import merge
+from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
 
@@ -78,6 +79,14 @@ _JAX_FIXES: dict[Cause, str] = {
 }
 """Where it differs, for programs that XLA compiled."""
 
+UNRECORDED_NS = 1_000_000
+"""Longer than any front end takes: a device that has work queued and runs nothing recorded meanwhile."""
+_UNRECORDED = "waiting for work that is not recorded"
+_RECORD_IT = (
+    "Call `torch.cuda.synchronize()` before the recording begins, and see whether another process uses the device: it "
+    "has work queued and runs nothing that is recorded. It may also wait for an event of another device."
+)
+
 
 def _fix(cause: Cause, *, compiled: bool) -> str:
     """What to do about most of the time. ``compiled``: by XLA."""
@@ -111,14 +120,17 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     parts = trace.fact(cause_intervals)[account.device]
     spans = merge(*(parts[cause] for cause in causes if cause in parts))
     ordered = sorted(((cause, round(ns * cost / whole)) for cause, ns in causes.items()), key=lambda item: -item[1])
-    most = _WORDS.get(ordered[0][0], ordered[0][0])
+    first = ordered[0][0]
+    most, advice = _WORDS.get(first, first), _fix(first, compiled=bool(len(trace.rows["hlo_ops"])))
+    if first == "dependency" and account.device != MISSING and _unrecorded(parts[first]):
+        most, advice = _UNRECORDED, _RECORD_IT
     whose = "main thread" if account.device == MISSING else "device"
     yield Finding(
         subject="time without a finding",
         title=f"{whose} does not compute: mostly {most}",
         detail="No other finding covers this time.",
         **timed_cost(trace, cost, account.whole_ns),
-        advice=_fix(ordered[0][0], compiled=bool(len(trace.rows["hlo_ops"]))),
+        advice=advice,
         evidence=tuple(
             {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}
             for cause, value in ordered
@@ -126,6 +138,12 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         spans=worst_spans(spans.starts, spans.ends, np.asarray(spans.ends - spans.starts)),
         removes=() if set(causes) & set(BUSY) else (removed_time(spans),),
     )
+
+
+def _unrecorded(waits: Intervals) -> bool:
+    """Whether most of the time with work queued is in waits that no front end takes."""
+    lengths = waits.ends - waits.starts
+    return bool(lengths[lengths >= UNRECORDED_NS].sum() * 2 > lengths.sum())
 
 
 def covered_ns(found: Sequence[tuple[str, Finding]]) -> dict[str, int]:
