@@ -58,17 +58,31 @@ _BASIS = {
 
 
 def memory_sections(section: MemorySection, *, pictures: bool = True) -> tuple[Section, ...]:
-    """A section for each memory, the fullest first; none where no memory is known of.
+    """A section for each memory, the fullest first, and one for all smaller programs; none where no memory is known of.
 
     ``pictures``: with the curve of each, as a drawing and in numbers.
     """
-    memories = tuple(
-        _memory(entry, small=index >= FEW_MEMORIES or _is_small(entry, section), pictures=pictures)
-        for index, entry in enumerate(section.entries)
-    )
+    memories, programs = [], []
+    for index, entry in enumerate(section.entries):
+        small = index >= FEW_MEMORIES or _is_small(entry, section)
+        if small and entry.worst.space == "program":
+            programs.append(entry)
+        else:
+            memories.append(_memory(entry, small=small, pictures=pictures))
     left = (f"and {section.entries_left:,} more memories, with lower peaks",) if section.entries_left else ()
-    remarks = notes(*section.problems, *left)
-    return (*memories, Section(title="Memory", blocks=remarks)) if remarks else memories
+    blocks: tuple[Block, ...] = (*tables(_programs(programs)), *notes(*section.problems, *left))
+    if blocks:
+        memories.append(Section(title="Memory of the others", detail=not section.problems, blocks=blocks))
+    return tuple(memories)
+
+
+def _programs(entries: list[MemoryEntry]) -> Table:
+    columns: tuple[Column[MemoryEntry], ...] = (
+        Column("program", lambda entry: _whole_name(entry).removeprefix("program ")),
+        Column("peak", lambda entry: entry.worst.peak_bytes, "bytes"),
+        Column("largest at the peak", lambda entry: ", ".join(_parts(entry.worst)), drop=1),
+    )
+    return table(columns, entries, title="smaller programs")
 
 
 def memory_fact(section: MemorySection) -> str:
