@@ -69,14 +69,17 @@ class Recording:
 
 
 def recordings(corpus: Path) -> list[Recording]:
-    """All files. ``FileNotFoundError`` where one is absent."""
-    return [_recording(corpus / file, program) for program, files in PROGRAMS.items() for file in files]
+    """The files that are there."""
+    return [
+        _recording(corpus / source.file, program)
+        for program, sources in PROGRAMS.items()
+        for source in sources
+        if (corpus / source.file).exists()
+    ]
 
 
 def _recording(path: Path, program: str) -> Recording:
     """Kernels of a file that ran on a device of the tables."""
-    if not path.exists():
-        raise FileNotFoundError(path)
     calls: list[Call] = []
     collectives: list[Exchanged] = []
     kernel_ns: Counter[str] = Counter()

@@ -10,6 +10,7 @@ import numpy as np
 
 from perfscope.analyzers.predict.curve import Curve
 from perfscope.analyzers.predict.efficiency import usual_range
+from perfscope.analyzers.predict.spans import NO_TIME, Range
 from tests.calibration.fit import fitted
 from tests.calibration.measured import Recording
 
@@ -22,11 +23,26 @@ COVERED, WIDTH = 0.9, 1.6
 class Beside:
     """A measured time and its range."""
 
-    inside: bool
-    ratio: float
-    """Middle of the range over measured time."""
-    width: float
-    """High end over low end."""
+    program: str
+    device: str
+    time_ns: int
+    time: Range
+    slack_ns: int = 0
+
+    @property
+    def inside(self) -> bool:
+        """But for the resolution of its recording."""
+        return self.time.low - self.slack_ns <= self.time_ns <= self.time.high + self.slack_ns
+
+    @property
+    def ratio(self) -> float:
+        """Middle of the range over measured time."""
+        return self.time.middle / self.time_ns
+
+    @property
+    def width(self) -> float:
+        """High end over low end."""
+        return self.time.high / max(1, self.time.low)
 
 
 def compared(recordings: Sequence[Recording], curves: Sequence[Curve]) -> dict[tuple[str, str], list[Beside]]:
@@ -36,20 +52,16 @@ def compared(recordings: Sequence[Recording], curves: Sequence[Curve]) -> dict[t
         for call in each.calls:
             usual = usual_range(call.device, call.work, curves) if call.alone else None
             if usual is not None:
-                slack = call.resolution_ns
-                inside = usual.low - slack <= call.time_ns <= usual.high + slack
-                rows[call.work.category, call.device.name].append(
-                    Beside(inside=inside, ratio=usual.middle / call.time_ns, width=usual.high / max(1, usual.low))
-                )
+                device = call.device.name
+                rows[call.work.category, device].append(
+                    Beside(program=each.program, device=device, time_ns=call.time_ns, time=usual,
+                           slack_ns=call.resolution_ns)
+                )  # fmt: skip
         for exchange in each.collectives:
             if exchange.time_ns > 0:
-                low, high = exchange.time.low, exchange.time.high
-                rows["collective", exchange.device.name].append(
-                    Beside(
-                        inside=low <= exchange.time_ns <= high,
-                        ratio=exchange.time.middle / exchange.time_ns,
-                        width=high / max(1, low),
-                    )
+                device = exchange.device.name
+                rows["collective", device].append(
+                    Beside(program=each.program, device=device, time_ns=exchange.time_ns, time=exchange.time)
                 )
     return rows
 
@@ -77,6 +89,8 @@ def table(recordings: Sequence[Recording], curves: Sequence[Curve]) -> str:
 
 
 def _part(title: str, rows: Mapping[tuple[str, str], Sequence[Beside]]) -> str:
+    if not rows:
+        return f"{title}: no other program to judge by."
     lines = [
         f"| {title}: category | device | calls | in their range | modelled / measured, median | high / low, median | |",
         "|-|-|-:|-:|-:|-:|-|",
@@ -94,12 +108,34 @@ def _part(title: str, rows: Mapping[tuple[str, str], Sequence[Beside]]) -> str:
         )
     every = [one for found in rows.values() for one in found]
     covered, width = float(np.mean([one.inside for one in every])), float(np.median([one.width for one in every]))
+    inside = sum(one.time_ns for one in every if one.inside) / sum(one.time_ns for one in every)
     lines += [
         "",
-        f"{title}: {reached} of {len(rows)} rows reach both goals; {covered:.0%} of all {len(every):,} calls lie in "
-        f"their range; its high end is {width:.2f} times the low one (median).",
+        f"{title}: {reached} of {len(rows)} rows reach both goals; {covered:.0%} of all {len(every):,} calls, and "
+        f"{inside:.0%} of their time, lie in their range; its high end is {width:.2f} times the low one (median)."
+        f"{_added_up([one for (category, _), found in rows.items() if category != 'collective' for one in found])}",
     ]
     return "\n".join(lines)
+
+
+def _added_up(kernels: Sequence[Beside]) -> str:
+    """The same of the sums of each program on each device."""
+    if not kernels:
+        return ""
+    by_program: dict[tuple[str, str], list[Beside]] = defaultdict(list)
+    for one in kernels:
+        by_program[one.program, one.device].append(one)
+    sums = [
+        Beside(program=program, device=device, time_ns=sum(one.time_ns for one in found),
+               time=sum((one.time for one in found), NO_TIME))
+        for (program, device), found in by_program.items()
+    ]  # fmt: skip
+    off = [max(one.ratio, 1 / one.ratio) for one in sums]
+    return (
+        f" Added up by program and device without collectives, {sum(one.inside for one in sums)} of {len(sums)} "
+        f"measured times lie between the sums of the ends; the middles differ from them by a factor of "
+        f"{np.median(off):.2f} (median; nine in ten by {np.quantile(off, 0.9):.2f} at most)."
+    )
 
 
 def _not_costed(recordings: Sequence[Recording]) -> str:

@@ -74,6 +74,7 @@ def test_usual_networks_are_in_the_table_of_links(network):
         ("NVIDIA A100-PG509-200", "A100 40GB"),
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
         ("Tesla V100-SXM2-16GB", "V100 SXM2"),
+        ("Tesla V100-DGXS-32GB", "V100 SXM2"),
         ("Tesla V100-PCIE-32GB", "V100 PCIe"),
         ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
         ("NVIDIA L40S", "L40S"),

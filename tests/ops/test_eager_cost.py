@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.devices.tiles import Sizes
-from perfscope.analyzers.ops.eager_cost import OpCost, op_cost
+from perfscope.analyzers.ops.eager_cost import op_cost
 from perfscope.analyzers.ops.kernels import canonical_dtype
+from perfscope.analyzers.ops.op_call import OpCost
 from tests.ops.kineto_calls import recorded
 
 torch = pytest.importorskip("torch")
@@ -206,6 +207,15 @@ def test_only_ops_of_aten_are_elementwise_by_their_kernels() -> None:
         # 2 x 10 of 16 scores are read in half precision, all are written
         ("ScaledUpperTriangMaskedSoftmax", [[2, 4, 4], []], ["c10::Half", "Scalar"], [], 2 * 20 + 2 * 32),
         ("_C::fused_add_rms_norm", [[8, 64], [8, 64], [64], []], ["float"] * 3 + ["Scalar"], [], 4 * 4 * 512),
+        ("aiter::rms_norm", [[8, 64], [64], []], ["float", "float", "Scalar"], [], 4 * (2 * 512 + 64)),
+        ("aiter::add_rmsnorm", [*[[8, 64]] * 4, [64], []], ["float"] * 5 + ["Scalar"], [], 4 * (4 * 512 + 64)),
+        ("sgl_kernel::silu_and_mul", [[8, 64], [8, 128]], ["float"] * 2, [], 4 * 3 * 512),
+        ("sglang::store_cache", [[8, 64], [8, 64], [1000, 64], [1000, 64], [8]], ["float"] * 4 + ["long int"], [],
+         4 * 4 * 512),
+        ("aten::max_pool2d_with_indices", [[2, 4, 8, 8], *[[]] * 5], ["float", *["ScalarList"] * 4, "Scalar"],
+         ["", "[3, 3]", "[2, 2]", "[1, 1]", "[1, 1]", "False"], 4 * 512 + 12 * 128),
+        ("aten::max_pool2d_with_indices_backward", [[2, 4, 4, 4], [2, 4, 8, 8], *[[]] * 5, [2, 4, 4, 4]],
+         ["float", "float", *["ScalarList"] * 4, "Scalar", "long int"], [], 4 * 128 + 4 * 512 + 8 * 128),
     ],
 )  # fmt: skip
 def test_work_bounded_by_memory(name: str, shapes: Any, dtypes: Any, values: Any, moved: int) -> None:
@@ -238,6 +248,26 @@ def test_a_resized_image_is_written_in_its_other_size() -> None:
     found = op_cost("aten::upsample_nearest2d", shapes, dtypes, "", '["","[8, 8]","",""]')
     assert found == OpCost(kind="memory", bytes=4 * 2 * (16 + 64), dtype="float32")
     assert op_cost("aten::upsample_nearest2d", shapes, dtypes) is None
+
+
+def test_heads_are_turned_in_place_by_a_row_of_the_table_for_each_position() -> None:
+    shapes, dtypes = "[[8],[8,64],[8,32],[],[1000,8],[]]", '["long int","float","float","Scalar","float","Scalar"]'
+    found = op_cost("_C::rotary_embedding", shapes, dtypes, "", '["","","","16","","True"]')
+    half = 2 * 8 * 96 // 2  # of q and k, read and written: 8 of the 16 elements of a head
+    assert found == OpCost(kind="memory", bytes=8 * 8 + 4 * half + 4 * 8 * 8, dtype="float32")
+    assert op_cost("_C::rotary_embedding", shapes, dtypes) is None
+
+
+def test_a_window_that_was_not_recorded_or_is_rounded_up_has_no_cost() -> None:
+    shapes, dtypes = (
+        "[[2,4,8,8],[],[],[],[],[]]",
+        '["float","ScalarList","ScalarList","ScalarList","ScalarList","Scalar"]',
+    )
+    window = '["","[2, 2]","[]","[0, 0]","[1, 1]","%s"]'
+    found = op_cost("aten::max_pool2d_with_indices", shapes, dtypes, "", window % "False")
+    assert found == OpCost(kind="memory", bytes=4 * 512 + 12 * 128, dtype="float32")
+    assert op_cost("aten::max_pool2d_with_indices", shapes, dtypes, "", window % "True") is None
+    assert op_cost("aten::max_pool2d_with_indices", shapes, dtypes) is None
 
 
 def test_group_norm_of_aiter_reads_and_writes_its_input() -> None:

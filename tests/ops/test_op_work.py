@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfscope.analyzers.ops.eager_cost import CostKind, OpCost
+from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.analyzers.ops.op_work import op_category, op_work, op_works
 from perfscope.analyzers.predict.curve import Category
 from perfscope.analyzers.readers.load import load

@@ -149,7 +149,7 @@ NVIDIA: tuple[Device, ...] = (
         chip=(32 * GIGA, 80, 1.597, 6, "NVIDIA V100S data sheet" + UNSEEN), architecture="sm_70"),
     _nvidia("V100 PCIe", r"\bV100-PCIE", peaks(float32=14, float16=112), 900, _V100_SOURCE,
         chip=(None, 80, 1.38, 6, "NVIDIA V100 data sheet; sold with 16 and with 32 GB" + UNSEEN), architecture="sm_70"),
-    _nvidia("V100 SXM2", r"\bV100-SXM", peaks(float32=15.7, float16=125), 900, _V100_SOURCE,
+    _nvidia("V100 SXM2", r"\bV100-(SXM|DGXS)", peaks(float32=15.7, float16=125), 900, _V100_SOURCE,
         chip=(None, 80, 1.53, 6, _XLA.format("v100") + "; sold with 16 and with 32 GB"), architecture="sm_70",
         link=("NVLink 2", 150), node=_V100),
     _nvidia("T4", r"\bT4\b", peaks(float32=8.1, float16=65), 320, "NVIDIA T4 data sheet",
@@ -165,7 +165,9 @@ NVIDIA: tuple[Device, ...] = (
         chip=(11 * GIGA, 68, 1.545, 5.5, "NVIDIA Turing GPU architecture white paper" + UNSEEN), architecture="sm_75"),
 )  # fmt: skip
 """Narrower names stand before wider ones: the first match counts. ``A100 40GB`` stands for the SXM and the PCIe card:
-no link is stated. Bridges between two PCIe cards that buyers may leave out are not listed; that of H100 NVL is."""
+no link is stated. ``V100 SXM2`` stands for the DGX Station's card (``V100-DGXS``), too: the same chip, memory and
+links, of which its station holds four. Bridges between two PCIe cards that buyers may leave out are not listed; that of
+H100 NVL is."""
 
 AMD: tuple[Device, ...] = (
     _amd("MI355X", r"\bMI355X\b", peaks(float32=157.3, bfloat16=2516.6, float16=2516.6, fp8=5033.2), 8000,

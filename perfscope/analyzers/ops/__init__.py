@@ -11,7 +11,6 @@ from perfscope.analyzers.ops.achieved import (
     host_costs,
     longest_ns,
 )
-from perfscope.analyzers.ops.eager_cost import OpCost
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_blocks,
@@ -27,6 +26,7 @@ from perfscope.analyzers.ops.finding_spans import (
 from perfscope.analyzers.ops.graph_time import base_name, graph_time
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
+from perfscope.analyzers.ops.op_call import OpCost
 from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, module_label, top_work

@@ -21,10 +21,11 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.devices import DEVICES, Device, find_device
 from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
-from perfscope.analyzers.ops.eager_cost import CostKind, OpCost, op_cost
+from perfscope.analyzers.ops.eager_cost import op_cost
 from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
 from perfscope.analyzers.ops.graph_time import graph_time, trace_flow
 from perfscope.analyzers.ops.kernels import matmul_precision
+from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.analyzers.ops.recompute import recomputed_ops
 from perfscope.analyzers.time import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of

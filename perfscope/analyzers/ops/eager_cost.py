@@ -13,70 +13,17 @@ cost. Kernels of inductor count what their loops touch. Signatures are those of 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices.tiles import Sizes, product_sizes
-from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, canonical_dtype, promoted
+from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, promoted
+from perfscope.analyzers.ops.op_call import Argument, OpCall, OpCost, parse_call
 from perfscope.model.op_flops import attention_flops, flops_of, product_flops
-
-CostKind = Literal["product", "convolution", "attention", "memory"]
-
-
-class OpCost(Struct, frozen=True, kw_only=True):
-    """What one call of an op computes and moves at least."""
-
-    kind: CostKind
-    flops: int = 0
-    """Of matrix products; a multiply-add is two."""
-    bytes: int
-    """Through device memory."""
-    dtype: str = ""
-    """Of the operands of its products; of an op without, of its first tensor."""
-    sizes: Sizes | None = None
-    """Of its product; of attention queries, keys and heads. None: convolutions, grouped products, vectors."""
-
-
-Argument = Operand | tuple[Operand, ...] | bool | int | float | str | list[int] | None
-
-
-class OpCall(Struct, frozen=True, kw_only=True):
-    """A call as the profiler recorded it; arguments by position."""
-
-    name: str
-    """Without ``aten::`` and without the mark of an op in place."""
-    in_place: bool
-    arguments: tuple[Argument, ...]
-
-    def tensor(self, index: int) -> Operand:
-        """The tensor at a position; ``TypeError`` where there is none."""
-        argument = self.arguments[index]
-        if not isinstance(argument, Operand):
-            raise TypeError(f"{self.name}: no tensor at position {index}")
-        return argument
-
-    @property
-    def tensors(self) -> tuple[Operand, ...]:
-        """All in order, lists flattened."""
-        flat: list[Operand] = []
-        for argument in self.arguments:
-            if isinstance(argument, Operand):
-                flat.append(argument)
-            elif isinstance(argument, tuple):
-                flat.extend(argument)
-        return tuple(flat)
-
-    def named(self, names: str) -> dict[str, Argument]:
-        """Arguments by the names of the signature, separated by blanks."""
-        return dict(zip(names.split(), self.arguments, strict=False))
-
 
 Formula = Callable[[OpCall], OpCost | None]
 
@@ -118,37 +65,6 @@ def _possible(cost: OpCost | None, call: OpCall) -> OpCost | None:
     if cost is None or max(cost.flops, cost.bytes) > MOST_AMOUNT:
         return None
     return cost if cost.dtype or not call.tensors else replace(cost, dtype=call.tensors[0].dtype)
-
-
-def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str = "") -> OpCall:
-    """The recorded texts as one call. ``ValueError`` or ``TypeError`` for text that is no such JSON."""
-    plain = name.removeprefix("aten::")
-    in_place = plain.endswith("_") and not plain.endswith("__")
-    dims, kinds, steps, written = (json.loads(text or "[]") for text in (shapes, dtypes, strides, values))
-    arguments = []
-    for index, (dim, kind) in enumerate(zip(dims, kinds, strict=False)):
-        step = steps[index] if index < len(steps) else None
-        value = written[index] if index < len(written) else ""
-        arguments.append(_argument(dim, str(kind), step, value, list_dtype))
-    return OpCall(name=plain[:-1] if in_place else plain, in_place=in_place, arguments=tuple(arguments))
-
-
-def _argument(dim: list[Any], kind: str, step: list[int] | None, value: Any, list_dtype: str) -> Argument:
-    if kind == "TensorList":
-        return tuple(Operand(shape=tuple(shape), dtype=list_dtype) for shape in dim)
-    dtype = canonical_dtype(kind)
-    if dtype in ITEM_SIZES:
-        same = step is not None and len(step) == len(dim)
-        return Operand(shape=tuple(dim), dtype=dtype, strides=tuple(step) if same and step is not None else None)
-    if not isinstance(value, str) or not value:
-        return None
-    if value in ("True", "False"):
-        return value == "True"
-    try:
-        parsed = json.loads(value.replace("True", "true").replace("False", "false"))
-    except ValueError:
-        return value
-    return parsed if isinstance(parsed, int | float | list) else value
 
 
 # Products, convolutions and attention.
@@ -421,6 +337,34 @@ def _resized(call: OpCall) -> OpCost:
     return OpCost(kind="memory", bytes=source.bytes + made)
 
 
+_POOL = "self kernel_size stride padding dilation ceil_mode"
+
+
+def _pooled(call: OpCall) -> OpCost:
+    """``max_pool2d_with_indices``: the image read, the maxima and where they were written."""
+    source, arguments = call.tensor(0), call.named(_POOL)
+    window = arguments["kernel_size"]
+    if arguments["ceil_mode"] is not False or not isinstance(window, list) or len(source.shape) != 4:
+        raise TypeError("the window was not recorded")
+    arguments |= {"stride": arguments["stride"] or window, "transposed": False}
+    made = _convolved(source.shape, (source.shape[1], 1, *_per_axis(window, 2)), arguments)
+    return OpCost(kind="memory", bytes=source.bytes + _result_bytes(made, source.dtype) + _result_bytes(made, "int64"))
+
+
+def _rotary(call: OpCall) -> OpCost:
+    """``rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)``: heads are turned in place.
+
+    Of each head as many elements as a row of the cache has.
+    """
+    positions, cache, head = call.tensor(0), call.tensor(4), call.arguments[3]
+    if not isinstance(head, int):
+        raise TypeError("the size of a head was not recorded")
+    turned = [argument for argument in call.arguments[1:3] if isinstance(argument, Operand)]
+    moved = 2 * sum(tensor.bytes for tensor in turned) * cache.shape[1] // head
+    rows = math.prod(positions.shape) * cache.shape[1] * ITEM_SIZES[cache.dtype]
+    return OpCost(kind="memory", bytes=positions.bytes + moved + rows, dtype=turned[0].dtype)
+
+
 def _gather(call: OpCall) -> OpCost:
     source, index = call.tensor(0), call.tensors[1]
     return OpCost(kind="memory", bytes=index.bytes + 2 * math.prod(index.shape) * ITEM_SIZES[source.dtype])
@@ -533,7 +477,12 @@ _TABLE: tuple[tuple[Formula, str, str], ...] = (
     (_embedding_backward, "", "embedding_dense_backward"),
     (_gather, "", "gather"),
     (_moves(copies=1), "", "cat stack"),
-    (_moves(tensors=2, copies=1), "", "_C::fused_add_rms_norm _C_cache_ops::reshape_and_cache_flash"),
+    (
+        _moves(tensors=2, copies=1),
+        "",
+        "_C::fused_add_rms_norm sgl_kernel::fused_add_rmsnorm _C_cache_ops::reshape_and_cache_flash "
+        "sglang::store_cache",
+    ),
     (_fused_optimizer((0, 2, 3, 4)), "", "_fused_adam _fused_adamw"),
     (_fused_optimizer((0, 2)), "", "_fused_sgd _fused_adagrad"),
     (
@@ -551,6 +500,7 @@ _TABLE: tuple[tuple[Formula, str, str], ...] = (
         "FusedLayerNormAffineFunction ScaledMaskedSoftmax ScaledSoftmax "
         "aiter::_groupnorm_run fbgemm::permute_pooled_embs_auto_grad",
     ),
+    (_moves(results=1), "aiter::", "rms_norm"),
     (_causal_softmax, "", "ScaledUpperTriangMaskedSoftmax"),
     (_resized, "", "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d"),
     (
@@ -559,6 +509,11 @@ _TABLE: tuple[tuple[Formula, str, str], ...] = (
         "rms_norm silu_and_mul gelu_and_mul static_scaled_fp8_quant dynamic_scaled_fp8_quant "
         "dynamic_per_token_scaled_fp8_quant",
     ),
+    (_moves(), "aiter::", "rmsnorm add_rmsnorm rmsnorm_quant silu_and_mul gelu_and_mul gelu_tanh_and_mul"),
+    (_moves(), "sgl_kernel::", "rmsnorm silu_and_mul gelu_and_mul gelu_tanh_and_mul"),
+    (_rotary, "", "_C::rotary_embedding sgl_kernel::rotary_embedding"),
+    (_pooled, "", "max_pool2d_with_indices"),
+    (_moves(), "", "max_pool2d_with_indices_backward"),  # the second is as large as what is written
     (
         _moves(tensors=1),
         "",

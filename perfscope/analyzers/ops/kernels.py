@@ -79,9 +79,9 @@ ITEM_SIZES: dict[str, int] = {
     "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8, "complex64": 8,
     "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
     "c10::half": 2, "half": 2, "float16": 2, "c10::bfloat16": 2, "bfloat16": 2, "short": 2, "int16": 2,
-    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1, "bool": 1, "unsigned char": 1, "signed char": 1, "char": 1,
-    "uint8": 1, "int8": 1,
+    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "c10::float8_e8m0fnu": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "bool": 1, "unsigned char": 1, "signed char": 1,
+    "char": 1, "uint8": 1, "int8": 1,
 }  # fmt: skip
 """Bytes of one element, by the lower-case name Kineto and the op graph use."""
 
@@ -94,6 +94,7 @@ _CANONICAL = {
     "signed char": "int8", "char": "int8", "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
     "c10::float8_e4m3fnuz": "float8_e4m3fnuz", "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
     "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "c10::float8_e8m0fnu": "float8_e8m0fnu",
 }  # fmt: skip
 
 Shape = tuple[int, ...]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from perfscope.analyzers.ops.achieved import costed_calls
-from perfscope.analyzers.ops.eager_cost import CostKind, OpCost
 from perfscope.analyzers.ops.kernels import matmul_precision
+from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def op_work(name: str, cost: OpCost, kernels: Sequence[str] = ()) -> Work:
 _REDUCTIONS = frozenset({
     "sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all", "norm", "linalg_vector_norm", "std",
     "var", "var_mean", "std_mean", "prod", "logsumexp", "nansum", "count_nonzero", "cumsum", "mse_loss",
-    "nll_loss_forward", "_foreach_norm",
+    "nll_loss_forward", "_foreach_norm", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
 })  # fmt: skip
 _GATHERS = frozenset({
     "index_select", "embedding", "gather", "embedding_dense_backward", "index", "_index_put_impl", "scatter",
-    "_C_cache_ops::reshape_and_cache_flash",
+    "_C_cache_ops::reshape_and_cache_flash", "sglang::store_cache",
 })  # fmt: skip
 _NORM = re.compile(r"(?:layer|group|rms)_?norm", re.IGNORECASE)
 _IN_ROWS = re.compile(r"vectorized_elementwise|multi_tensor_apply|triton_poi|quant|and_mul", re.IGNORECASE)
