@@ -183,6 +183,19 @@ def test_everything_is_placed_and_linked(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("indent", [None, 1, 20])
+def test_numbers_among_the_inputs_are_kept_however_the_file_is_indented(tmp_path: Path, indent: int | None) -> None:
+    inputs = ["", "", "", "[3, 3]", "[2, 2]", "[1, 1]", "1", "False", "1e-05", "None"]
+    found = [
+        span("cpu_op", "aten::conv2d", 1, 5, args={"Concrete Inputs": inputs}),
+        span("cpu_op", "aten::secret", 10, 5, args={"Concrete Inputs": ["", "a name"]}),
+    ]
+    trace = read(tmp_path, text(found, indent=indent))
+    kept, dropped = (int(code) for code in trace.rows["slices"]["values"])
+    assert json.loads(trace.text(kept)) == inputs
+    assert dropped == MISSING
+
+
 def test_names_with_bare_quotes_are_read_and_counted(tmp_path: Path) -> None:
     found = events()
     for layout in (None, 2):

@@ -89,7 +89,7 @@ SLICE_KINDS: dict[str, SliceKind] = {
 STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))
 """Annotations that are steps, the surest first."""
 
-NUMBERS = re.compile(rb'\[(?:[\s,]|"(?:[-+\d\s.,eE\[\]]|True|False|None|inf|nan){0,512}"){0,128}\]')
+NUMBERS = re.compile(rb'\[[\s,]*(?:"(?:[-+\d\s.,eE\[\]]|True|False|None|inf|nan){0,512}"[\s,]*){0,128}\]')
 """Concrete inputs of an op that may be kept: dimensions, strides, flags and factors, but no text."""
 
 _ANNOTATION = re.compile(
