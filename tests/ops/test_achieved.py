@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.ops.achieved import NOTHING, kernel_costs
+from perfscope.analyzers.ops.achieved import NOTHING, host_costs, kernel_costs, moved_bytes
 from perfscope.analyzers.ops.top_work import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import load
 from perfscope.model.trace import CopyKind, HostMemory, Trace
@@ -147,6 +147,24 @@ def test_the_op_graph_of_a_run_says_it_where_shapes_were_not_recorded() -> None:
     b.kernel("gemm", 30, 80, external_id=1)
     costs = b.build().fact(kernel_costs)
     assert (costs.flops.tolist(), costs.bytes.tolist()) == ([2 * 256**3], [2 * 4 * 256**2])
+
+
+def test_on_the_host_a_cost_is_that_of_the_op_inside_that_works() -> None:
+    g = GraphBuilder()
+    x = g.input((256, 256))
+    g.op("clone", [x])
+    g.op("mm", [x, x], flops=2 * 256**3)
+    b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph())
+    b.step(1, 0, 100)
+    b.op("aten::clone", 1, 20)
+    b.op("aten::copy_", 2, 19)
+    b.op("aten::mm", 30, 50)
+    b.op("aten::copy_", 31, 49)  # of an operand: not what the product costs
+    trace = b.build()
+    costs = host_costs(trace, range(len(trace.rows["slices"])))
+    names = [trace.text(int(trace.rows["slices"]["name"][row])) for row in sorted(costs)]
+    assert names == ["aten::copy_", "aten::mm"]
+    assert moved_bytes(trace, [0]) == 2 * 4 * 256**2
 
 
 def test_several_traces_are_summed() -> None:
