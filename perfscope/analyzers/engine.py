@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
-from perfscope.analyzers.ops import TopWork, merge_top_work, top_work
+from perfscope.analyzers.ops import CountedWork, TopWork, counted_work, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import chosen_rules, recorded_by
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
@@ -226,6 +226,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """What the thread that drives the program did in them, one per source that recorded it."""
     top: TopWork | None = None
     """The costliest kernels, ops, modules and lines of all sources together."""
+    counted: tuple[CountedWork, ...] = ()
+    """Hardware counters by op, one per recording that has them."""
     generations: tuple[Generation, ...] = ()
     """Loops that generate tokens, one per recording in which shapes tell prefill from decode."""
     numerics: tuple[NumericsSummary, ...] = ()
@@ -308,6 +310,7 @@ class Examined(ReadTrace, frozen=True, kw_only=True):
     warm_accounts: tuple[StepAccount, ...]
     host: HostAccount | None
     top: TopWork | None
+    counted: CountedWork | None
     generation: Generation | None
     numerics: NumericsSummary | None
     path: PathSummary | None
@@ -343,6 +346,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         warm_accounts=trace.fact(warm_accounts),
         host=trace.fact(host_account),
         top=top_work(trace),
+        counted=counted_work(trace),
         generation=trace.fact(generation),
         numerics=numerics_summary(trace),
         path=path_summary(trace),
@@ -382,6 +386,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         warm_accounts=tuple(account for item in examined for account in item.warm_accounts),
         hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
+        counted=tuple(item.counted for item in examined if item.counted is not None),
         generations=tuple(item.generation for item in examined if item.generation is not None),
         numerics=tuple(item.numerics for item in examined if item.numerics is not None),
         paths=tuple(item.path for item in examined if item.path is not None),

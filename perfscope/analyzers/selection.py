@@ -191,8 +191,8 @@ def _steps_there(numbers: Int64) -> str:
 
 
 _ON_DEVICE = ("kernels", "copies", "sync_records", "hlo_ops")
-_LAUNCHERS = {"kernels": ("call", "op"), "copies": ("call", "op"), "sync_records": ("call",), "calls": ("parent",),
-              "slices": ("parent",)}  # fmt: skip
+_LAUNCHERS = {"kernels": ("call", "op"), "copies": ("call", "op"), "kernel_counters": ("call", "op"),
+              "sync_records": ("call",), "calls": ("parent",), "slices": ("parent",)}  # fmt: skip
 """References whose targets stay; another one to a row that goes is missing."""
 _SAMPLED = ("counters", "memory", "samples")
 
@@ -208,7 +208,8 @@ def _cut(trace: Trace, chosen: _Chosen) -> dict[str, Rows]:
     steps = rows["steps"]
     keep["steps"] = np.isin(steps["number"], list(chosen.numbers))
     keep["collectives"] = _collectives(rows, keep, chosen.host[0])
-    for name in ("kernels", "copies", "sync_records", "calls", "slices"):
+    keep["kernel_counters"] = _pointed(keep["calls"], rows["kernel_counters"]["call"])  # they have no time
+    for name in ("kernels", "copies", "kernel_counters", "sync_records", "calls", "slices"):
         for column in _LAUNCHERS[name]:
             _keep_targets(rows[name], column, keep[name], keep)
     kept = {name: np.flatnonzero(mask) for name, mask in keep.items()}

@@ -21,6 +21,7 @@ SAMPLED = "kineto/HolisticTraceAnalysis__sampled_rank-0.json.gz"
 BERT = "kineto/TraceLens__h100_bert-small.json.gz"
 QWEN = "kineto/TraceLens__h100_qwen1.5-0.5b.json.gz"
 GRAPH = "kineto/TraceLens__vllm_decode_full_graph.json.gz"
+COUNTED = "kineto/HolisticTraceAnalysis__cupti_profiler.json.gz"
 MAXTEXT = "nsys_jax/JAX-Toolbox__maxtext_fsdp4_test_data.zip"
 
 
@@ -128,3 +129,38 @@ def test_the_op_profile_is_a_tree_whose_levels_sum(corpus: Path, file: str, runs
     for level in (programs, kinds, tree[tree.instruction.notna()]):
         assert level.runs.sum() == runs
         assert level.ms.sum() == pytest.approx(root.ms)
+
+
+def test_counters_of_kernels_and_their_ops(corpus: Path) -> None:
+    """What HTA's test and its notebook `cupti_flops_analysis` say of this file; all 77 rows are equal to HTA's."""
+    kernels = answer(corpus, COUNTED, """
+        select any_value(k.name) as kernel, any_value(s.name) as op, any_value(k.basis) as basis,
+               sum(case when metric like '%fma_pred_on.sum' then 2 * value else value end) as flops,
+               sum(value) filter (where metric = 'smsp__sass_thread_inst_executed_op_fadd_pred_on.sum') as fadd
+        from kernel_counters k join slices s on s.row = k.op group by number order by number
+    """)  # fmt: skip
+    assert len(kernels) == 77
+    assert set(kernels.basis) == {"joined by order of launch; counts are equal: 77 of 77"}
+    fifth = kernels.iloc[5]
+    assert "fft2d_r2c_32x32" in fifth.kernel
+    assert (fifth.op, fifth.fadd) == ("aten::cudnn_convolution", 86_114_304)
+    first = kernels.head(5)
+    assert first.flops.tolist() == [87_195_648, 18_263_449_600, 148_684_800, 0, 11_943_936]
+    assert first.op.tolist() == [
+        "aten::uniform_", "aten::cudnn_convolution", "aten::add_", "aten::clamp_min_", "aten::max_pool2d_with_indices",
+    ]  # fmt: skip
+    assert first.kernel[1] == "__missing__"
+
+
+def test_flops_of_ops_by_counters(corpus: Path) -> None:
+    flops = answer(corpus, COUNTED, "op_flops").set_index("op")[["kernels", "flops"]]
+    assert {op: (row.kernels, row.flops) for op, row in flops.iterrows()} == {  # as HTA's frame, summed by its op
+        "aten::cudnn_convolution": (28, 49_128_439_808),
+        "aten::addmm": (12, 30_162_550_784),
+        "aten::add_": (10, 744_947_712),
+        "aten::uniform_": (1, 87_195_648),
+        "aten::_adaptive_avg_pool2d": (2, 45_530_616),
+        "aten::max_pool2d_with_indices": (6, 45_219_840),
+        "aten::native_dropout": (4, 17_154_048),
+        "aten::clamp_min_": (14, 0),
+    }

@@ -34,8 +34,8 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "accounts", "hosts", "top_work", "generations", "numerics", "critical_paths",
-        "what_ifs", "steps", "windows", "outcomes",
+        "schema", "sources", "devices", "accounts", "hosts", "top_work", "hardware_counters", "generations", "numerics",
+        "critical_paths", "what_ifs", "steps", "windows", "outcomes",
         "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
     ]  # fmt: skip
     assert held["sources"] == [

@@ -11,6 +11,7 @@ from perfscope.analyzers.ops.achieved import (
     host_costs,
     longest_ns,
 )
+from perfscope.analyzers.ops.counted import PRECISIONS, CountedCall, CountedOp, CountedWork, counted_calls, counted_work
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_blocks,
@@ -33,7 +34,11 @@ from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_
 
 __all__ = [
     "NOT_KNOWN",
+    "PRECISIONS",
     "Achieved",
+    "CountedCall",
+    "CountedOp",
+    "CountedWork",
     "OpCost",
     "OpWork",
     "TopWork",
@@ -43,6 +48,8 @@ __all__ = [
     "call_roof",
     "canonical_dtype",
     "costed_calls",
+    "counted_calls",
+    "counted_work",
     "device_peaks",
     "graph_time",
     "host_costs",

@@ -339,7 +339,8 @@ def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]
         by_op[op].append(row)
     devices = kernels["device"].data
     calls: dict[tuple[int, int], tuple[OpCost, list[int]]] = {}
-    costs = _costed(trace, by_op)
+    names = kernels["name"].data
+    costs = op_costs(trace, {op: [names[row] for row in rows] for op, rows in by_op.items()})
     for op, rows in by_op.items():
         if op in costs:
             owner, cost = costs[op]
@@ -348,14 +349,14 @@ def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]
     return calls
 
 
-def _costed(trace: Trace, by_op: Mapping[int, list[int]]) -> dict[int, tuple[int, OpCost]]:
-    """By op that launched kernels (its rows): the innermost op with a cost, and it.
+def op_costs(trace: Trace, kernels: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, OpCost]]:
+    """By op that launched kernels (codes of their names): the innermost op with a cost, and it.
 
     Above the one that launched only products, convolutions and attention.
     """
     slices, known, shapes = trace.rows["slices"], slice_costs(trace), _Shapes(trace)
     result: dict[int, tuple[int, OpCost]] = {}
-    ops = np.fromiter(by_op, np.int64, len(by_op))
+    ops = np.fromiter(kernels, np.int64, len(kernels))
     current = ops
     for above in range(MOST_ABOVE):
         is_op = current != MISSING
@@ -365,7 +366,7 @@ def _costed(trace: Trace, by_op: Mapping[int, list[int]]) -> dict[int, tuple[int
         may = open_ if known else slices["shapes"][current] != MISSING
         for index in np.flatnonzero(may).tolist():
             op, owner = int(ops[index]), int(current[index])
-            cost = known.get(owner) if known else shapes.cost(owner, by_op[op])
+            cost = known.get(owner) if known else shapes.cost(owner, kernels[op])
             if cost is not None and (known or not above or cost.kind != "memory"):
                 result[op] = (owner, cost)
                 open_[index] = False
@@ -380,18 +381,16 @@ class _Shapes:
         slices = trace.rows["slices"]
         self._trace = trace
         self._columns = tuple(slices[name].data for name in ("name", "shapes", "dtypes", "strides", "values"))
-        self._kernels = trace.rows["kernels"]["name"].data
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], OpCost | None] = {}
 
-    def cost(self, op: int, rows: Iterable[int]) -> OpCost | None:
-        """Of an op (row of ``slices``) that launched ``rows`` of ``kernels``; ``None`` where it is not known."""
+    def cost(self, op: int, kernels: Iterable[int]) -> OpCost | None:
+        """Of an op (row of ``slices``) that launched kernels (codes of names); ``None`` where it is not known."""
         codes = tuple(column[op] for column in self._columns)
         if codes[1] == MISSING:
             return None
-        kernels = tuple(self._kernels[row] for row in rows)
-        key = (codes, kernels)
+        key = (codes, tuple(kernels))
         if key not in self._known:
-            self._known[key] = self._priced(codes, kernels)
+            self._known[key] = self._priced(*key)
         return self._known[key]
 
     def _priced(self, codes: Sequence[int], kernels: Sequence[int]) -> OpCost | None:

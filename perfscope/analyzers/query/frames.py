@@ -14,7 +14,14 @@ from msgspec import Struct
 
 from perfscope.analyzers.critical_path import NodeKind, critical_path
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ops import matmul_precision, op_class, short_kernel_name, uses_tensor_cores
+from perfscope.analyzers.ops import (
+    PRECISIONS,
+    counted_calls,
+    matmul_precision,
+    op_class,
+    short_kernel_name,
+    uses_tensor_cores,
+)
 from perfscope.analyzers.query import messages, spans
 from perfscope.analyzers.ranks import rank_sets
 from perfscope.analyzers.time import call_site, step_accounts
@@ -194,6 +201,36 @@ def _ops(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
     return rows
 
 
+def _counted(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for source, trace in enumerate(traces):
+        shapes = trace.rows["slices"]["shapes"]
+        for call in trace.fact(counted_calls):
+            site, known = call_site(trace, call.op), call.op != MISSING
+            rows.append(
+                (
+                    source,
+                    trace.source.rank,
+                    call.op if known else None,
+                    call.name,
+                    len(call.kernels),
+                    list(call.kernels),
+                    *map(call.flops.get, PRECISIONS),
+                    call.total_flops,
+                    call.modelled_flops,
+                    call.dram_bytes,
+                    call.modelled_bytes,
+                    call.tensor_cores,
+                    (trace.text(int(shapes[call.op])) or None) if known else None,
+                    site.module,
+                    site.file,
+                    site.line,
+                    call.basis,
+                )
+            )
+    return rows
+
+
 def _kernel_names(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
     codes = {trace.text(int(code)) for trace in traces for code in np.unique(trace.rows["kernels"]["name"])}
     return [(name, short_kernel_name(name), matmul_precision(name), uses_tensor_cores(name)) for name in sorted(codes)]
@@ -259,6 +296,31 @@ DERIVED: dict[str, Derived] = {
         "The shortest duration of the members is the transfer, and bandwidths are of it.",
         messages.KIND_COLUMNS,
         messages.kind_rows,
+    ),
+    "counted_ops": Derived(
+        "Ops by the hardware counters of their kernels: one row per call of an op, and per range that is of none. "
+        "FLOPs are the instructions executed (add + mul + 2 fma), without those of tensor cores.",
+        (
+            *_WHOSE,
+            ("row", "row of slices; missing: the range is of no op"),
+            ("name", "of the op, else of the range"),
+            ("kernels", "ranges of it"),
+            ("kernel_names", "their names, as recorded"),
+            ("float64_flops", "measured"),
+            ("float32_flops", "measured"),
+            ("float16_flops", "measured; compilers load constants with such instructions, too"),
+            ("flops", "of the precisions that were counted"),
+            ("modelled_flops", "by the shapes, of products, convolutions and attention"),
+            ("dram_bytes", "read from and written to device memory, measured, B"),
+            ("modelled_bytes", "the least that the op moves, by the shapes, B"),
+            ("tensor_cores", "true: counted, or a kernel's name says it; false: none; missing"),
+            ("shapes", "input shapes, where recorded"),
+            ("module", "module, where known"),
+            ("file", "of the program, where known"),
+            ("line", "in it"),
+            ("basis", "how ranges and launches were joined, or why they were not"),
+        ),
+        _counted,
     ),
     "critical_path": Derived(
         "The chain that bounds each step: one row per piece, gapless. `before kernel`: time until it could begin.",

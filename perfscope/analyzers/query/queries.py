@@ -96,6 +96,15 @@ QUERIES: dict[str, Query] = {
         from events group by source, rank, device, kind, time_ns order by rank, device, kind, time_ns
         """,
     ),
+    "counters": Query(
+        "Hardware counters by op (by range, where these are joined with none) and metric",
+        """
+        select coalesce(s.name, c.name) as op, c.metric, count(*) as ranges, count(c.call) as joined,
+               sum(c.value) as total, min(c.value) as least, median(c.value) as median, max(c.value) as most
+        from kernel_counters c left join slices s on s.source = c.source and s.row = c.op
+        where c.metric is not null group by coalesce(s.name, c.name), c.metric order by c.metric, total desc, op
+        """,
+    ),
     "critical_path": Query(
         "What the critical path of the steps is made of",
         """
@@ -198,6 +207,19 @@ QUERIES: dict[str, Query] = {
         select path, count(*) as calls, sum(inner_device_ns) / 1e6 as device_ms, sum(host_ns) / 1e6 as host_ms,
                sum(inner_works) as works
         from tree group by path order by device_ms desc, host_ms desc
+        """,
+    ),
+    "op_flops": Query(
+        "FLOPs and bytes of ops by hardware counters, beside those by their shapes; none where a call has none",
+        """
+        select name as op, count(*) as calls, sum(kernels) as kernels,
+               case when count(flops) = count(*) then sum(flops) end as flops,
+               case when count(float16_flops) = count(*) then sum(float16_flops) end as float16_flops,
+               case when count(modelled_flops) = count(*) then sum(modelled_flops) end as modelled_flops,
+               case when count(dram_bytes) = count(*) then sum(dram_bytes) end as dram_bytes,
+               case when count(modelled_bytes) = count(*) then sum(modelled_bytes) end as modelled_bytes,
+               case when bool_or(tensor_cores) then 'yes' end as tensor_cores
+        from counted_ops group by name order by flops desc nulls last, dram_bytes desc nulls last, op
         """,
     ),
     "op_kernels": Query(

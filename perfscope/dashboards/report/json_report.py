@@ -58,6 +58,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "accounts": analysis.accounts,
         "hosts": analysis.hosts,
         "top_work": analysis.top,
+        "hardware_counters": analysis.counted,
         "generations": analysis.generations,
         "numerics": analysis.numerics,
         "critical_paths": analysis.paths,

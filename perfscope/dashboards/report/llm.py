@@ -47,7 +47,8 @@ ACCOUNT_BASIS = (
     "- basis: measured; the causes sum to the step; verify: `perfscope analyze PATH --format json`, key `accounts`"
 )
 TOP_BASIS = (
-    "- basis: times measured, FLOPs and bytes modelled; verify: `perfscope analyze PATH --format json`, key `top_work`"
+    "- basis: times and counters measured, other FLOPs and bytes modelled; "
+    "verify: `perfscope analyze PATH --format json`, keys `top_work`, `hardware_counters`"
 )
 
 _CHECKS = {

@@ -28,6 +28,7 @@ from perfscope.dashboards.report.sections.account import account_sections, busy_
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
+from perfscope.dashboards.report.sections.counted import counted_sections
 from perfscope.dashboards.report.sections.critical_path import critical_path_sections, what_if_sections
 from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
@@ -151,7 +152,11 @@ def summarize(analysis: Analysis) -> Summary:
         memory_alone=memory_alone(analysis),
         explained="" if (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
         nothing="" if findings else _nothing(analysis),
-        top=(*what_if_sections(analysis.what_ifs), *top_sections(analysis.top)),
+        top=(
+            *what_if_sections(analysis.what_ifs),
+            *counted_sections(analysis.counted),
+            *top_sections(analysis.top),
+        ),
         findings=findings,
         clean=tuple(outcome.rule for outcome in analysis.outcomes if outcome.status == "clean"),
         blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),

@@ -448,6 +448,28 @@ COUNTERS = Table(
     ),
 )
 
+KERNEL_COUNTERS = Table(
+    name="kernel_counters",
+    doc="One row per hardware counter of a range: a kernel, or a part of the program. Ranges have no times: to count, "
+    "the profiler runs kernels several times, and the times it writes for ranges are made up.",
+    columns=(
+        Column(name="number", dtype="int64", unit="count", doc="of the range: by device, in the order they ran"),
+        text_column("name", "kernel or range, as recorded; `__missing__`: the profiler did not know the kernel's name"),
+        Column(name="ordinal", dtype="int64", unit="id", doc="number of the device"),
+        row_column("call", "calls", "the call that launched the kernel; missing: not joined"),
+        row_column("op", "slices", "the host op that launched it"),
+        text_column("basis", "how the call is known, or why it is not"),
+        text_column("metric", "name of the counter; missing: the range has none", nullable=True),
+        Column(
+            name="value",
+            dtype="float64",
+            unit="as recorded",
+            doc="what was counted; missing: no number of 64 bits was recorded",
+            nullable=True,
+        ),
+    ),
+)
+
 SAMPLES = Table(
     name="samples",
     doc="One row per sampled stack (Python or native) of a thread of the program or of one of its worker processes, in "
@@ -495,6 +517,7 @@ TABLES: dict[str, Table] = {
         HELD,
         HLO_OPS,
         KERNELS,
+        KERNEL_COUNTERS,
         MEMORY,
         SAMPLES,
         SEGMENTS,

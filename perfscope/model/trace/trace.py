@@ -334,6 +334,11 @@ class Trace:
         return self.frame("counters")
 
     @property
+    def kernel_counters(self) -> pd.DataFrame:
+        """Hardware counters of kernels and ranges, a row each."""
+        return self.frame("kernel_counters")
+
+    @property
     def calls(self) -> pd.DataFrame:
         """All runtime and driver calls."""
         return self.frame("calls")

@@ -26,7 +26,6 @@ CATEGORIES: dict[str, Group] = {
     "user_annotation": Group.SLICE,
     "python_function": Group.SLICE,
     "overhead": Group.SLICE,
-    "cuda_profiler_range": Group.SLICE,
     "cuda_runtime": Group.CALL,
     "cuda_driver": Group.CALL,
     "runtime": Group.CALL,
@@ -48,6 +47,7 @@ CATEGORIES: dict[str, Group] = {
     "gpu_user_annotation": Group.MIRROR,
     "mtia_user_annotation": Group.MIRROR,
     "trace": Group.MIRROR,
+    "cuda_profiler_range": Group.MIRROR,  # its times are made up; `ranges.py` reads its counters
 }
 """Category (lower case) -> group. Anything else is counted as unplaced under its name."""
 
@@ -83,7 +83,6 @@ SLICE_KINDS: dict[str, SliceKind] = {
     "user_annotation": SliceKind.ANNOTATION,
     "python_function": SliceKind.PYTHON,
     "overhead": SliceKind.OVERHEAD,
-    "cuda_profiler_range": SliceKind.OTHER,
 }
 
 STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))

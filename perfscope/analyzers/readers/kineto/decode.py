@@ -145,13 +145,12 @@ def _stops(data: Buffer, start: int, soft_end: int, end: int) -> list[int]:
 
 def _decode(shard: Shard, text: bytes) -> None:
     try:
-        if shard.add(FAST.decode(text)):
-            return
-        events = EXACT.decode(text)
+        if not shard.add(FAST.decode(text)):
+            shard.add(EXACT.decode(text))
     except msgspec.ValidationError:
         _lenient(shard, json.loads(text, parse_float=str))
-        return
-    shard.add(events)
+    if shard.ranges:
+        shard.add_counters(text)
 
 
 def _lenient(shard: Shard, events: list[Any]) -> None:

@@ -7,6 +7,7 @@
     "args": {"External id": E, "Sequence number": S, "Input Dims": [...]}},
    {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", ..., "args": {"correlation": C}},
    {"ph": "X", "cat": "kernel", ..., "args": {"device": D, "stream": Q, "correlation": C, "External id": E}},
+   {"ph": "X", "cat": "cuda_profiler_range", "name": kernel, "pid": D, ..., "args": {metric: value, ...}},
    {"ph": "i", "name": "[memory]", ...}, {"ph": "s"|"f", flows}, {"ph": "M", names} ], "traceName": ...}
 ```
 
@@ -73,7 +74,7 @@ def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
     head = document.head
     rows = Tables(builder, shards, head).rows
     rows["collectives"] = complete_groups(rows["collectives"], head, builder)
-    if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory")):
+    if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory", "kernel_counters")):
         seen = ", ".join(f"{count:,} of {what}" for what, count in builder.unplaced.most_common(3))
         raise DataError(
             f"{shown}: {builder.events:,} events, but none of torch.profiler" + (f" ({seen})" if seen else "")

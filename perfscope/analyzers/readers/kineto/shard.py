@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ from perfscope.analyzers.readers.kineto.events import (
     Span,
 )
 from perfscope.analyzers.readers.kineto.process_groups import OPERATION_OF, table_of
+from perfscope.analyzers.readers.kineto.ranges import CATEGORY, counted_ranges, counter_value
 from perfscope.model.trace.columns import MISSING, Array
 
 # Microseconds of a trace to integer nanoseconds, exactly.
@@ -123,6 +125,8 @@ class Shard:
         self.received: dict[str, Columns] = {}
         """Tables decoded by another process, in memory shared with it."""
         self.events = 0
+        self.ranges = 0
+        """Ranges of hardware counters whose counters were not taken yet."""
         self.unplaced: Tally[str] = Tally()
         self.repairs: Tally[str] = Tally()
 
@@ -162,6 +166,7 @@ class Shard:
         lowered = (category or "").lower()
         group = CATEGORIES.get(lowered)
         if group is Group.MIRROR:
+            self.ranges += len(members) if lowered == CATEGORY else 0
             return
         if group is None and not lowered:
             members, start, end = self._ascend(start, end, members)
@@ -305,8 +310,8 @@ class Shard:
         for sample in samples:
             time = text_to_ns(bytes(sample.ts))
             for series, value in (sample.args or {}).items():
-                if time is not None and isinstance(value, int | float):
-                    rows.append((time, self.strings[f"{sample.name}: {series}"], float(value)))
+                if time is not None and not math.isnan(number := counter_value(value)):
+                    rows.append((time, self.strings[f"{sample.name}: {series}"], number))
         if rows:
             time_column, names, values = zip(*rows, strict=True)
             self.tables["counters"].append(
@@ -316,6 +321,34 @@ class Shard:
                     "value": np.array(values, np.float64),
                 }
             )
+
+    def add_counters(self, text: bytes) -> None:
+        """Take the counters of the ranges of a chunk, given as JSON: a row each, the first of a range marked."""
+        waiting, self.ranges = self.ranges, 0
+        try:
+            ranges = counted_ranges(text)
+        except (ValueError, RecursionError):  # what skips a value unread is laxer
+            self.unplaced["ranges whose counters cannot be read"] += waiting
+            return
+        rows = [
+            (event.start, event.name, event.device, event.correlation, not place, metric, value)
+            for event in ranges
+            for place, (metric, value) in enumerate(event.counters)
+        ]
+        if not rows:
+            return
+        start, name, device, correlation, begins, metric, value = zip(*rows, strict=True)
+        self.tables["ranges"].append(
+            {
+                "start": np.array(start, np.float64),
+                "name": self._codes(str, name),
+                "ordinal": _numbers(list(device)),
+                "correlation": np.array(correlation, np.int64),
+                "begins": np.array(begins, bool),
+                "metric": np.array([MISSING if text is None else self.strings[text] for text in metric], np.int32),
+                "value": np.array(value, np.float64),
+            }
+        )
 
     def _thread(self, columns: Columns, members: Sequence[Any]) -> None:
         columns["thread"] = _from(map(self.threads.__getitem__, map(_THREAD, members)), np.int32, len(members))

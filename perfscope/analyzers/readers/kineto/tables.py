@@ -22,12 +22,14 @@ from perfscope.analyzers.readers.columns import (
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.kineto.document import DeviceProperties, Head
 from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
+from perfscope.analyzers.readers.kineto.ranges import joined_ranges
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.trace import CallKind, CopyKind, MemoryAction, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 _TEXT = (
     "name", "category", "shapes", "dtypes", "strides", "values", "group", "description", "ranks", "dtype", "direction",
+    "metric",
 )  # fmt: skip
 
 
@@ -43,7 +45,9 @@ class Tables:
             np.array([self._thread(thread) for thread in shard.threads], np.int32) for shard in shards
         ]
         merged = {name: self._merge(name, shards) for name in ("slices", "calls", "kernel", "copy", "sync", "mtia")}
-        merged |= {name: self._merge(name, shards) for name in ("memory", "counters", "described", "messages")}
+        merged |= {
+            name: self._merge(name, shards) for name in ("memory", "counters", "described", "messages", "ranges")
+        }
         self._split_mtia(merged)
         self._slices(merged["slices"])
         self._calls(merged["calls"])
@@ -53,6 +57,8 @@ class Tables:
         self._syncs(merged["sync"])
         self._memory(merged["memory"])
         builder.table("counters", merged["counters"])
+        ranges, calls, slices = merged["ranges"], self.rows["calls"], self.rows["slices"]
+        builder.table("kernel_counters", joined_ranges(ranges, calls, slices, self.code) if ranges else {})
         self._steps()
         builder.threads_table()
 

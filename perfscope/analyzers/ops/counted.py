@@ -1,0 +1,245 @@
+"""What hardware counters say of ops: FLOPs and bytes as measured, beside those that follow from the shapes.
+
+Counters are of ranges (`kernel_counters`); those of the kernels that one call of an op launched are summed.
+
+| value | from |
+| --- | --- |
+| FLOPs, by precision | add + mul + 2 fma of ``smsp__sass_thread_inst_executed_op_{d,f,h}{add,mul,fma}_pred_on.sum`` |
+| bytes through device memory | ``dram__bytes.sum``, else ``dram__bytes_read.sum`` + ``dram__bytes_write.sum`` |
+| whether tensor cores worked | ``sm__inst_executed_pipe_tensor.sum``, else the kernel's name |
+
+The first are instructions of threads that were executed, by NVIDIA's definition of the metrics; what tensor cores
+multiply is not in them. Compilers load constants with ``HFMA2``, so float32 kernels have float16 FLOPs, too. The bytes
+are those that caches did not serve. FLOPs and bytes by shapes are modelled (`eager_cost`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from perfscope.analyzers.ops.achieved import op_costs
+from perfscope.analyzers.ops.kernels import uses_tensor_cores
+from perfscope.analyzers.time import call_site
+from perfscope.model.trace import MISSING, Trace
+
+Floats = npt.NDArray[np.float64]
+
+PRECISIONS = {"float64": "d", "float32": "f", "float16": "h"}
+_WEIGHTS = {"add": 1, "mul": 1, "fma": 2}
+_INSTRUCTIONS = "smsp__sass_thread_inst_executed_op_{}{}_pred_on.sum"
+_TENSOR = "sm__inst_executed_pipe_tensor.sum"
+_READ, _WRITTEN, _MOVED = "dram__bytes_read.sum", "dram__bytes_write.sum", "dram__bytes.sum"
+_USED = frozenset({_TENSOR, _READ, _WRITTEN, _MOVED}).union(
+    _INSTRUCTIONS.format(letter, op) for letter in PRECISIONS.values() for op in _WEIGHTS
+)
+UNNAMED = "__missing__"
+"""What the profiler writes for a kernel whose name it does not know."""
+
+MOST_ROWS = 50
+"""Ops kept for a report, and names of counters."""
+
+
+class CountedCall(Struct, frozen=True, kw_only=True):
+    """One call of an op, or a range that is of no op. ``None``: not counted, or not known."""
+
+    op: int
+    """Row of ``slices``; ``MISSING`` for a range of no op."""
+    name: str
+    """Of the op, else of the range."""
+    kernels: tuple[str, ...]
+    """Names of its ranges, in order."""
+    joined: int
+    """How many of these have a launch."""
+    basis: str
+    flops: dict[str, float | None]
+    """Measured, by each precision that was counted at all."""
+    dram_bytes: float | None
+    tensor_cores: bool | None
+    modelled_flops: int | None
+    """Of products, convolutions and attention, by the shapes."""
+    modelled_bytes: int | None
+    """The least that the op moves."""
+
+    @property
+    def total_flops(self) -> float | None:
+        """Of all these precisions."""
+        return _sum(self.flops.values()) if self.flops else None
+
+
+class CountedOp(Struct, frozen=True, kw_only=True):
+    """All calls of an op; a value is ``None`` where it is for one of them."""
+
+    name: str
+    calls: int
+    kernels: int
+    flops: float | None
+    float16_flops: float | None
+    modelled_flops: int | None
+    dram_bytes: float | None
+    modelled_bytes: int | None
+    tensor_cores: bool
+    """Counted, or by the name of a kernel."""
+    line: str
+    """Where the call that computes most is."""
+
+
+class CountedWork(Struct, frozen=True, kw_only=True):
+    """Hardware counters of one recording, by op."""
+
+    rank: int | None
+    ranges: int
+    joined: int
+    """Ranges whose launch is known."""
+    unnamed: int
+    """Ranges of kernels whose name the profiler did not know."""
+    basis: str
+    counters: int
+    """How many counters there are."""
+    metrics: tuple[str, ...]
+    """Their names, those of a few of many."""
+    ops: tuple[CountedOp, ...]
+    """Those that compute most first; where nothing is joined, the ranges."""
+    left: int
+    """Further ones."""
+
+
+def counted_calls(trace: Trace) -> tuple[CountedCall, ...]:
+    """Calls of ops whose kernels were counted, in the order of their first kernel."""
+    counters = trace.rows["kernel_counters"]
+    numbers, first, place = np.unique(counters["number"], return_index=True, return_inverse=True)
+    names, ops, launches, basis = (counters[name][first].tolist() for name in ("name", "op", "call", "basis"))
+    kernels_of: dict[int, list[int]] = defaultdict(list)
+    for op, name in zip(ops, names, strict=True):
+        if op != MISSING:
+            kernels_of[op].append(name)
+    costs = op_costs(trace, kernels_of)
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, op in enumerate(ops):
+        owner = costs[op][0] if op in costs else op
+        members[-1 - index if op == MISSING else owner].append(index)  # a range of no op stays alone
+    cost_of = dict(costs.values())
+    group = np.empty(len(numbers), np.int64)
+    for number, indices in enumerate(members.values()):
+        group[indices] = number
+    values = {
+        name: _known(np.bincount(group, column, len(members)).astype(np.float64))
+        for name, column in _derived(_by_metric(trace, place, len(numbers)), len(numbers)).items()
+    }
+    precisions = [name for name in PRECISIONS if any(value is not None for value in values[name])]
+    slice_names = trace.rows["slices"]["name"]
+    calls = []
+    for number, (owner, indices) in enumerate(members.items()):
+        cost, tensor = cost_of.get(owner), values[_TENSOR][number]
+        texts = tuple(trace.text(names[index]) for index in indices)
+        calls.append(
+            CountedCall(
+                op=max(owner, MISSING),
+                name=texts[0] if owner < 0 else trace.text(int(slice_names[owner])),
+                kernels=texts,
+                joined=sum(launches[index] != MISSING for index in indices),
+                basis=trace.text(basis[indices[0]]),
+                flops={precision: values[precision][number] for precision in precisions},
+                dram_bytes=values["dram_bytes"][number],
+                tensor_cores=_any(map(uses_tensor_cores, texts)) if tensor is None else tensor > 0,
+                modelled_flops=None if cost is None or cost.kind == "memory" else cost.flops,
+                modelled_bytes=None if cost is None else cost.bytes,
+            )
+        )
+    return tuple(calls)
+
+
+def _by_metric(trace: Trace, place: npt.NDArray[np.intp], ranges: int) -> dict[str, Floats]:
+    """Values of the counters that are used, by range; NaN where not counted, or below 0, which no count is."""
+    counters = trace.rows["kernel_counters"]
+    result: dict[str, Floats] = {}
+    for code in np.unique(counters["metric"]).tolist():
+        if trace.text(code) not in _USED:
+            continue
+        rows = counters["metric"] == code
+        value = counters["value"][rows]
+        column = result.setdefault(trace.text(code), np.full(ranges, np.nan))
+        column[place[rows]] = np.where(value >= 0, value, np.nan)
+    return result
+
+
+def _derived(metrics: dict[str, Floats], ranges: int) -> dict[str, Floats]:
+    """What follows from the counters, by range: the only place of these formulas."""
+    unknown = np.full(ranges, np.nan)
+    result = {_TENSOR: metrics.get(_TENSOR, unknown)}
+    for precision, letter in PRECISIONS.items():
+        result[precision] = sum(
+            (weight * metrics.get(_INSTRUCTIONS.format(letter, op), unknown) for op, weight in _WEIGHTS.items()),
+            np.zeros(ranges),
+        )
+    both = metrics.get(_READ, unknown) + metrics.get(_WRITTEN, unknown)
+    whole = metrics.get(_MOVED, unknown)
+    result["dram_bytes"] = np.where(np.isnan(whole), both, whole)
+    return result
+
+
+def _known(values: Floats) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _any(values: Iterable[bool | None]) -> bool | None:
+    """True where one is, False where all are, else not known."""
+    told = set(values)
+    return True if True in told else None if None in told else False
+
+
+def counted_work(trace: Trace) -> CountedWork | None:
+    """Hardware counters by op, for a report; ``None`` where none were recorded."""
+    calls = trace.fact(counted_calls)
+    if not calls:
+        return None
+    by_name: dict[str, list[CountedCall]] = defaultdict(list)
+    for call in calls:
+        by_name[call.name].append(call)
+    ops = sorted(
+        ((name, members, _sum(call.total_flops for call in members), _sum(call.dram_bytes for call in members))
+         for name, members in by_name.items()),
+        key=lambda item: (-(item[2] or 0), -(item[3] or 0), -len(item[1]), item[0]),
+    )  # fmt: skip
+    metrics = [code for code in np.unique(trace.rows["kernel_counters"]["metric"]).tolist() if code != MISSING]
+    return CountedWork(
+        rank=trace.source.rank,
+        ranges=sum(len(call.kernels) for call in calls),
+        joined=sum(call.joined for call in calls),
+        unnamed=sum(call.kernels.count(UNNAMED) for call in calls),
+        basis=calls[0].basis,
+        counters=len(metrics),
+        metrics=tuple(sorted(trace.text(code) for code in metrics[:MOST_ROWS])),
+        ops=tuple(_counted_op(trace, name, members) for name, members, _, _ in ops[:MOST_ROWS]),
+        left=max(0, len(ops) - MOST_ROWS),
+    )
+
+
+def _counted_op(trace: Trace, name: str, calls: Sequence[CountedCall]) -> CountedOp:
+    most = max(calls, key=lambda call: (call.total_flops or 0, call.dram_bytes or 0))
+    site = call_site(trace, most.op)
+    flops = _sum(call.modelled_flops for call in calls)
+    moved = _sum(call.modelled_bytes for call in calls)
+    return CountedOp(
+        name=name,
+        calls=len(calls),
+        kernels=sum(len(call.kernels) for call in calls),
+        flops=_sum(call.total_flops for call in calls),
+        float16_flops=_sum(call.flops.get("float16") for call in calls),
+        modelled_flops=None if flops is None else int(flops),
+        dram_bytes=_sum(call.dram_bytes for call in calls),
+        modelled_bytes=None if moved is None else int(moved),
+        tensor_cores=any(call.tensor_cores for call in calls),
+        line="" if site.file is None else site.where().label(),
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """``None`` where one is not known."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
