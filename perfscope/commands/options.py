@@ -239,15 +239,18 @@ def screen(stream: TextIO) -> dict[str, Any]:
     return {"width": width_of(stream), "color": color_wanted(stream)}
 
 
-def show(*parts: RenderableType) -> None:
-    """Print what rich lays out on stdout, without the blanks that fill its lines to the width."""
+def show(*parts: RenderableType, piped_width: int = 0) -> None:
+    """Print what rich lays out on stdout, without the blanks that fill its lines to the width.
+
+    ``piped_width``: the least width where stdout is no terminal.
+    """
     from rich.console import Console
 
     color = color_wanted(sys.stdout)
     into = io.StringIO()
     console = Console(
         file=into,
-        width=width_of(sys.stdout),
+        width=max(width_of(sys.stdout), 0 if sys.stdout.isatty() else piped_width),
         color_system="standard" if color else None,
         force_terminal=color,
         highlight=False,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = ("text", "csv", "json")
+MOST_WIDTH = 80
+"""Of a column that is written to a pipe or a file without wrapping."""
 
 
 @click.command()
@@ -68,9 +70,11 @@ def _print(answer: pd.DataFrame, form: str, limit: int) -> None:
     for column, number in zip(answer.columns, numbers, strict=True):
         table.add_column(str(column), justify="right" if number else "left", overflow="ellipsis", no_wrap=number)
     rows = answer if limit == 0 else answer.head(limit)
-    for values in rows.itertuples(index=False):
-        table.add_row(*(Text(_cell(value)) for value in values))
-    show(table)
+    cells = [[_cell(value) for value in values] for values in rows.itertuples(index=False)]
+    for row in cells:
+        table.add_row(*map(Text, row))
+    widths = (max(map(len, column)) for column in zip(map(str, answer.columns), *cells, strict=True))
+    show(table, piped_width=sum(min(width, MOST_WIDTH) + 2 for width in widths))
     if len(rows) < len(answer):
         click.echo(f"{len(answer) - len(rows):,} more rows; --limit 0 shows all")
 

@@ -175,8 +175,8 @@ FIXES = {
     "unique": _DATA_DEPENDENT,
     "to_host": 'Copy later and without waiting: `x.to("cpu", non_blocking=True)` into pinned memory, then read after '
     "the next step has been launched.",
-    "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`; "
-    "read what comes back after the next step has been launched.",
+    "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`. "
+    "Read what comes back after the next step has been launched.",
     "wait": "Wait once, where the host reads a result, and remove the other waits, those after each kernel first. Work "
     "on one stream keeps its order without a wait; wait for an event or a stream, not for the whole device.",
     "free": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. The caching "

@@ -83,8 +83,8 @@ UNRECORDED_NS = 1_000_000
 """Longer than any front end takes: a device that has work queued and runs nothing recorded meanwhile."""
 _UNRECORDED = "waiting for work that is not recorded"
 _RECORD_IT = (
-    "Call `torch.cuda.synchronize()` before the recording begins, and see whether another process uses the device: it "
-    "has work queued and runs nothing that is recorded. It may also wait for an event of another device."
+    "Call `torch.cuda.synchronize()` before the recording begins. The device has work queued and runs nothing that is "
+    "recorded: what was launched before, work of another process, or it waits for an event of another device."
 )
 
 

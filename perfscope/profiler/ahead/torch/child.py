@@ -110,6 +110,7 @@ class _Planning:
             backend=self.planner.backend,
             memory=self.memory,
             processes=self.processes,
+            seconds=self._request.limits.seconds,
         )
         self.quiet = WatcherPause((self.steps.paused, self.watch.paused))
 

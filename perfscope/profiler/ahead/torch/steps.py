@@ -24,6 +24,7 @@ from perfscope.model.errors import PerfscopeError
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.memory import StepPeaks
 from perfscope.profiler.ahead.torch.processes import JobPlan
+from perfscope.profiler.ahead.torch.remembered import RememberedCalls
 from perfscope.profiler.session import annotate
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch.hooks import Hooks
@@ -34,8 +35,8 @@ EAGER, PLANNED, AGAIN = 0, 1, 3
 """Steps counted from the first that begins after steps are known."""
 MOST_EVALUATIONS = 1_000
 """Further calls of the model that are awaited where there is an optimizer: many programs evaluate before they train."""
-MOST_SECONDS = 120
-"""That the calls are awaited: the plan must be written before its time is over."""
+AWAITED = 0.5
+"""Of the time for the whole command, that they are awaited: a training step must be planned in the rest."""
 
 
 class StopPlanningError(BaseException):
@@ -43,7 +44,10 @@ class StopPlanningError(BaseException):
 
 
 class PlanSteps:
-    """The recorder of a `StepFinder`. ``compiles()``: whether the program has compiled a graph by itself."""
+    """The recorder of a `StepFinder`.
+
+    ``compiles()``: whether the program has compiled a graph by itself. ``seconds``: for the whole command.
+    """
 
     def __init__(
         self,
@@ -55,10 +59,11 @@ class PlanSteps:
         backend: Callable[..., Any],
         memory: StepPeaks,
         processes: JobPlan,
+        seconds: float,
     ) -> None:
         self._file = folder
         self._folder, self._name, self._frames, self._memory = folder, name, frames, memory
-        self._compiles, self._backend, self._processes = compiles, backend, processes
+        self._compiles, self._backend, self._processes, self._seconds = compiles, backend, processes, seconds
         self._hooks = Hooks()
         self._finder = StepFinder(CaptureOptions(warmup=1, quiet=True), self, self._hooks.forget)
         self._recorder: OpGraphCapture | None = None
@@ -142,9 +147,15 @@ class PlanSteps:
             self.stopped = ALL_STEPS
             if what == AGAIN:
                 self._done_at = monotonic()
-            waits = what - AGAIN < MOST_EVALUATIONS and monotonic() - self._done_at < MOST_SECONDS
-            if waits and self._training_follows():
-                return
+            waits = what - AGAIN < MOST_EVALUATIONS and monotonic() - self._done_at < AWAITED * self._seconds
+            if self._training_follows():
+                if waits:
+                    self._remember()
+                    return
+                self.problems.append(
+                    f"the steps are those of an evaluation: in {what - AGAIN:,} further calls of the model no "
+                    f"optimizer made a step (--limit, {self._seconds:,.0f} s, is the time for all)"
+                )
             self._hooks.forget_sources()
             raise StopPlanningError
 
@@ -193,23 +204,39 @@ class PlanSteps:
 
     def wrap(self) -> None:
         """From now on calls of outermost modules go through torch.compile."""
+
+        def compiled(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            compat.compile_module(module, self._backend)
+            return self._call(module, *arguments, **named)
+
+        self._wrap_outermost(compiled)
+
+    def _remember(self) -> None:
+        """From now on calls of outermost modules without gradients are answered as such calls were before."""
+        known, original = RememberedCalls(), self._call
+        self._wrap_outermost(
+            lambda module, arguments, named: known.call(
+                module, arguments, named, lambda: original(module, *arguments, **named)
+            )
+        )
+
+    def _wrap_outermost(self, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         if self._wraps:
             return
         self._wraps = True
         original, steps = self._call, self
 
-        def compiled_call(module: Any, *arguments: Any, **named: Any) -> Any:
+        def outermost_call(module: Any, *arguments: Any, **named: Any) -> Any:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 return original(module, *arguments, **named)  # the module that it wraps is the outermost
             torch.nn.Module.__call__ = original
             try:
-                compat.compile_module(module, steps._backend)
-                return original(module, *arguments, **named)
+                return call(module, arguments, named)
             finally:
                 if steps._wraps:
-                    torch.nn.Module.__call__ = compiled_call
+                    torch.nn.Module.__call__ = outermost_call
 
-        torch.nn.Module.__call__ = compiled_call
+        torch.nn.Module.__call__ = outermost_call
 
     def _unwrap(self) -> None:
         self._wraps = False
