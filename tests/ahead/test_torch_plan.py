@@ -199,13 +199,23 @@ def test_a_forward_loop_without_an_optimizer_is_planned_step_by_step(tmp_path: P
     plan = only(planned(tmp_path, FORWARD)).plan
     assert (plan.compiled_by, plan.stopped) == ("perfscope", ALL_STEPS)
     (graph,) = plan.graphs
-    assert (graph.direction, graph.calls, plan.steps_from) == ("inference", 1, "calls of Sequential")
+    assert (graph.direction, graph.calls, plan.steps_from) == ("inference", 1, "calls of Model")
+    assert graph.place is not None
+    assert (graph.function, graph.place.file, graph.place.line) == ("forward", "train.py", 9)
 
 
 FORWARD = """
 import torch
 
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)).cuda().eval()
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+
+    def forward(self, value):
+        return self.layers(value)
+
+model = Model().cuda().eval()
 value = torch.randn(8, 64, device="cuda")
 with torch.no_grad():
     for _ in range(12):
@@ -246,11 +256,24 @@ def test_a_program_that_evaluates_first_is_planned_while_it_trains(tmp_path: Pat
     trace = only(planned(tmp_path, EVALUATES))
     plan = trace.plan
     assert (plan.steps_from, plan.stopped, plan.failure) == ("optimizer.step", ALL_STEPS, None)
+    assert not [text for text in plan.not_covered if "evaluation" in text]
     calls = {graph.direction: graph.calls for graph in plan.graphs}
     assert calls == {"inference": 0, "forward": 1, "backward": 1}
     flops = [kernel.flops for graph in plan.graphs if graph.direction == "forward" for kernel in graph.kernels]
     assert 2 * 4 * 32 * 64 * 4096 in flops
     assert [value.what for value in plan.made_up] == ["item", "item"]
+
+
+def test_an_evaluation_that_no_training_follows_is_said(tmp_path: Path) -> None:
+    """An optimizer that never steps is awaited, and the plan is one of the evaluation."""
+    never = (
+        EVALUATES.replace("range(8)", "range(0)")
+        .replace("range(20)", "range(1100)")
+        .replace("zeros(20)", "zeros(1100)")
+    )
+    plan = only(planned(tmp_path, never)).plan
+    assert plan.stopped == ALL_STEPS
+    assert any("the steps are those of an evaluation" in text for text in plan.not_covered)
 
 
 AFTER_THE_FIRST = """

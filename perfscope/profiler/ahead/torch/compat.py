@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -219,14 +220,18 @@ def on_compilation(begins: Callable[[], None], ends: Callable[[], None]) -> None
 
 
 def compile_module(module: Any, backend: Callable[..., Any]) -> None:
-    """As ``module.compile()``, which leaves modules of torch's own (``nn.Sequential``) to eager mode when outermost."""
+    """As ``module.compile()``, without the wrappers of watched calls, whose frame would be that of the graph.
+
+    That leaves modules of torch's own (``nn.Sequential``) to eager mode when they are outermost; here it does not.
+    """
     if getattr(module, "_compiled_call_impl", None) is not None:
         return
+    call = inspect.unwrap(type(module)._call_impl).__get__(module)
     if (type(module).forward.__module__ or "").startswith("torch."):  # that of a GraphModule has none
         inline = _private("modules of torch's own")
-        module._compiled_call_impl = torch.compile(inline(module._call_impl), backend=backend)
+        module._compiled_call_impl = torch.compile(inline(call), backend=backend)
     else:
-        module.compile(backend=backend)
+        module._compiled_call_impl = torch.compile(call, backend=backend)
 
 
 @contextlib.contextmanager
