@@ -13,8 +13,9 @@ import pytest
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.kineto import decode, shard
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
+from perfscope.analyzers.readers.kineto.categories import call_kind
 from perfscope.analyzers.selection import Selection, part_of
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace import MISSING, CallKind, Trace
 from tests.growth.test_growth import MOST_PER_DOUBLING
 from tests.growth.work import counting
 from tests.readers.test_kineto import read, span, text
@@ -236,3 +237,9 @@ def test_rows_are_frozen_and_point_at_calls(tmp_path: Path) -> None:
     rows = trace.rows["kernel_counters"]
     assert rows["call"].tolist() == [0, 1, 2]
     assert not np.any(rows["op"] == MISSING)
+
+
+def test_a_callback_on_a_stream_is_no_launch_of_a_kernel() -> None:
+    names = ("cudaLaunchKernel", "cuLaunchKernelEx", "cudaLaunchHostFunc", "hipLaunchHostFunc", "cudaGraphLaunch")
+    kinds = [CallKind.KERNEL, CallKind.KERNEL, CallKind.OTHER, CallKind.OTHER, CallKind.GRAPH]
+    assert list(map(call_kind, names)) == kinds

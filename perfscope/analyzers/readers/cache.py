@@ -23,7 +23,7 @@ import numpy as np
 from perfscope.model.trace import TABLES, Rows, Source, Trace
 from perfscope.model.trace.columns import Array
 
-MAGIC = b"perfscope columns 3\n"
+MAGIC = b"perfscope columns 4\n"
 SMALLEST = 16 << 20
 """Bytes of JSON below which parsing again is quicker than anyone notices (about 0.1 s)."""
 ROOM = 4 << 30

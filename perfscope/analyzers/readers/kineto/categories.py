@@ -155,6 +155,8 @@ def collective_name(kernel: str) -> str:
 
 def call_kind(name: str) -> CallKind:
     """What a runtime or driver call does, from its CUDA, HIP or MTIA name."""
+    if "HostFunc" in name:  # a callback that is put on a stream
+        return CallKind.OTHER
     if "GraphLaunch" in name:
         return CallKind.GRAPH
     if "Launch" in name or name in ("runFunction", "Node@launch"):

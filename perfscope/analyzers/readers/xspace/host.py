@@ -19,6 +19,7 @@ from perfscope.analyzers.readers.columns import (
     reorder,
     span_around,
 )
+from perfscope.analyzers.readers.kineto.categories import call_kind
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
 from perfscope.model.trace import TABLES, MemoryAction, Rows, SliceKind, TraceBuilder
@@ -266,7 +267,7 @@ class Host:
         columns = self._calls.take()
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         self.call_details = columns.pop("details")
-        columns["kind"] = of_names(columns["name"], self._pool.strings, names.call_kind, np.uint8)
+        columns["kind"] = of_names(columns["name"], self._pool.strings, call_kind, np.uint8)
         columns["parent"] = span_around(slices, columns["thread"], columns["start_ns"], columns["end_ns"])
         return Rows(TABLES["calls"], columns)
 

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from perfscope.analyzers.readers.kineto import categories
-from perfscope.model.trace import CallKind, CopyKind, HostMemory
+from perfscope.model.trace import CopyKind, HostMemory
 
 ACCELERATOR = re.compile(r"/device:(GPU|TPU):(\d+)$")
 HOST_PLANES = re.compile(r"/host:(CPU|CUPTI|ROCTRACER|NVTX-CUPTI|TPU-runtime|python-tracer)$")
@@ -155,8 +155,3 @@ def launch_size(details: str) -> tuple[int | None, int | None, float | None]:
     x, y, z, a, b, c = (int(number) for number in match.groups()[:6])
     percent = match[7].strip(".") if match[7] else ""
     return x * y * z, a * b * c, (float(percent) or None) if percent else None
-
-
-def call_kind(name: str) -> int:
-    """What a driver or runtime call does; a callback put on a stream launches no kernel."""
-    return int(CallKind.OTHER if "HostFunc" in name else categories.call_kind(name))
