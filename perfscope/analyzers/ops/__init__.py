@@ -11,7 +11,6 @@ from perfscope.analyzers.ops.achieved import (
     host_costs,
     longest_ns,
 )
-from perfscope.analyzers.ops.counted import PRECISIONS, CountedCall, CountedOp, CountedWork, counted_calls, counted_work
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_blocks,
@@ -25,6 +24,14 @@ from perfscope.analyzers.ops.finding_spans import (
     spans_within,
 )
 from perfscope.analyzers.ops.graph_time import base_name, graph_time
+from perfscope.analyzers.ops.hardware_counters import (
+    PRECISIONS,
+    CountedCall,
+    CountedOp,
+    CountedWork,
+    counted_calls,
+    counted_work,
+)
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.op_call import OpCost

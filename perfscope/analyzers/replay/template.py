@@ -163,7 +163,8 @@ def main():
         try:
             times_us(call, options.device, 5)
         except Exception as error:
-            raise SystemExit(f"{OP} cannot be called with such inputs: {str(error).splitlines()[0]}")
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise SystemExit(f"{OP} cannot be called with such inputs: {said}")
         times = times_us(call, options.device, options.repeat)
     middle = statistics.median(times)
     spread = f"{min(times):.1f} to {max(times):.1f}, {len(times)} calls"

@@ -28,12 +28,12 @@ from perfscope.dashboards.report.sections.account import account_sections, busy_
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
-from perfscope.dashboards.report.sections.counted import counted_sections
 from perfscope.dashboards.report.sections.critical_path import critical_path_sections, what_if_sections
 from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
 from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
+from perfscope.dashboards.report.sections.hardware_counters import counted_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.numerics import numerics_fact, numerics_sections
 from perfscope.dashboards.report.sections.plan import plan_sections

@@ -47,7 +47,7 @@ CATEGORIES: dict[str, Group] = {
     "gpu_user_annotation": Group.MIRROR,
     "mtia_user_annotation": Group.MIRROR,
     "trace": Group.MIRROR,
-    "cuda_profiler_range": Group.MIRROR,  # its times are made up; `ranges.py` reads its counters
+    "cuda_profiler_range": Group.MIRROR,  # its times are made up; `counter_ranges.py` reads its counters
 }
 """Category (lower case) -> group. Anything else is counted as unplaced under its name."""
 

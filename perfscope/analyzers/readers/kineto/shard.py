@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
 from perfscope.analyzers.readers.kineto.categories import ASCEND_DEVICE, CATEGORIES, NUMBERS, Group, ascend_group
+from perfscope.analyzers.readers.kineto.counter_ranges import CATEGORY, counted_ranges, counter_value
 from perfscope.analyzers.readers.kineto.events import (
     NO_ARGS,
     Args,
@@ -30,7 +31,6 @@ from perfscope.analyzers.readers.kineto.events import (
     Span,
 )
 from perfscope.analyzers.readers.kineto.process_groups import OPERATION_OF, table_of
-from perfscope.analyzers.readers.kineto.ranges import CATEGORY, counted_ranges, counter_value
 from perfscope.model.trace.columns import MISSING, Array
 
 # Microseconds of a trace to integer nanoseconds, exactly.

@@ -20,9 +20,9 @@ from perfscope.analyzers.readers.columns import (
     span_around,
 )
 from perfscope.analyzers.readers.kineto import categories
+from perfscope.analyzers.readers.kineto.counter_ranges import joined_ranges
 from perfscope.analyzers.readers.kineto.document import DeviceProperties, Head
 from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
-from perfscope.analyzers.readers.kineto.ranges import joined_ranges
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.trace import CallKind, CopyKind, MemoryAction, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array

@@ -72,7 +72,8 @@ def memory_sections(section: MemorySection, *, pictures: bool = True) -> tuple[S
     left = (f"and {section.entries_left:,} more memories, with lower peaks",) if section.entries_left else ()
     blocks: tuple[Block, ...] = (*tables(_programs(programs)), *notes(*section.problems, *left))
     if blocks:
-        memories.append(Section(title="Memory of the others", detail=not section.problems, blocks=blocks))
+        title = "Memory of smaller programs" if programs else "Memory"
+        memories.append(Section(title=title, detail=not section.problems, blocks=blocks))
     return tuple(memories)
 
 

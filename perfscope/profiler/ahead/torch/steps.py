@@ -24,7 +24,7 @@ from perfscope.model.errors import PerfscopeError
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.memory import StepPeaks
 from perfscope.profiler.ahead.torch.processes import JobPlan
-from perfscope.profiler.ahead.torch.remembered import RememberedCalls
+from perfscope.profiler.ahead.torch.remembered_calls import RememberedCalls
 from perfscope.profiler.session import annotate
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch.hooks import Hooks

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfscope.profiler.ahead.torch.remembered import RememberedCalls  # noqa: E402
+from perfscope.profiler.ahead.torch.remembered_calls import RememberedCalls  # noqa: E402
 
 
 class Counted:

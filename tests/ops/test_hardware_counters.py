@@ -9,9 +9,9 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ops import counted_calls
-from perfscope.analyzers.ops.counted import PRECISIONS
+from perfscope.analyzers.ops.hardware_counters import PRECISIONS
 from perfscope.analyzers.query import QUERIES, Database
-from perfscope.dashboards.report.sections.counted import counted_sections
+from perfscope.dashboards.report.sections.hardware_counters import counted_sections
 from perfscope.model.trace import MISSING, Trace
 from tests.build import TraceBuilder
 
