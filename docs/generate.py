@@ -215,8 +215,8 @@ def query_page() -> str:
         "`perfscope query PATH SQL` answers SQL (duckdb, extra `sql`) over the tables of a run, a trace file or a "
         "folder of traces, as text, `--format csv` or `--format json`. It reads nothing else: no file, no network. "
         "In Python: `perfscope.analyzers.query.Database(traces).query(sql)` gives a pandas frame.",
-        "```console\n$ perfscope query latest kernels\n"
-        '$ perfscope query latest "select name, count(*) from kernels group by name"\n```',
+        "```console\n$ perfscope query latest op_times\n"
+        '$ perfscope query latest "select name, count(*) from slices group by name"\n```',
         "The declared tables are [those of a trace](model.md). Each begins with `source` (number of the trace), `rank` "
         "and `row`, the number that columns of other tables refer to: "
         "`kernels k join slices s on s.source = k.source and s.row = k.op`. Times are integer nanoseconds. "

@@ -15,9 +15,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from perfscope.analyzers.engine import Step
+from perfscope.dashboards.report.blocks import Head, Table
 from perfscope.dashboards.report.html_report import MOST_FINDINGS, MOST_STEPS, render
 from perfscope.dashboards.report.json_report import document
-from perfscope.dashboards.report.renderers.html import FEWEST_OPEN
+from perfscope.dashboards.report.renderers.html import FEWEST_OPEN, blocks_html
 from perfscope.model.finding import Finding, Outcome
 from tests.browser.chromium import Page, binary, browser
 from tests.conftest import REPOSITORY
@@ -203,6 +204,11 @@ def test_evidence_beyond_the_first_rows_is_folded() -> None:
     page = Parsed(render(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),))))
     assert f"{20 - FEWEST_OPEN} more rows" in page.text
     assert "and 5 more rows in the JSON report" in page.text
+
+
+def test_a_fold_without_a_title_has_a_word_to_open_it() -> None:
+    folded = Table(heads=(Head("part", "text"),), rows=(("compute",),), detail=True)
+    assert "<summary>details</summary>" in "".join(blocks_html((folded,)))
 
 
 def test_one_step_is_one() -> None:

@@ -119,7 +119,7 @@ def _table(block: Table) -> Iterator[str]:
     text = rest_text(block, 0)
     note = f'<p class="note">{escape(text)}</p>' if text else ""
     if block.detail:
-        yield _fold(sanitize(block.title), table_html(block.heads, block.rows, bar=block.bar) + note)
+        yield _fold(sanitize(block.title) or "details", table_html(block.heads, block.rows, bar=block.bar) + note)
         return
     few = max(block.few, FEWEST_OPEN)
     first, folded = block.rows[:few], block.rows[few:]
