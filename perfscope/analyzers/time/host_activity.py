@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.time.calls import base_name, blocking_calls
-from perfscope.analyzers.time.samples import device_waits, nearest_samples, stacks, waiting_samples
+from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind, frame_kind
+from perfscope.analyzers.time.samples import device_waits, nearest_samples, shown_kinds, stacks, waiting_samples
 from perfscope.analyzers.time.spans import (
     allocator_spans,
     input_spans,
@@ -25,7 +27,6 @@ from perfscope.analyzers.time.spans import (
     outermost_ancestor,
     spans_by_thread,
 )
-from perfscope.model.documents.stacks import COLLECTING
 from perfscope.model.intervals import (
     EMPTY,
     Int64,
@@ -66,52 +67,27 @@ class HostActivity(IntEnum):
     """In any other framework op."""
 
 
-_COMPILATION = re.compile(
-    r"""
-      .*\(dynamo_timed\)  # torch.compile's own regions
-    | TorchDynamo\ Cache\ Lookup.*
-    | (_compile\.|compile_fx|OutputGraph\.|entire_frame_compile|backward_compile).*
-    | .*(torch/_dynamo/convert_frame|torch/_inductor/(compile_fx|autotune_process)|triton/compiler/compiler)\.py.*
-    | .*(backend_compile|BackendCompile|XlaCompile|\w+Compiler::Compile|PjRtClient::Compile|HloPassPipeline|
-         CompileAndLoad|trace_to_jaxpr|lower_sharding_computation|lower_jaxpr_to_module|compile_or_get_cached).*
-    """,
-    re.VERBOSE,
-)
 _LOADS_CODE = re.compile(
     r"cu(Module|Library)(Load|GetFunction|LoadData|LoadDataEx|LoadFatBinary)\w*|(cuda|hip)ModuleLoad\w*|cuInit|nvrtc\w*"
     r"|cuDevicePrimaryCtxRetain|cuCtxCreate\w*|cuLink(Create|Complete|AddData)\w*"
 )
-_COLLECTIVE_SETUP = re.compile(
-    r"(c10d::)?(init_process_group|new_group)|.*distributed_c10d\.py\(\d+\): (init_process_group|new_group|_new_\w+)"
-    r"|ncclCommInit\w*|ncclGetUniqueId|ncclCommSplit"
-)
-_GARBAGE = re.compile(r"Python GC.*|gc\.collect|<built-in function collect>|gc: .*|" + COLLECTING)
-_SAVING = re.compile(
-    r"(.*/)?torch/serialization\.py\(\d+\): (save|_save|_legacy_save)"
-    r"|.*torch/distributed/checkpoint/.*: (save|async_save).*"
-    r"|.*orbax/.*: save.*|.*safetensors/.*: save\w*|.*json/__init__\.py\(\d+\): dumps?"
-    r"|.*logging/__init__\.py\(\d+\): \w+|<built-in function print>|<built-in method (write|flush) of .*>"
-    r"|(.*/)?numpy/lib/.*: save\w*|print|(.*\.)?(write|flush)"
-    r"|.*(wandb|tensorboard|mlflow)/.*\.py\(\d+\): (log|add_\w+|log_\w+)"
-)
-_SLEEPING = re.compile(
-    r"<built-in function sleep>|<built-in method sleep of .*>|<built-in method acquire of _thread\.\w*lock.*>"
-    r"|.*threading\.py\(\d+\): (wait|join|acquire)|.*queue\.py\(\d+\): get|<built-in function poll>"
-    r"|\$threading\.py:\d+ (wait|join|acquire|_wait_for_tstate_lock)|\$queue\.py:\d+ get|\$time sleep"
-)
-_DEVICE_WAIT = re.compile(
-    r"\$(api|array|dispatch)\.py:\d+ (try_to_block|block_until_ready|_value|__array__|item|tolist|device_get)"
-    r"|\$\S* block_until_ready|(\w*PjRt\w*|\w*PJRT\w*)::(Await|BlockHostUntilReady)\w*"
-)
-"""Functions of JAX that wait for a device."""
-_BY_NAME = (
-    (HostActivity.COMPILATION, _COMPILATION),
-    (HostActivity.COLLECTIVE_SETUP, _COLLECTIVE_SETUP),
-    (HostActivity.GARBAGE_COLLECTION, _GARBAGE),
-    (HostActivity.SAVING, _SAVING),
-    (HostActivity.SLEEPING, _SLEEPING),
-    (HostActivity.SYNC, _DEVICE_WAIT),
-)
+_ACTIVITY_OF: Mapping[FrameKind, HostActivity] = {
+    FrameKind.COMPILER: HostActivity.COMPILATION,
+    FrameKind.COLLECTIVE_SETUP: HostActivity.COLLECTIVE_SETUP,
+    FrameKind.GARBAGE_COLLECTION: HostActivity.GARBAGE_COLLECTION,
+    FrameKind.LOGGING: HostActivity.SAVING,
+    FrameKind.CHECKPOINT: HostActivity.SAVING,
+    FrameKind.SLEEP: HostActivity.SLEEPING,
+    FrameKind.LOCK: HostActivity.SLEEPING,
+    FrameKind.QUEUE: HostActivity.SLEEPING,
+    FrameKind.DEVICE_WAIT: HostActivity.SYNC,
+}
+_OF_STACKS: Mapping[FrameKind, HostActivity] = {
+    **_ACTIVITY_OF,
+    FrameKind.LOADER: HostActivity.INPUT,
+    FrameKind.WORKER_START: HostActivity.INPUT,
+}
+"""Of sampled stacks. Of recorded spans a loader's own regions tell when it fetches (``input_spans``)."""
 _LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
 
 STALL_NS = 1_000_000
@@ -123,7 +99,7 @@ ByThread = dict[int, Intervals]
 
 def compiles(name: str) -> bool:
     """Whether a span of the host of this name is work of a compiler."""
-    return _COMPILATION.fullmatch(name) is not None
+    return frame_kind(name) is FrameKind.COMPILER
 
 
 def loads_code(name: str) -> bool:
@@ -135,8 +111,8 @@ def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
     """When each thread was busy with each purpose, before precedence; purposes that never occur are left out."""
     calls = trace.rows["calls"]
     named = {
-        activity: spans_by_thread(trace, "slices", np.flatnonzero(named_slices(trace, pattern.fullmatch)))
-        for activity, pattern in _BY_NAME
+        activity: spans_by_thread(trace, "slices", np.flatnonzero(named_slices(trace, partial(_does, activity))))
+        for activity in sorted(set(_ACTIVITY_OF.values()))
     }
     codes = [code for code in np.unique(calls["name"]) if loads_code(trace.text(int(code)))]
     launching = np.flatnonzero(np.isin(calls["kind"], _LAUNCHING))
@@ -164,6 +140,10 @@ def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
     return {activity: spans[activity] for activity in HostActivity if spans[activity]}
 
 
+def _does(activity: HostActivity, name: str) -> bool:
+    return _ACTIVITY_OF.get(frame_kind(name)) is activity
+
+
 def _sampled(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dict[HostActivity, ByThread]:
     """What sampled stacks say of the main thread's time in which nothing else is recorded."""
     thread, steps = trace.fact(main_thread), trace.rows["steps"]
@@ -185,26 +165,17 @@ def _sampled(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dict[Ho
 
 
 def sample_activities(trace: Trace) -> Int64:
-    """Per row of ``samples`` the purpose that a frame of its stack shows.
+    """Per row of ``samples`` the purpose that its stack shows.
 
-    Where none does: ``SYNC`` if the thread waited for a device, ``SLEEPING`` if it slept or waited otherwise.
-    ``MISSING``: other work in Python.
+    Where none does: ``SYNC`` if the thread waited for a device, ``SLEEPING`` if it slept or waited otherwise, but not
+    inside a framework, whose other threads may work. ``MISSING``: other work in Python.
     """
-    frames, texts = trace.rows["frames"], trace.fact(stacks).texts
-    of_text = {
-        text: next((activity for activity, pattern in _BY_NAME if pattern.fullmatch(text)), None) for text in set(texts)
-    }
-    none = len(HostActivity)
-    result = np.full(len(frames) + 1, none, np.int64)
-    for row, (text, parent) in enumerate(zip(texts, frames["parent"].tolist(), strict=True)):
-        above = int(result[parent]) if MISSING < parent < row else none
-        own = of_text[text]
-        if above == HostActivity.SLEEPING and ": " in text:  # a function that a waiting one calls does not wait
-            above = none
-        result[row] = min(above, none if own is None else int(own))
-    samples = trace.rows["samples"]
-    activity = result[samples["frame"]]  # MISSING is the last one
+    samples, none = trace.rows["samples"], len(HostActivity)
+    of_kind = np.array([_OF_STACKS.get(kind, none) for kind in FrameKind], np.int64)
+    kinds = shown_kinds(trace, np.arange(len(samples)))
+    activity = of_kind[kinds]
     waits = np.where(device_waits(trace), int(HostActivity.SYNC), int(HostActivity.SLEEPING))
+    waits[np.isin(kinds, list(ENGINES)) & (waits == HostActivity.SLEEPING)] = none
     activity = np.where(trace.fact(waiting_samples), np.minimum(activity, waits), activity)
     return np.where(activity == none, MISSING, activity)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Set
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from perfscope.analyzers.time.frame_kinds import COMPUTES, WAITS, FrameKind, frame_kind, kind_below
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
 from perfscope.model.documents.stacks import COLLECTING, SWITCH_NS
 from perfscope.model.frames import Owner, owner_of
@@ -29,17 +31,8 @@ HOLDER_CPU_SHARE = 0.1
 LOCK_DELAY_NS = 2_000_000
 """Median. A thread with the lock gives it up after 5 ms if asked; a sampler that waits for nobody is late by 0.1 ms."""
 
-_SLEEPS = re.compile(r"(.*\.)?(sleep|wait|acquire|select|poll|epoll_wait)")
-"""Callees that wait, whoever calls them."""
-_DEVICE_WAITS = re.compile(
-    r"(.*\.)?(item|tolist|cpu|to|numpy|synchronize|block_until_ready|device_get|nonzero|"
-    r"_single_device_array_to_np_array\w*)"
-)
 _COMPREHENSION = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>")
 """A function of its own up to Python 3.11: its lines are those of the function around it."""
-_ML_FRAMEWORK = re.compile(r"(site-packages/)?(torch|torch_xla|functorch|triton|jax|jaxlib|flax|optax)/.*")
-_FRAMEWORK_CALLEE = re.compile(r"(torch|F|nn|jnp|jax|lax|np|numpy)\..*")
-_LOADER = re.compile(r"(site-packages/)?torch/utils/data/.*")
 
 
 class Stacks(Struct, frozen=True, kw_only=True):
@@ -52,7 +45,9 @@ class Stacks(Struct, frozen=True, kw_only=True):
     in_framework: npt.NDArray[np.bool_]
     """The innermost Python frame is of PyTorch or JAX, or calls it."""
     in_loader: npt.NDArray[np.bool_]
-    """A frame of PyTorch's data loaders is on the stack."""
+    """A frame of a data loader is on the stack."""
+    kinds: Int64
+    """`FrameKind`: what the stack shows (``kind_below`` of all its frames)."""
 
 
 def stacks(trace: Trace) -> Stacks:
@@ -61,22 +56,27 @@ def stacks(trace: Trace) -> Stacks:
     count = len(frames)
     user, loader = np.full(count, MISSING, np.int64), np.zeros(count, bool)
     best, framework = np.full(count, int(Owner.FRAMEWORK), np.int64), np.zeros(count, bool)
+    kinds: list[FrameKind] = []
     texts = []
     columns = (frames[name].tolist() for name in ("file", "line", "name", "parent"))
     for row, (file, line, name, parent) in enumerate(zip(*columns, strict=True)):
         path, function = trace.text(file), trace.text(name)
         texts.append(f"{path}({line}): {function.rpartition('.')[2]}" if path else function)
         above = parent if parent != MISSING and parent < row else MISSING
-        loader[row] = (above != MISSING and loader[above]) or bool(_LOADER.fullmatch(path))
+        own, outer = frame_kind(texts[-1]), kinds[above] if above != MISSING else FrameKind.UNKNOWN
+        kinds.append(kind_below(outer, own, is_python=bool(path)))
+        loader[row] = (above != MISSING and loader[above]) or own is FrameKind.LOADER
         owner = owner_of(path) if path else Owner.FRAMEWORK
         user[row], best[row] = row, int(owner)
         if above != MISSING and best[above] < owner:
             user[row], best[row] = user[above], best[above]
         if path:
-            framework[row] = bool(_ML_FRAMEWORK.fullmatch(path))
+            framework[row] = own in COMPUTES
         else:
-            framework[row] = (above != MISSING and framework[above]) or bool(_FRAMEWORK_CALLEE.fullmatch(function))
-    return Stacks(user=user, texts=tuple(texts), in_framework=framework, in_loader=loader)
+            framework[row] = (above != MISSING and framework[above]) or own in COMPUTES
+    return Stacks(
+        user=user, texts=tuple(texts), in_framework=framework, in_loader=loader, kinds=np.array(kinds, np.int64)
+    )
 
 
 def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None = None) -> CallSite:
@@ -171,8 +171,7 @@ def waiting_samples(trace: Trace) -> npt.NDArray[np.bool_]:
 
 def _sleeps(trace: Trace) -> npt.NDArray[np.bool_]:
     """Per row of ``samples``: it calls what waits whoever calls it."""
-    sleeps = [_SLEEPS.fullmatch(text) is not None for text in trace.fact(stacks).texts]
-    return np.array([*sleeps, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
+    return _calls(trace, WAITS)
 
 
 class LockWait(Struct, frozen=True, kw_only=True):
@@ -188,8 +187,20 @@ class LockWait(Struct, frozen=True, kw_only=True):
 
 def device_waits(trace: Trace) -> npt.NDArray[np.bool_]:
     """Per row of ``samples``: it calls what waits for a device, by the callee's name."""
-    waits = [_DEVICE_WAITS.fullmatch(text) is not None for text in trace.fact(stacks).texts]
-    return np.array([*waits, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
+    return _calls(trace, {FrameKind.DEVICE_WAIT, FrameKind.DEVICE_READ})
+
+
+def _calls(trace: Trace, kinds: Set[FrameKind]) -> npt.NDArray[np.bool_]:
+    """Per row of ``samples``: its innermost frame is what a line calls, of one of ``kinds``."""
+    files = trace.rows["frames"]["file"].tolist()
+    texts = trace.fact(stacks).texts
+    calls = [file == MISSING and frame_kind(text) in kinds for file, text in zip(files, texts, strict=True)]
+    return np.array([*calls, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
+
+
+def shown_kinds(trace: Trace, rows: Int64) -> Int64:
+    """Return the `FrameKind` that the stack of each of ``rows`` of ``samples`` shows."""
+    return np.append(trace.fact(stacks).kinds, int(FrameKind.UNKNOWN))[trace.rows["samples"]["frame"][rows]]
 
 
 def lock_wait(trace: Trace, thread: int) -> LockWait | None:
