@@ -15,7 +15,7 @@ INTRODUCTION = """\
 
 Programs with a known defect, their twins without it, and recordings of others whose story is agreed. A defect is one
 line of a [workload](workloads.md) that ends in `# defect: RULE`; all rules are asked of each program, and of each twin.
-`make accuracy` runs them (about 25 minutes on two quiet cores; `FILTER=PATTERN` for some) and writes this page;
+`make accuracy` runs them (about 45 minutes on two quiet cores; `FILTER=PATTERN` for some) and writes this page;
 the slow tests hold every case to it. The table of cases is `tests/accuracy/cases.py`.
 
 - **found**: defects that the labelled rule flags; **recall** is their share.
@@ -94,6 +94,7 @@ def page(document: dict[str, Any]) -> str:
         f"{len(cases) - len(defects)} clean ones, {sum(case['twin'] is not None for case in cases)} twins; "
         f"{document['date']}, {versions}.",
         *([f"Not judged in this run: {', '.join(document['not_judged'])}."] if document["not_judged"] else []),
+        *_advice(document),
         "## By rule",
         _rule_table(by_rule),
         "## Predicted and measured saving",
@@ -122,6 +123,63 @@ def page(document: dict[str, Any]) -> str:
             _table(("case", "rule", "why"), right),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+ADVICE = """\
+Problems that people described in public threads, each written again as a small program or file, and well-written
+programs as controls (`tests/accuracy/advice_torch.py`, `advice_jax.py`, `advice_files.py`; the thread is in the case).
+
+- **right**: the first finding is the answer of the thread: its rule, its line, and a fix with the words that matter.
+  For a control: no advice of medium or high severity.
+- **partly**: the answer is among the findings, but not first, or without its line or its fix.
+- **wrong**: the answer is missing, or the report has a text that is false or that nobody can follow."""
+
+
+def _advice(document: dict[str, Any]) -> list[str]:
+    """The parts on first advice."""
+    cases = document.get("advice", [])
+    if not cases:
+        return []
+    lacking = document["advice_not_judged"]
+    short = [
+        (f"{case['framework']} {case['kind']}: {case['name']}", case["verdict"], case["first"], case["why"])
+        for case in cases
+        if case["verdict"] != "right"
+    ]
+    return [
+        "## First advice",
+        ADVICE,
+        f"{len(cases)} cases, {document['advice_date']}.",
+        *([f"Not judged in this run: {', '.join(lacking)}."] if lacking else []),
+        _advice_table(cases),
+        *(["### First advice that is not right", _table(("case", "verdict", "first", "why"), short)] if short else []),
+        "### The cases of first advice",
+        _table(
+            ("case", "program", "thread", "answer", "verdict"),
+            [
+                (
+                    f"{case['framework']} {case['kind']}: {case['name']}",
+                    f"`{case['how']} {case['program']}`",
+                    case["thread"],
+                    case["expected"],
+                    case["verdict"],
+                )
+                for case in cases
+            ],
+        ),
+    ]
+
+
+def _advice_table(cases: Sequence[dict[str, Any]]) -> str:
+    kinds = list(dict.fromkeys(case["kind"] for case in cases))
+    rows = [(kind, *_verdicts([case for case in cases if case["kind"] == kind])) for kind in kinds]
+    rows.append(("**all**", *_verdicts(cases)))
+    return _table(("kind", "right", "partly", "wrong"), rows, left=1)
+
+
+def _verdicts(cases: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    counts = [sum(case["verdict"] == verdict for case in cases) for verdict in ("right", "partly", "wrong")]
+    return tuple(f"{count} of {len(cases)} ({count / len(cases):.0%})" for count in counts)
 
 
 def _rule_table(by_rule: dict[str, Score]) -> str:

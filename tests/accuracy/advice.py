@@ -1,0 +1,84 @@
+"""Cases whose first advice is judged: a program or file as a user has it, and the answer that its author needed.
+
+Each is written for this table after a public thread, which ``thread`` names; the tables are `advice_torch.py`,
+`advice_jax.py` and `advice_files.py`. `advice_judge.py` runs a case and compares the report with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.accuracy.cases import Framework
+from tests.conftest import REPOSITORY
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+How = Literal["run", "torchrun", "analyze", "compile"]
+Kind = Literal[
+    "input", "host", "reads", "compile", "memory", "ops", "inference", "ranks", "sharding", "switches", "recording",
+    "control",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceCase:
+    """What is run, and what its report must say first. All words are regular expressions, case does not matter."""
+
+    name: str
+    framework: Framework
+    kind: Kind
+    thread: str
+    """Repository and number of the public thread, or where else the problem is described."""
+    program: str
+    """A file of `programs`, the name of a recording that `recordings.py` writes, or a path of the repository."""
+    how: How = "run"
+    options: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    """Packages without which the case is left out."""
+    rules: tuple[str, ...] = ()
+    """Rules of which each is the right first finding; empty: a control, or ``says`` alone is the answer."""
+    line: str = ""
+    """Text of the line to be named; empty: no line is asked for."""
+    file: str = ""
+    """File of ``line``, if it is not the program: a path of the repository."""
+    fix: tuple[str, ...] = ()
+    """Words of which the finding must have each."""
+    says: tuple[str, ...] = ()
+    """Words that the first screen must have."""
+    true_too: tuple[str, ...] = ()
+    """Rules that are right about the program as well: they may be first; a control may have them."""
+    forbidden: tuple[str, ...] = ()
+    """Words that no finding and no first screen may have."""
+    everyday: bool = False
+    """Whether the everyday tests judge it: files and short programs."""
+
+    @property
+    def title(self) -> str:
+        """What names it everywhere."""
+        return f"{self.framework} {self.kind}: {self.name}"
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the program is well written, so that no advice is the right one."""
+        return self.kind == "control"
+
+    @property
+    def path(self) -> Path | None:
+        """The program or file; ``None``: a recording that is still to be written."""
+        found = (folder / self.program for folder in (PROGRAMS, REPOSITORY))
+        return next((path for path in found if path.exists()), None)
+
+    @property
+    def places(self) -> frozenset[tuple[str, int]]:
+        """(file name, line) of ``line``. ``ValueError``: the file has no such line."""
+        if not self.line:
+            return frozenset()
+        path = REPOSITORY / self.file if self.file else self.path
+        assert path is not None, f"{self.title}: the line of a recording needs its file"
+        numbered = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        places = frozenset((path.name, number) for number, text in numbered if self.line in text)
+        if not places:
+            raise ValueError(f"{self.title}: no line of {path.name} has {self.line!r}")
+        return places
