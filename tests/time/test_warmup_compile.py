@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time import step_accounts, warm_accounts
+from perfscope.analyzers.time.host_activity import compiles
 from perfscope.model.finding import Finding
 from perfscope.model.trace import CallKind
 from tests.build import EVERYTHING, TraceBuilder
@@ -87,3 +89,16 @@ def test_compiling_beside_a_busy_device_costs_nothing() -> None:
 
 def test_without_any_work_it_abstains() -> None:
     assert judge(RULE, TraceBuilder(recorded=EVERYTHING - {"device_work"}).build()).status == "abstained"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FusionKernelRuntime::compileFusionParallel",
+        "executor_utils::Nvrtc::CompileProgram",
+        "FusionExecutorCache::getKernelRuntimeFor::compileNewKRT",
+    ],
+)
+def test_the_compiler_of_nvfuser_is_known_by_its_ranges(name: str) -> None:
+    assert compiles(name)
+    assert not compiles("FusionKernelRuntime::runWithInputs")
