@@ -63,7 +63,7 @@ from perfscope.model.finding import (
     source_label,
 )
 from perfscope.model.severity import SEVERITIES
-from perfscope.model.trace import RECORDED, Source, Trace
+from perfscope.model.trace import MISSING, RECORDED, Source, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,6 +182,10 @@ class Step(Struct, frozen=True, kw_only=True):
     """It compiled, which others of its recording did not: averages leave it out."""
     what: str = ""
     """What a step is where the program did not mark any: ``'executions of jit_train_step'``."""
+    host_ns: int | None = None
+    """Length of its mark on the host, where its time is that of the work launched in it; else ``None``."""
+    mark_ns: int | None = None
+    """Then also the length of its mark on the devices, if the profiler drew one."""
 
 
 class TimedWindow(Struct, frozen=True, kw_only=True):
@@ -546,29 +550,27 @@ def _cost_order(finding: Finding) -> tuple[int, int, int, int, str]:
 def _steps(trace: Trace) -> Iterator[Step]:
     what = trace.fact(step_windows).what
     cold = {number for account in trace.fact(step_accounts) for number in account.cold}
-    for number, start_ns, duration_ns in _traced_steps(trace):
-        yield Step(
-            rank=trace.source.rank,
-            number=number,
-            duration_ns=duration_ns,
-            traced=True,
-            start_ns=start_ns,
-            compiled=number in cold,
-            what=what,
-        )
+    for step in _traced_steps(trace):
+        yield replace(step, compiled=step.number in cold, what=what)
     for number, duration in enumerate(trace.step_times_ns):
         yield Step(rank=trace.source.rank, number=number, duration_ns=duration, traced=False)
 
 
-def _traced_steps(trace: Trace) -> Iterator[tuple[int, int, int]]:
-    """(number, start, duration) of each: its range on the host, or up to the end of its work where that is later."""
-    work = trace.fact(steps_work)
+def _traced_steps(trace: Trace) -> Iterator[Step]:
+    """Each by its range on the host, or by the work that was launched in it where the host did not wait for that."""
+    work, rank = trace.fact(steps_work), trace.source.rank
     if work is not None and work.late:
-        start = work.start_ns
         for step in work.steps:
-            yield step.number, start, step.complete_ns
-            start += step.complete_ns
+            yield Step(
+                rank=rank,
+                number=step.number,
+                duration_ns=step.complete_ns,
+                traced=True,
+                start_ns=step.start_ns,
+                host_ns=step.host_ns,
+                mark_ns=None if step.mark_ns == MISSING else step.mark_ns,
+            )
         return
     windows = trace.fact(step_windows)
     for begin, end, number in zip(windows.starts, windows.ends, windows.numbers, strict=True):
-        yield int(number), int(begin), int(end - begin)
+        yield Step(rank=rank, number=int(number), duration_ns=int(end - begin), traced=True, start_ns=int(begin))

@@ -141,7 +141,6 @@ class TestKnownAnswers:
 
     def test_a_kernel_that_was_launched_before_the_recording_hides_nothing(self) -> None:
         builder = TraceBuilder()
-        builder.step(1, 0, 1000)
         builder.op("op", 0, 100)
         builder.kernel("before", 0, 400)
         builder.launched("own", 50, 401, 900, correlation=1)

@@ -75,6 +75,8 @@ def test_content(schema: Draft202012Validator) -> None:
         "rank": 0,
         "number": 0,
         "compiled": False,
+        "host_ns": None,
+        "mark_ns": None,
         "duration_ns": 42_000_000,
         "traced": True,
         "start_ns": 0,

@@ -126,7 +126,8 @@ def test_it_equals_a_count_of_every_cell(
         b.step(number, number * length, (number + 1) * length)
     trace = b.build()
     check_step_accounts(trace)
-    windows = [(int(number * length * 1000), int((number + 1) * length * 1000)) for number in range(steps)]
+    chosen = trace.fact(account_windows)
+    windows = list(zip(chosen.starts.tolist(), chosen.ends.tolist(), strict=True))
     (account,) = trace.fact(step_accounts)
     for number, naive in enumerate(naive_account(trace, account.device, windows)):
         assert {c: account.causes_ns[c][number] for c in CAUSES if account.causes_ns[c][number]} == dict(naive)

@@ -41,13 +41,13 @@ _judge = judged_by("launch_bound")
 
 
 def _eager(gap: float, kernels: int = 10, busy: float = 20.0, until: float | None = None) -> TraceBuilder:
-    """A step of kernels of ``busy`` us with ``gap`` us between them, each launched 3 us before it starts."""
+    """A step of kernels of ``busy`` us with ``gap`` us between them, each but the first launched 3 us before it."""
     b = TraceBuilder()
     b.step(1, 10, until or 10 + kernels * (busy + gap) - gap)
     now = 10.0
     for number in range(kernels):
         b.op("aten::add", now - 5, now)
-        b.launched("k", now - 3, now, now + busy, correlation=number + 1)
+        b.launched("k", max(10, now - 3), now, now + busy, correlation=number + 1)
         now += busy + gap
     return b
 
@@ -63,7 +63,7 @@ def test_flagged_with_the_sum_of_the_gaps():
 
 
 def test_the_threshold_is_a_tenth_of_the_step():
-    # Step of 100 us: ten of it idle; then a hair less. Launched 3 us before the start, the host is late either way.
+    # Step of 100 us: ten of it idle; then a hair less. Launched 3 us before it starts, the host is late either way.
     assert _judge(_eager(gap=10, kernels=2, busy=45)).status == "flagged"
     assert _judge(_eager(gap=9.99, kernels=2, busy=45)).status == "clean"
 

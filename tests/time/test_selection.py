@@ -112,14 +112,21 @@ def two_steps() -> Trace:
 
 
 def test_work_in_flight_counts_and_keeps_its_launch() -> None:
-    part = part_of(two_steps(), Selection(steps=(1, 2)))
+    part = part_of(two_steps(), Selection(time_ns=(100_000, 200_000)))
     assert part.kernels["start_ns"].tolist() == [60_000, 160_000]
     assert part.calls["start_ns"].tolist() == [10_000, 110_000], "that of the first kernel began before the part"
     assert part.slices["name"].tolist() == ["aten::mm", "aten::mm"]
     (account,) = part.fact(step_accounts)
     assert account.causes_ns["compute"] == (20_000 + 40_000,)
     assert part.fact(device_busy)[0].total() == 20_000 + 40_000
-    assert part.source.part == "step 1 of the recorded 0 to 1 (100 us to 200 us of 220 us)"
+
+
+def test_a_step_of_a_part_has_the_work_that_was_launched_in_it() -> None:
+    part = part_of(two_steps(), Selection(steps=(1, 2)))
+    assert part.kernels["start_ns"].tolist() == [160_000]
+    (account,) = part.fact(step_accounts)
+    assert account.causes_ns["compute"] == (60_000,)
+    assert part.source.part == "step 1 of the recorded 0 to 1 (100 us to 220 us of 220 us)"
 
 
 def test_steps_that_only_dispatch_are_cut_at_their_completions(tmp_path: Path) -> None:

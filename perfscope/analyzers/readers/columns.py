@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -286,7 +286,7 @@ def op_above(slices: Rows, rows: Array) -> Array:
 
 
 def named_steps(
-    slices: Rows, candidates: Array, strings: Sequence[str], patterns: Iterable[re.Pattern[str]]
+    slices: Mapping[str, Array], candidates: Array, strings: Sequence[str], patterns: Iterable[re.Pattern[str]]
 ) -> Columns:
     """Steps from slices whose names have the first pattern that any has, by start; group 1 is the number.
 

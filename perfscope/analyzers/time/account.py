@@ -145,8 +145,8 @@ def account_windows(trace: Trace) -> Windows:
     """The steps; of a program that does not wait for its work from completion to completion; else the capture."""
     work = trace.fact(steps_work)
     if work is not None and work.late and work.steps:
-        ends = work.start_ns + np.cumsum([step.complete_ns for step in work.steps])
-        starts = np.concatenate(([work.start_ns], ends[:-1]))
+        starts = np.array([step.start_ns for step in work.steps], np.int64)
+        ends = starts + np.array([step.complete_ns for step in work.steps], np.int64)
         return Windows(starts=starts, ends=ends, numbers=tuple(step.number for step in work.steps))
     if work is not None and work.late:
         return Windows(starts=np.array([work.start_ns]), ends=np.array([work.end_ns]), numbers=())
@@ -521,9 +521,21 @@ class HostAccount(Struct, frozen=True, kw_only=True):
         return sum(self.total_ns.values())
 
 
+def _marks_of(trace: Trace, windows: Windows) -> Windows:
+    """The same steps by their marks on the host, where launches tell that a step's work runs after its mark."""
+    work = trace.fact(steps_work)
+    if work is None or not work.late or not windows.numbers or len(trace.rows["hlo_ops"]):
+        return windows
+    steps = trace.fact(step_windows)
+    order = np.argsort(steps.starts, kind="stable")
+    order = order[np.isin(steps.numbers[order], windows.numbers)]
+    starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
+    return Windows(starts=starts, ends=ends, numbers=tuple(steps.numbers[order].tolist()))
+
+
 def host_account(trace: Trace) -> HostAccount | None:
     """The account of the main thread; ``None`` where no op or call of the host was recorded in the steps."""
-    thread, windows = trace.fact(main_thread), trace.fact(warm_windows)
+    thread, windows = trace.fact(main_thread), _marks_of(trace, trace.fact(warm_windows))
     if thread == MISSING or not len(windows.starts) or windows.whole_ns <= 0:
         return None
     steps = union(windows.starts, windows.ends)

@@ -9,6 +9,7 @@ from typing import TypedDict
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.time.launched_work import launched_work
 from perfscope.analyzers.time.model_calls import model_calls
 from perfscope.analyzers.time.spans import named_slices
 from perfscope.model.finding import Basis
@@ -117,9 +118,10 @@ def per_step(trace: Trace, cost_ns: int | float) -> int | None:
     return round(cost_ns / steps.count) if steps.count else None
 
 
-# When the work of a step ran, where the host dispatches it and goes on (XLA).
+# When the work of a step ran, where the host dispatches it and goes on.
 #
-# A step's range on the host then lasts as long as its dispatch. Each execution of a compiled program is given to the
+# A step's range on the host then lasts as long as its dispatch. Kernels and copies belong to the step in which their
+# launch began (``launched_work``). In a program of XLA each execution of a compiled program is given to the
 # step that called it: calls of ``f`` are spans ``PjitFunction(f)`` on the host, executions are the run ids of the
 # module ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. One call may be
 # missing: the last, in which the recording was stopped. On a GPU the call that launched the kernel is known, and its
@@ -133,6 +135,9 @@ _MODULE = "jit_"
 _NOT_IN_A_MODULE = re.compile(r"[^\w.-]")
 """What jax replaces in a function's name when it names the module: ``<lambda>`` becomes ``_lambda_``."""
 
+LEAST_MARKED = 0.5
+"""Of a step's work: ROCm draws marks around single kernels, and a shorter mark is not around the work of the step."""
+
 LEAST_LATE = 0.05
 """Of the summed steps: work that ends so much after the last one was not waited for. Less is the way from the
 last instruction to the host, and would not move a share."""
@@ -142,37 +147,44 @@ MOST_LEFT = 1.5
 
 
 class StepWork(Struct, frozen=True, kw_only=True):
-    """One step: its dispatch on the host, and the work of the executions that were dispatched in it."""
+    """One step: its mark on the host, and the work that was launched in it."""
 
     number: int
+    start_ns: int
+    """Completion of the step before; its mark's begin where that is later."""
     end_ns: int
-    """End of the last instruction of its executions; of its dispatch where it has none."""
+    """End of the last work of the step; of its mark where it has no work."""
     complete_ns: int
-    """From the completion of the step before (for the first: from the beginning of its dispatch) to its own.
-    These follow each other without a gap: their sum is ``StepsWork.span_ns``."""
+    """From ``start_ns`` to the completion of the step."""
+    host_ns: int
+    """Length of its mark on the host."""
+    mark_ns: int = MISSING
+    """Length of its mark on the devices, as the profiler drew it; ``MISSING`` without a mark around its work."""
 
 
 class StepsWork(Struct, frozen=True, kw_only=True):
-    """The work of all steps of a trace that holds executions of compiled programs."""
+    """The work of all steps: of executions of compiled programs, or of the launches that were recorded in them."""
 
     start_ns: int
-    """Where the dispatch of the first step begins; what was dispatched before had been waited for."""
+    """Begin of the first step; work that was launched before the first step has ended by then."""
     end_ns: int
-    """End of the last instruction, or of the last step's range if that is later."""
+    """End of the last work, or of the last step's range if that is later."""
     late: bool
-    """Whether work goes on after the last step's range: the steps do not wait for their work."""
+    """Whether the steps do not wait for their work: their marks on the host hold other work than their own."""
     steps: tuple[StepWork, ...]
     """In order; empty where an execution could not be linked to its step."""
 
     @property
     def span_ns(self) -> int:
         """How long the steps took together, their work included."""
-        return self.end_ns - self.start_ns
+        return sum(step.complete_ns for step in self.steps) if self.steps else self.end_ns - self.start_ns
 
 
 def steps_work(trace: Trace) -> StepsWork | None:
-    """The work of the steps; ``None`` without steps or without instructions of compiled programs."""
+    """The work of the steps; ``None`` without marked steps, or where nothing tells which work is theirs."""
     windows, ops = trace.fact(step_windows), trace.rows["hlo_ops"]
+    if windows.how == "recorded" and not len(ops):
+        return _launched(trace, windows)
     if windows.how != "recorded" or not len(ops):
         return None
     start, last = int(windows.starts.min()), int(windows.ends.max())
@@ -185,6 +197,44 @@ def steps_work(trace: Trace) -> StepsWork | None:
         work = union(ops["start_ns"][mine], ops["end_ns"][mine])
         late = covered(work, [last], [end]).item() > MOST_LEFT * work.total() / windows.count
     return StepsWork(start_ns=start, end_ns=end, late=late, steps=_steps(trace, mine, start, end))
+
+
+def _launched(trace: Trace, windows: StepWindows) -> StepsWork | None:
+    """By the calls that launched kernels and copies."""
+    order = np.argsort(windows.starts, kind="stable")
+    starts, ends = windows.starts[order].astype(np.int64), windows.ends[order].astype(np.int64)
+    work = launched_work(trace, starts, ends)
+    if work is None:
+        return None
+    finishes = np.where(work.ends == MISSING, ends, work.ends)
+    least = LEAST_LATE * int((ends - starts).sum())
+    late = bool(max(int(work.ends.max() - ends[-1]), int(work.before_ns - starts[0])) > least)
+    completed = np.maximum(finishes, ends)
+    begins = np.maximum(starts, np.concatenate(([work.before_ns], np.maximum.accumulate(completed)[:-1])))
+    completed = np.maximum(completed, begins)
+    marks = _device_marks(trace, windows.numbers[order])
+    marks = np.where(marks >= LEAST_MARKED * (work.ends - work.begins), marks, MISSING)
+    columns = (windows.numbers[order], begins, finishes, completed - begins, ends - starts, marks)
+    return StepsWork(
+        start_ns=int(begins[0]),
+        end_ns=int(completed[-1]),
+        late=late,
+        steps=tuple(
+            StepWork(number=number, start_ns=begin, end_ns=end, complete_ns=length, host_ns=host, mark_ns=mark)
+            for number, begin, end, length, host, mark in zip(*(column.tolist() for column in columns), strict=True)
+        ),
+    )
+
+
+def _device_marks(trace: Trace, numbers: Array) -> Array:
+    """Length of the devices' own mark of each step, ns; ``MISSING`` where there is none."""
+    steps = trace.rows["steps"]
+    lengths = {
+        int(number): int(end - start)
+        for number, start, end in zip(steps["number"], steps["device_start_ns"], steps["device_end_ns"], strict=True)
+        if start != MISSING
+    }
+    return np.array([lengths.get(int(number), MISSING) for number in numbers], np.int64)
 
 
 def _read_in_each(trace: Trace, windows: StepWindows) -> bool:
@@ -216,7 +266,9 @@ def _steps(trace: Trace, mine: Array, start: int, end: int) -> tuple[StepWork, .
     done = start
     for index, (row, finish) in enumerate(zip(order, finishes.tolist(), strict=True)):
         last = end if index == len(order) - 1 else max(done, finish)
-        step_works.append(StepWork(number=int(windows.numbers[row]), end_ns=finish, complete_ns=last - done))
+        host = int(windows.ends[row] - windows.starts[row])
+        number = int(windows.numbers[row])
+        step_works.append(StepWork(number=number, start_ns=done, end_ns=finish, complete_ns=last - done, host_ns=host))
         done = last
     return tuple(step_works)
 

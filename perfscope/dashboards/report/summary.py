@@ -268,7 +268,7 @@ def _facts(analysis: Analysis) -> list[str]:
     said = []
     free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
     traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced and not step.compiled])
-    more = f"{_steps_are(analysis)}{_left_out(analysis)}"
+    more = f"{_steps_are(analysis)}{_left_out(analysis)}{_host_marks(analysis)}"
     if free is not None:
         slower = "" if traced is None else f"; {format_ns(traced.median_ns)} while traced{more}"
         said.append(f"step {spread_text(free, 'without a profiler')}{slower}")
@@ -301,6 +301,16 @@ def _steps_are(analysis: Analysis) -> str:
     """What a step is, where the program did not mark any; the first of several sources tells."""
     what = next((step.what for step in analysis.steps if step.what), "")
     return f"; steps: {sanitize(what, NAME_LIMIT)}" if what else ""
+
+
+def _host_marks(analysis: Analysis) -> str:
+    """That steps were timed by their work, and what their marks on the host and on the devices say."""
+    host = Spread.of([step.host_ns for step in analysis.steps if step.host_ns is not None])
+    if host is None:
+        return ""
+    mark = Spread.of([step.mark_ns for step in analysis.steps if step.mark_ns is not None])
+    devices = "" if mark is None else f", on the devices {format_ns(mark.median_ns)}"
+    return f"; by the work launched in a step, as its mark on the host lasts {format_ns(host.median_ns)}{devices}"
 
 
 def _left_out(analysis: Analysis) -> str:

@@ -435,6 +435,14 @@ STEPS = Table(
         end_column("the step"),
         text_column("name", "as recorded"),
         Column(name="number", dtype="int64", unit="count", doc="number the program gave it"),
+        Column(
+            name="device_start_ns",
+            dtype="int64",
+            unit="ns",
+            doc="begin of its first mark on a device, as the profiler drew it",
+            nullable=True,
+        ),
+        Column(name="device_end_ns", dtype="int64", unit="ns", doc="end of its last mark on a device", nullable=True),
     ),
 )
 

@@ -88,6 +88,15 @@ SLICE_KINDS: dict[str, SliceKind] = {
 STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))
 """Annotations that are steps, the surest first."""
 
+DEVICE_MARKS = frozenset({"gpu_user_annotation", "mtia_user_annotation"})
+"""Categories of annotations of the host that the profiler draws again around their work on each device and stream."""
+
+
+def is_step(name: str) -> bool:
+    """True for an annotation that is a step."""
+    return any(pattern.match(name) for pattern in STEP_NAMES)
+
+
 NUMBERS = re.compile(rb'\[[\s,]*(?:"(?:[-+\d\s.,eE\[\]]|True|False|None|inf|nan){0,512}"[\s,]*){0,128}\]')
 """Concrete inputs of an op that may be kept: dimensions, strides, flags and factors, but no text."""
 

@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
-from perfscope.analyzers.readers.kineto.categories import ASCEND_DEVICE, CATEGORIES, NUMBERS, Group, ascend_group
+from perfscope.analyzers.readers.kineto.categories import (
+    ASCEND_DEVICE,
+    CATEGORIES,
+    DEVICE_MARKS,
+    NUMBERS,
+    Group,
+    ascend_group,
+    is_step,
+)
 from perfscope.analyzers.readers.kineto.counter_ranges import CATEGORY, counted_ranges, counter_value
 from perfscope.analyzers.readers.kineto.events import (
     NO_ARGS,
@@ -167,6 +175,7 @@ class Shard:
         group = CATEGORIES.get(lowered)
         if group is Group.MIRROR:
             self.ranges += len(members) if lowered == CATEGORY else 0
+            self._marks(lowered, start, end, members)
             return
         if group is None and not lowered:
             members, start, end = self._ascend(start, end, members)
@@ -212,6 +221,15 @@ class Shard:
             columns["bytes"] = _ids(lambda a: _number(a.dma_bytes) if a.dma_bytes is not None else _size(a), args)
             columns["direction"] = self._codes(lambda a: str(a.direction or ""), args)
         self.tables[group.name.lower()].append(columns)
+
+    def _marks(self, category: str, start: Array, end: Array, members: list[Any]) -> None:
+        """Take the marks of steps on devices."""
+        rows = [row for row, member in enumerate(members) if is_step(member.name)] if category in DEVICE_MARKS else []
+        if rows:
+            named = [members[row] for row in rows]
+            self.tables["marks"].append(
+                {"start_ns": start[rows], "end_ns": end[rows], "name": self._codes(_NAME, named)}
+            )
 
     def _ascend(self, start: Array, end: Array, members: list[Any]) -> tuple[list[Any], Array, Array]:
         """Take what ``torch_npu`` writes without category; the events that are left, and their times."""

@@ -21,6 +21,7 @@ from perfscope.analyzers.readers.columns import (
 )
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.kineto.counter_ranges import joined_ranges
+from perfscope.analyzers.readers.kineto.device_marks import marked_steps, with_marks
 from perfscope.analyzers.readers.kineto.document import DeviceProperties, Head
 from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
 from perfscope.analyzers.readers.kineto.shard import Shard
@@ -46,7 +47,8 @@ class Tables:
         ]
         merged = {name: self._merge(name, shards) for name in ("slices", "calls", "kernel", "copy", "sync", "mtia")}
         merged |= {
-            name: self._merge(name, shards) for name in ("memory", "counters", "described", "messages", "ranges")
+            name: self._merge(name, shards)
+            for name in ("memory", "counters", "described", "messages", "ranges", "marks")
         }
         self._split_mtia(merged)
         self._slices(merged["slices"])
@@ -59,7 +61,7 @@ class Tables:
         builder.table("counters", merged["counters"])
         ranges, calls, slices = merged["ranges"], self.rows["calls"], self.rows["slices"]
         builder.table("kernel_counters", joined_ranges(ranges, calls, slices, self.code) if ranges else {})
-        self._steps()
+        self._steps(merged["marks"])
         builder.threads_table()
 
     def _merge(self, table: str, shards: list[Shard]) -> Columns:
@@ -276,7 +278,9 @@ class Tables:
             columns["action"] = np.where(columns["bytes"] < 0, MemoryAction.FREE, MemoryAction.ALLOCATE)
         self._builder.table("memory", columns)
 
-    def _steps(self) -> None:
+    def _steps(self, marks: Columns) -> None:
         slices = self.rows["slices"]
         annotations = np.flatnonzero(slices["kind"] == SliceKind.ANNOTATION)
-        self._builder.table("steps", named_steps(slices, annotations, self.strings, categories.STEP_NAMES))
+        columns = named_steps(slices, annotations, self.strings, categories.STEP_NAMES)
+        marks = marked_steps(marks, self.strings) if marks else {}
+        self._builder.table("steps", with_marks(columns, marks) if columns and marks else columns or marks)
