@@ -126,6 +126,22 @@ def test_after_a_recompilation_another_id_runs_the_line():
     assert finding.cost_ns == 110_000
 
 
+def test_breaks_that_torch_makes_around_an_optimizer_step_are_clean():
+    update = CodeLine(file="/home/user/train.py", line=9, function="update", code="opt.step()")
+    wrapper = CodeLine(
+        file="/venv/lib/python3.12/site-packages/torch/optim/lr_scheduler.py", line=166, function="wrapper"
+    )
+    use_grad = replace(wrapper, file="/venv/lib/python3.12/site-packages/torch/optim/optimizer.py", line=79)
+    called = graph_break("0/0", update, doc_id="gb0007", stack=(update,))
+    inside = graph_break("1/0", use_grad, doc_id="gb0025", stack=(update, wrapper, use_grad))
+    log = replace(LOG, breaks=(called, inside))
+    assert judge(RULE, with_log(on_cpu(), log)).status == "clean"
+    elsewhere = replace(called, place=replace(update, line=8), stack=(replace(update, line=8),))
+    assert judge(RULE, with_log(on_cpu(), replace(log, breaks=(elsewhere, inside)))).status == "flagged"
+    branch = replace(called, doc_id="gb0170")
+    assert judge(RULE, with_log(on_cpu(), replace(log, breaks=(branch, inside)))).status == "flagged"
+
+
 def test_frames_left_to_eager_mode_are_another_rules():
     log = replace(LOG, breaks=(graph_break("0/0", skipped_frame=True),))
     assert judge(RULE, with_log(on_cpu(), log)).status == "clean"

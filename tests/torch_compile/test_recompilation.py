@@ -333,6 +333,17 @@ def test_the_threshold_is_two_steps_for_torch():
     assert judge(RULE, log_alone(recompiled(RATES, every=3))).status == "clean"
 
 
+def test_a_single_recompilation_for_a_number_counts_from_a_tenth_of_all_steps():
+    log = recompiled(["self.param_groups[0]['lr'] == 0.001"])  # a second
+    short = replace(log_alone(log), step_times_ns=(SECOND // 2,) * 20)
+    (finding,) = judge(RULE, short).findings
+    assert finding.title == "forward is compiled once more"
+    assert "lr=torch.tensor(0.001)" in finding.advice
+    assert judge(RULE, replace(short, step_times_ns=(SECOND // 2,) * 21)).status == "clean"
+    sized = recompiled(["tensor 'x' size mismatch at index 0. expected 4, actual 5"])
+    assert judge(RULE, replace(log_alone(sized), step_times_ns=(SECOND // 2,) * 20)).status == "clean"
+
+
 def test_compiling_in_the_first_step_is_clean():
     assert judge(RULE, log_alone(recompiled(RATES, every=9, first=0))).status == "clean"
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from perfscope.model.capture import CaptureOptions
 from perfscope.profiler.session.passes import first_step
+from perfscope.profiler.torch import compat
 
 LEAST_COVERED = 0.5
 """Share of the time between two ranges' beginnings that a range must cover to be the loop's body: a
@@ -142,7 +143,16 @@ class StepFinder:
 
     @_guarded
     def edge(self, source: Source) -> None:
-        """A step of ``source`` ended here and the next one began."""
+        """A step of ``source`` ended here and the next one began; in compiled code, as the compiled call returns.
+
+        No profiler may start below compiled code.
+        """
+        later = functools.partial(self._edge, source)
+        if not (compat.below_compiled_code() and compat.after_compiled_code(later)):
+            self._edge(source)
+
+    @_guarded
+    def _edge(self, source: Source) -> None:
         self._end(source, perf_counter_ns())
         self._begin(source)
 

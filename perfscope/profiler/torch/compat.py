@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,6 +26,7 @@ PRIVATE: dict[str, str] = {
     "compilation counters": "torch._dynamo.utils.counters",
     "compilation that runs": "torch._guards.CompileContext.current_compile_id",
     "compiled frames": "torch._dynamo.convert_frame.output_codes",
+    "return of compiled calls": "torch._dynamo.eval_frame._maybe_set_eval_frame",
     "dispatch modes below the top": "torch._C._get_dispatch_stack_at",
     "dispatch of torch functions": "torch._C.DisableTorchFunction",
     "entering a dispatch mode": "torch._C._push_on_torch_dispatch_stack",
@@ -309,3 +311,26 @@ def below_compiled_code() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def after_compiled_code(call: Callable[[], None]) -> bool:
+    """Have ``call()`` called on this thread when the outermost compiled call returns. False if this cannot be done.
+
+    torch.compile restores the interpreter's frame evaluation through a function of its module as a call returns; that
+    function is replaced until then.
+    """
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if not callable(getattr(frames, "_maybe_set_eval_frame", None)):
+        return False
+    thread = threading.get_ident()
+    original = frames._maybe_set_eval_frame
+
+    def restore_evaluation(callback: Any) -> Any:
+        answer = original(callback)
+        if threading.get_ident() == thread and not below_compiled_code():
+            undo()
+            call()
+        return answer
+
+    undo = replace(frames, "_maybe_set_eval_frame", restore_evaluation)
+    return True

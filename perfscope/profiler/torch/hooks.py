@@ -97,7 +97,7 @@ class Hooks:
         self._always = [*self._guard.install(), self._hook_profilers(ours, make_way)]
         self._undo = {
             Source.MODULE: [self._modules.install()],
-            Source.OPTIMIZER: [self._hook_optimizers(finder)],
+            Source.OPTIMIZER: [self._hook_optimizers(finder), self._hook_compiled_steps(finder)],
             Source.PROFILER: [_hook_profiler_step(finder)],
             Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],
         }
@@ -151,6 +151,30 @@ class Hooks:
             restore()
 
         return undo
+
+    def _hook_compiled_steps(self, finder: StepFinder) -> Undo:
+        """See the end of ``torch.compile(optimizer.step)``, in which the hook above is compiled away."""
+        import torch
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def compile_(*arguments: Any, **named: Any) -> Any:
+                compiled = original(*arguments, **named)
+                optimizer = getattr(next(iter(arguments), named.get("model")), "__self__", None)
+                if not isinstance(optimizer, torch.optim.Optimizer):
+                    return compiled
+
+                @functools.wraps(compiled)
+                def step(*given: Any, **by_name: Any) -> Any:
+                    answer = compiled(*given, **by_name)
+                    if not compat.is_compiling():
+                        self._stepped(optimizer, finder)
+                    return answer
+
+                return step
+
+            return compile_
+
+        return wrap(torch, "compile", make)
 
     def _stepped(self, optimizer: Any, finder: StepFinder) -> None:
         self.optimizers.add(optimizer)

@@ -10,6 +10,7 @@ How it is found:
     Every record of torch.compile's log that a graph ends and the function goes on is counted to the user's line;
     one line is one finding, however many frames, attempts and recompilations tell of it. Functions left to eager
     mode as a whole are `eager_fallback`, which also has the graphs that such a line ends in other functions.
+    Breaks that torch makes around each step of its own optimizers are left out: no change of the program avoids them.
 
     Time is measured in a trace whose compiled regions carry their compile ids (old versions of torch write none):
     inside the region of a broken frame what lies outside of compiled graphs, that is the line itself, lookups,
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -85,6 +87,11 @@ OTHER_FIX = (
 MAX_ROWS = 20
 """Evidence rows of one finding."""
 
+SKIPPED_FUNCTION = "gb0007"
+"""torch's id of a call of a function that torch.compile never traces."""
+
+OPTIMIZER_FOLDER = "torch/optim/"
+
 
 class BrokenLine(Struct, frozen=True, kw_only=True):
     """A line that ends graphs."""
@@ -108,7 +115,7 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
     groups: dict[tuple[str, int] | None, list[GraphBreak]] = defaultdict(list)
     places: dict[tuple[str, int] | None, CodeLine | None] = {}
     for graph_break in log.breaks:
-        if graph_break.skipped_frame or graph_break.compile_id in eager:
+        if graph_break.skipped_frame or graph_break.compile_id in eager or _made_by_optimizer(trace, graph_break):
             continue
         code_line = user_place(graph_break.place, graph_break.stack)
         key = None if code_line is None else (code_line.file, code_line.line)
@@ -125,6 +132,33 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
         )
         for key, breaks in groups.items()
     )
+
+
+def _made_by_optimizer(trace: Trace, graph_break: GraphBreak) -> bool:
+    """Whether torch ends the graph itself, in the wrappers around an optimizer's step."""
+    place = graph_break.place
+    if place is None:
+        return False
+    called_step = graph_break.doc_id == SKIPPED_FUNCTION and (place.file, place.line) in trace.fact(_optimizer_calls)
+    return called_step or _in_optimizer(place.file)
+
+
+def _optimizer_calls(trace: Trace) -> frozenset[tuple[str, int]]:
+    """Lines (file, line) whose call goes on in torch's optimizers, from the stacks of the log."""
+    log = trace.compile_log
+    if log is None:
+        return frozenset()
+    records = [*log.breaks, *log.compiles]
+    return frozenset(
+        (outer.file, outer.line)
+        for record in records
+        for outer, inner in pairwise(record.stack)
+        if _in_optimizer(inner.file) and not _in_optimizer(outer.file)
+    )
+
+
+def _in_optimizer(file: str) -> bool:
+    return OPTIMIZER_FOLDER in file.replace("\\", "/")
 
 
 def _frames(trace: Trace, breaks: Iterable[GraphBreak]) -> tuple[CompiledFrame, ...]:

@@ -23,7 +23,8 @@ How it is found:
 
     Elsewhere the time is measured, and an upper bound where the device still had work queued. The first
     compilation of a function and whatever happens before the first step are left alone, and so is a single
-    recompilation: dynamo makes a size or number dynamic when it sees a second value.
+    recompilation: dynamo makes a size or number dynamic when it sees a second value. A single one for a Python number
+    is reported where it takes at least a tenth of the time of all steps that were timed.
 
 Fix:
     Give it what it has seen: pad or bucket shapes, pass numbers that change as arrays or tensors, and define
@@ -113,6 +114,9 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 MIN_RECOMPILATIONS = 2
 """Of a frame, in different steps where steps are known. One is how dynamo learns that a size is dynamic."""
 
+NOTICED_SHARE = 0.1
+"""Of the time of the timed steps together: a single recompilation is paid once, and a longer run outweighs it."""
+
 MIN_SIZES = 3
 """Of one dimension of one tensor. With automatic dynamic shapes the second size makes the dimension dynamic, so a third
 one that is compiled again shows that it stays specialised."""
@@ -154,7 +158,7 @@ class Again(Struct, frozen=True, kw_only=True):
 
 
 def compiled_again(trace: Trace) -> tuple[Again, ...]:
-    """Frames with at least ``MIN_RECOMPILATIONS`` that count."""
+    """Frames with at least ``MIN_RECOMPILATIONS`` that count, or with a long one for a Python number."""
     from perfscope.analyzers.torch_compile.guards import parse_guard
 
     log = trace.compile_log
@@ -180,8 +184,10 @@ def compiled_again(trace: Trace) -> tuple[Again, ...]:
             place = None if why is None else _whole(trace, why.guard_place)
             rows.append(Counted(compilation=compilation, guard=guard, place=place, step=step))
         different = len(rows) if first is None else len({row.step for row in rows})
-        if different >= MIN_RECOMPILATIONS:
-            spans = compile_spans(trace, [row.compilation for row in rows])
+        spans = compile_spans(trace, [row.compilation for row in rows])
+        numbers = all(row.guard is not None and row.guard.kind == "number" for row in rows)
+        noticed = bool(rows) and numbers and spans.total() >= NOTICED_SHARE * sum(trace.step_times_ns)
+        if different >= MIN_RECOMPILATIONS or (noticed and trace.step_times_ns):
             over = None if first is None else _over_steps(trace, log)
             result.append(Again(frame=frame, rows=tuple(rows), spans=spans, over_steps=over))
     return tuple(result)
@@ -277,10 +283,14 @@ def _of_guards(trace: Trace, again: Again) -> Finding:
         trace,
         again,
         subject=f"recompilation of {function}",
-        title=fit_title(f"{function} is compiled {len(again.rows):,} more times", function),
+        title=fit_title(f"{function} is compiled {_times(len(again.rows))}", function),
         why=why,
         advice=_fix(guard),
     )
+
+
+def _times(count: int) -> str:
+    return "once more" if count == 1 else f"{count:,} more times"
 
 
 def _capital(text: str) -> str:
@@ -323,7 +333,7 @@ def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why:
     ]
     detail = f"{why}."
     if again.over_steps is not None and steps:
-        detail += f" It happens in {len(steps):,} steps."
+        detail += f" It happens in {len(steps):,} step{'s' if len(steps) > 1 else ''}."
     if limited:
         detail += " Then the limit of compilations is reached, and new calls run eagerly."
         advice += " Raising torch._dynamo.config.recompile_limit only moves the limit."
@@ -363,8 +373,16 @@ def _fix(guard: Guard | None) -> str:
 
     if guard is None or guard.kind not in FIXES:
         return OTHER_FIX
+    if guard.kind == "number" and guard.source is not None and _LEARNING_RATE.fullmatch(guard.source):
+        return LEARNING_RATE_FIX.format(value=guard.expected or "rate")
     return FIXES[guard.kind].format(source=guard.source, dimension=guard.dimension)
 
+
+_LEARNING_RATE = re.compile(r".{0,200}param_groups\[\d{1,6}\]\[['\"]lr['\"]\]")
+LEARNING_RATE_FIX = (
+    "Make the learning rate a tensor where the optimizer is made: lr=torch.tensor({value}). A scheduler then changes "
+    "its value in place, and nothing is compiled again."
+)
 
 _OF_WHICH = re.compile(r"^\d+/\d+: ")
 """Before a reason: the compilation whose guard failed."""
