@@ -148,11 +148,11 @@ def _optimizer_calls(trace: Trace) -> frozenset[tuple[str, int]]:
     log = trace.compile_log
     if log is None:
         return frozenset()
-    records = [*log.breaks, *log.compiles]
+    known = [*(found.stack for found in log.breaks), *(compilation.stack for compilation in log.compiles)]
     return frozenset(
         (outer.file, outer.line)
-        for record in records
-        for outer, inner in pairwise(record.stack)
+        for stack in known
+        for outer, inner in pairwise(stack)
         if _in_optimizer(inner.file) and not _in_optimizer(outer.file)
     )
 
