@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 RULES: dict[str, str] = {
     "blocking_collective": "perfscope.analyzers.programs.rules.blocking_collective",
     "compile_time": "perfscope.analyzers.torch_compile.rules.compile_time",
+    "constant_work": "perfscope.analyzers.ops.rules.constant_work",
+    "data_movement": "perfscope.analyzers.ops.rules.data_movement",
     "dense_expert_compute": "perfscope.analyzers.programs.rules.dense_expert_compute",
     "donation_missed": "perfscope.analyzers.programs.rules.donation_missed",
     "dynamic_shape_churn": "perfscope.analyzers.torch_compile.rules.dynamic_shape_churn",
@@ -70,6 +72,8 @@ RULES: dict[str, str] = {
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "blocking_collective": ("hlo",),
+    "constant_work": ("op_graph",),
+    "data_movement": ("host_ops",),
     "dense_expert_compute": ("hlo",),
     "donation_missed": ("hlo",),
     "dynamic_shape_churn": ("compile_log",),

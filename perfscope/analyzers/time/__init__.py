@@ -17,7 +17,7 @@ from perfscope.analyzers.time.account import (
     warm_accounts,
     warm_windows,
 )
-from perfscope.analyzers.time.calls import blocking_calls, profiler_syncs, waits_for_all_streams
+from perfscope.analyzers.time.calls import blocking_calls, framework, profiler_syncs, waits_for_all_streams
 from perfscope.analyzers.time.compiled_regions import (
     GRAPH_CALL,
     REGION,
@@ -48,6 +48,7 @@ from perfscope.analyzers.time.sites import (
     detail_row,
     forward_rows,
     graph_op,
+    graph_ops_inside,
     launch_sites,
     steps_at,
 )
@@ -129,9 +130,11 @@ __all__ = [
     "exposed_communication",
     "exposed_until",
     "forward_rows",
+    "framework",
     "gaps",
     "generation",
     "graph_op",
+    "graph_ops_inside",
     "host_account",
     "host_records",
     "innermost_spans",

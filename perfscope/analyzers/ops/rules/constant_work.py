@@ -1,0 +1,178 @@
+"""Weights are made anew in each call, from parameters alone.
+
+Why it costs: what depends on parameters and on nothing of the input is the same in every call until the parameters
+change. A LoRA adapter that is multiplied out (`weight + b @ a`) makes a matrix of the full size for each call and reads
+it once; applied to the input it is two thin products. A weight that is kept in int8 and converted in each call, cast to
+another dtype, normalised or rescaled costs more memory traffic than the product that reads it where the batch is small.
+
+How it is found: from the op graph of a run. Ops of the forward pass are followed from parameters and buffers, and from
+tensors that are made without an input (`arange`, `ones`): what reads nothing else is constant; random ops are not. In a
+step that updates parameters only two kinds count: what follows from parameters that no op of the step writes, and
+products of parameters, with their backward ops. Tensors that are only filled are left to `data_movement`. The time is
+that of these ops in the timed steps, an upper bound: factors that are applied to the input cost a part of it.
+
+Fix: merge an adapter once before the loop (`merge_and_unload()` in peft), or apply its factors to the input::
+
+    y = F.linear(x, weight) + (x @ a.T) @ b.T * scale
+
+Convert or normalise weights once (`model.bfloat16()`, `torch.nn.utils.parametrize.remove_parametrizations`), and keep
+tables and masks as buffers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from perfscope.analyzers.ops.finding_spans import spans_of_ops
+from perfscope.analyzers.ops.graph_time import base_name, graph_time, ops_time, removed_ops, short_name
+from perfscope.analyzers.time import op_records, step_windows, timed_cost, whole_ns
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import Trace
+
+LEAST_SHARE = 0.1
+"""Of the steps: a tenth is what teams schedule work for."""
+
+_MADE = frozenset({"arange", "zeros", "ones", "full", "eye", "linspace", "logspace", "scalar_tensor", "tril_indices",
+                   "triu_indices", "empty", "new_zeros", "new_ones", "new_full"})  # fmt: skip
+"""Ops that make the same tensor in every call."""
+
+_FILLS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "fill_", "zero_",
+                    "zeros_like", "ones_like", "full_like", "empty_like", "lift_fresh", "scalar_tensor"})  # fmt: skip
+_RANDOM = re.compile(r"rand|normal|uniform|bernoulli|dropout|multinomial|exponential|poisson|geometric|cauchy")
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "einsum", "mv"})
+_SMALL = frozenset({"int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+
+_WORDS: dict[str, tuple[str, str]] = {
+    "product": (
+        "factors of a weight are multiplied out in every call",
+        "Apply the factors to the input (`F.linear(x, weight) + (x @ a.T) @ b.T * scale`), or merge them into the "
+        "weight once before the loop (`merge_and_unload()` in peft).",
+    ),
+    "dequantised": (
+        "weights are converted from {dtype} in every call",
+        "Convert them once before the loop where memory allows, or use products that read them as they are: "
+        "`torchao.quantization.quantize_(model, ...)` under `torch.compile`.",
+    ),
+    "converted": (
+        "weights are converted to another dtype in every call",
+        "Convert the model once before the loop: `model.bfloat16()` or `model.to(dtype)`.",
+    ),
+    "other": (
+        "tensors that depend on parameters alone are made in every call",
+        "Make them once before the loop and keep them as buffers; "
+        "`torch.nn.utils.parametrize.remove_parametrizations` does so for parametrised weights.",
+    ),
+}  # fmt: skip
+
+
+def examined(trace: Trace) -> Scope:
+    """Ops."""
+    return op_records(trace)
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield a finding for each function of the program with a tenth of the steps in constant work."""
+    graph = trace.op_graph
+    if graph is None or not graph.parameters:
+        raise AbstainError("the op graph of the run names no parameters", ("op_graph",))
+    if not trace.fact(graph_time).known:
+        raise AbstainError("ops of the op graph were not found in the timed steps")
+    by_function: dict[tuple[str | None, str | None], list[GraphOp]] = defaultdict(list)
+    for op in trace.fact(constant_ops):
+        by_function[op.file, op.function].append(op)
+    for ops in by_function.values():
+        yield from _judged(trace, graph, ops)
+
+
+def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
+    """Ops of the graph whose result follows from parameters alone, and the backward ops of products among them."""
+    graph = trace.op_graph
+    if graph is None or not graph.parameters:
+        return ()
+    trained = {graph.tensors[index].storage for op in graph.ops for index in op.mutated if op.phase == "optimizer"}
+    constant, multiplied, found = set(graph.parameters), set[int](), list[GraphOp]()
+    for op in graph.ops:
+        inputs = {graph.tensors[index].storage for index in op.inputs}
+        written = {graph.tensors[index].storage for index in (*op.outputs, *op.mutated)}
+        if not _follows(op, inputs, constant):
+            constant -= {graph.tensors[index].storage for index in op.mutated} | (written - inputs)
+            continue
+        constant |= written
+        if inputs & trained:
+            trained |= written
+        if short_name(op) in _PRODUCTS or inputs & multiplied:
+            multiplied |= written
+        if not op.view and (not inputs & trained or written & multiplied):
+            found.append(op)
+    return (*found, *_backward(graph, found))
+
+
+def _follows(op: GraphOp, inputs: set[int], constant: set[int]) -> bool:
+    """Whether the result of an op follows from what is constant."""
+    if op.phase in ("backward", "optimizer") or _RANDOM.search(op.name):
+        return False
+    return inputs <= constant if inputs else short_name(op) in _MADE
+
+
+def _backward(graph: OpGraph, found: list[GraphOp]) -> Iterator[GraphOp]:
+    numbers = {op.sequence for op in found if op.sequence is not None}
+    return (op for op in graph.ops if op.phase == "backward" and op.sequence in numbers and not op.view)
+
+
+def _judged(trace: Trace, graph: OpGraph, ops: list[GraphOp]) -> Iterator[Finding]:
+    time = ops_time(trace, (op.index for op in ops))
+    steps, whole = max(1, trace.fact(step_windows).count), whole_ns(trace)
+    if time is None or time.exposed_ns * steps < LEAST_SHARE * whole:
+        return
+    if all(short_name(op) in _FILLS for op in ops):
+        return
+    kind, dtype = _kind(graph, ops)
+    title, advice = _WORDS[kind]
+    costs = {op.index: cost.exposed_ns for op in ops if (cost := ops_time(trace, (op.index,))) is not None}
+    by_line: dict[tuple[int | None, str], list[GraphOp]] = defaultdict(list)
+    for op in ops:
+        by_line[op.line, base_name(op)].append(op)
+    lines = sorted(by_line.values(), key=lambda group: -sum(costs.get(op.index, 0) for op in group))
+    first = lines[0][0]
+    forward = sum(op.phase != "backward" for op in ops)
+    yield Finding(
+        subject="work on parameters alone",
+        title=f"{title.format(dtype=dtype)}: {forward:,} op{'s' if forward != 1 else ''}",
+        detail="The result is the same in every call until the parameters change.",
+        **timed_cost(trace, time.exposed_ns * steps, whole),
+        covers_ns={"compute": time.exposed_ns * steps},
+        advice=advice,
+        where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
+        evidence=tuple(
+            {
+                "line": f"{group[0].file}:{group[0].line}",
+                "op": base_name(group[0]),
+                "phase": group[0].phase,
+                "calls_per_step": len(group),
+                "time_ns": sum(costs.get(op.index, 0) for op in group),
+            }
+            for group in lines[:MOST_ROWS]
+        ),
+        spans=spans_of_ops(trace, (op.index for op in ops)),
+        removes=removed_ops(trace, (op.index for op in ops)),
+    )
+
+
+def _kind(graph: OpGraph, ops: list[GraphOp]) -> tuple[str, str]:
+    """What the work is, and the dtype that is converted."""
+    small = [
+        dtype
+        for op in ops
+        for index in op.inputs
+        if (dtype := graph.tensors[index].dtype.removeprefix("torch.")) in _SMALL
+    ]
+    if small:
+        return "dequantised", small[0]
+    if any(short_name(op) in _PRODUCTS for op in ops):
+        return "product", ""
+    if all(short_name(op) in ("_to_copy", "to", "copy_", "clone") for op in ops):
+        return "converted", ""
+    return "other", ""

@@ -1,0 +1,265 @@
+"""Ops that only join, copy, fill or pick data take a large part of the step.
+
+Why it costs: such an op computes nothing, and reads and writes every byte of its operands. A cache of keys and values
+that is grown by `torch.cat` is copied as a whole for each token; `repeat_interleave` writes the keys once for each
+query head; the gradient of `x[i]` is a tensor of the size of `x` filled with zeros, once for each `i`; `one_hot`
+writes a row of zeros for each index; a weight that is kept in int8 and converted in each call is written again as
+float before the product reads it.
+
+How it is found: time by op in the steps (of the kernels that it launched, or of the op itself without an accelerator),
+grouped by cause and by function of the program. The ops around one tell its cause: `aten::fill_` in `SelectBackward0`
+belongs to an index of the forward pass, whose line is given. Whether a join is of what the step before left comes from
+the op graph of a run, or from recorded shapes: most of what it reads was there before the step, and its result outlives
+the step. A copy that reads a dimension of stride 0 repeats data. The cost is the time of these ops, an upper bound: the
+fix may leave a part of it. Work of data loaders is left out, and so is the joining of gradients of `unbind` and
+`split`, which is the cheap way.
+
+Fix: it depends on the cause. Allocate a cache once at its full length and write each step's part into it
+(`StaticCache` in transformers); pass grouped heads as they are
+(`scaled_dot_product_attention(..., enable_gqa=True)`); take parts of a tensor outside the loop with `unbind` or
+`split`, whose gradient is one join; look rows up with `F.embedding` in place of `one_hot`; convert once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from perfscope.analyzers.ops.finding_spans import spans_of_slices
+from perfscope.analyzers.ops.movement import Movement, movements
+from perfscope.analyzers.time import (
+    account_windows,
+    framework,
+    op_records,
+    removed_inside,
+    time_of,
+    timed_cost,
+    whole_ns,
+    work_inside,
+)
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, fit_title
+from perfscope.model.trace import Trace
+
+LEAST_SHARE = 0.1
+"""Of the steps, of causes that a program can do without: a tenth is what teams schedule work for."""
+
+LEAST_SHARE_OF_NEEDED = 0.2
+"""Of the steps, of causes that a program may need: a fifth of the step must not be left unsaid."""
+
+FEWEST_PICKS = 8
+"""Calls per step: fewer are batches that are picked once, not an index in a loop."""
+
+CAUSE_LENGTH = 30
+"""Characters of the name of an op in a title."""
+
+
+class _Words(Struct, frozen=True):
+    title: str
+    """With ``{op}`` and ``{cause}``."""
+    detail: str
+    advice: str
+    needed: bool = False
+    """The program may need it."""
+
+
+_KEPT = (
+    "Allocate a tensor of the full size once and write each new part into it (`kept[n:n + 1] = new`), or collect the "
+    "parts in a list and join them once, where they are read."
+)
+_WORDS: dict[str, _Words] = {
+    "index_gradient": _Words(
+        "{cause} fills a whole tensor for each index",
+        "The gradient of one index is a tensor of the full size, filled with zeros and added to the others.",
+        "Take the parts once, before the loop: `parts = x.unbind(dim)` or `x.split(...)`, then `parts[i]`. The "
+        "backward pass then joins them once.",
+    ),
+    "pick_gradient": _Words(
+        "the gradient of `x[index]` is added row by row",
+        "It is written into a tensor of the full size, filled with zeros.",
+        "Pick with `x.index_select(dim, index)` or `F.embedding(index, x)`, whose gradients take a faster way, and all "
+        "rows in one call.",
+        needed=True,
+    ),
+    "embedding_gradient": _Words(
+        "the gradient of an embedding is written for every row of its table",
+        "Only the rows of the batch are not zero.",
+        "Ask for sparse gradients: `nn.Embedding(..., sparse=True)` with `torch.optim.SGD` or `SparseAdam`.",
+        needed=True,
+    ),
+    "one_hot": _Words(
+        "`one_hot` writes a row of all classes for each index",
+        "All but one number of a row are zeros.",
+        "Look rows up by their index: `F.embedding(ids, weight)`; to count or add by class use `torch.bincount` or "
+        "`index_add_`.",
+    ),
+    "cache_join": _Words(
+        "the cache of keys and values is copied by {op} for each new part",
+        "Each step reads and writes all that earlier steps left.",
+        "Allocate the cache once at its full length and write each step's keys and values into it "
+        "(`cache[:, :, n:n + 1] = k`); in transformers `cache_implementation=\"static\"`.",
+    ),
+    "kept_join": _Words(
+        "{op} copies all that was kept before, in each step",
+        "Each step reads and writes all that earlier steps left.",
+        _KEPT,
+    ),
+    "join": _Words(
+        "{op} copies its parts into one tensor",
+        "",
+        "Allocate the result once and write each part into its slice (`out[:, a:b] = part`). Where a linear layer "
+        "reads it, apply the weight to the parts and add the results.",
+        needed=True,
+    ),
+    "head_repeat": _Words(
+        "keys and values are copied for each query head ({cause})",
+        "Attention takes fewer heads of keys and values than of queries.",
+        "Pass the heads as they are: `F.scaled_dot_product_attention(q, k, v, enable_gqa=True)`.",
+    ),
+    "repeat": _Words(
+        "{cause} writes the same data several times",
+        "",
+        "Use `expand` or broadcasting, which copy nothing, up to the op that reads it; grouped heads of attention: "
+        "`F.scaled_dot_product_attention(q, k, v, enable_gqa=True)`.",
+    ),
+    "dequantise": _Words(
+        "weights are converted from a small dtype in every call",
+        "The converted copy is written, read once and dropped.",
+        "Convert them once before the loop where memory allows, or use products that read them as they are: "
+        "`torchao.quantization.quantize_(model, ...)` under `torch.compile`.",
+    ),
+    "convert": _Words(
+        "{cause} converts between dtypes or devices in each step",
+        "",
+        "Convert once, before the loop, or keep the data in the dtype that the step computes in.",
+        needed=True,
+    ),
+    "layout": _Words(
+        "{cause} copies a tensor to change its layout",
+        "",
+        "Make the data in the order that the next op reads (`channels_last`, another order of axes where it is made), "
+        "or leave `contiguous()` out where the next op takes strides.",
+        needed=True,
+    ),
+    "clone": _Words(
+        "`clone` copies a whole tensor",
+        "",
+        "Leave the copy out where nothing writes to the original (`detach()` alone shares it), or copy once before "
+        "the loop.",
+        needed=True,
+    ),
+    "assign": _Words(
+        "{op} writes one tensor into another",
+        "",
+        "Let the op that makes the data write it there (`out=`), or read it where it is made.",
+        needed=True,
+    ),
+    "clear": _Words(
+        "{op} fills memory with one value",
+        "",
+        "Allocate with `torch.empty` where every element is written anyway, make what does not change once before the "
+        "loop, and reset gradients with `zero_grad(set_to_none=True)`.",
+        needed=True,
+    ),
+    "search": _Words(
+        "{op} searches for elements whose number depends on the data",
+        "",
+        "Multiply by the mask or use `torch.where`, which keep the shape; with a bound on the number "
+        "`torch.nonzero_static(x, size=n)`.",
+        needed=True,
+    ),
+    "scatter": _Words(
+        "{op} adds or writes rows one index at a time",
+        "",
+        "Sum by group with a product: `torch.sparse.mm(adjacency, x)` with a CSR matrix that is made once; or sort the "
+        "indices once before the loop and use `torch.segment_reduce`.",
+        needed=True,
+    ),
+    "gather": _Words(
+        "{op} picks data in many calls",
+        "",
+        "Pick all at once with one index tensor (`x.index_select(dim, index)`), or take the parts before the loop with "
+        "`unbind` or `split`.",
+        needed=True,
+    ),
+    "shift": _Words(
+        "{op} copies a tensor to move its elements",
+        "",
+        "Keep the position in place of moving the data: a ring buffer (`buffer[n % size] = new`).",
+        needed=True,
+    ),
+}  # fmt: skip
+_STAYS = "Keep the position in place of moving the data: a ring buffer (`buffer[n % size] = new`)."
+
+
+def examined(trace: Trace) -> Scope:
+    """Ops."""
+    return op_records(trace)
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield a finding for each cause; asked alone no other rule has named any of it."""
+    return check_rest(trace, ())
+
+
+def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
+    """Yield a finding for each cause in a function of the program with a large part of the steps.
+
+    What `constant_work` found at the same line is left to it.
+    """
+    if framework(trace) != "torch":
+        raise AbstainError("no ops of PyTorch in the recording")
+    whole = whole_ns(trace)
+    named = {finding.where.label() for rule, finding in found if rule == "constant_work"}
+    for movement in trace.fact(movements):
+        words = _WORDS[movement.kind]
+        least = LEAST_SHARE_OF_NEEDED if words.needed else LEAST_SHARE
+        again = movement.kind in ("dequantise", "convert") and movement.site.where().label() in named
+        if movement.time_ns >= least * whole and _avoidable(trace, movement) and not again:
+            yield _finding(trace, movement, words, whole)
+
+
+def _avoidable(trace: Trace, movement: Movement) -> bool:
+    """Parts that are picked in a few calls per step are what the program asks for."""
+    return movement.kind not in ("gather", "index_gradient") or _calls(trace, movement) >= FEWEST_PICKS
+
+
+def _calls(trace: Trace, movement: Movement) -> float:
+    return movement.calls / max(1, len(trace.fact(account_windows).numbers))
+
+
+def _finding(trace: Trace, movement: Movement, words: _Words, whole: int) -> Finding:
+    cost = movement.time_ns
+    if len(trace.rows["kernels"]):
+        cost = sum(
+            time_of(trace, table, work_inside(trace, table, movement.rows)).exposed_ns
+            for table in ("kernels", "copies")
+        )
+    op, cause = _quoted(movement.op), _quoted(movement.cause or movement.op)
+    calls = _calls(trace, movement)
+    count = f"{calls:,.0f} calls" if round(calls) > 1 else "one call"
+    often = f"{count} per step" if trace.fact(account_windows).numbers else f"{movement.calls:,} calls"
+    title = words.title.format(op=op, cause=cause)
+    lines = [line for line, _, _ in movement.lines if line]
+    return Finding(
+        subject=movement.kind.replace("_", " "),
+        title=fit_title(f"{title}: {often}", op, cause),
+        detail=words.detail,
+        **timed_cost(trace, cost, whole),
+        covers_ns={"compute": cost},
+        advice=_STAYS if movement.kind == "kept_join" and movement.onto == "stays" else words.advice,
+        where=movement.site.where(op=movement.op),
+        evidence=tuple(
+            {"line": line, "op": movement.op, "in": movement.cause, "calls": count, "time_ns": time}
+            for line, count, time in movement.lines[:MOST_ROWS]
+            if line or not lines
+        ),
+        spans=spans_of_slices(trace, movement.rows.tolist()),
+        removes=removed_inside(trace, movement.rows),
+    )
+
+
+def _quoted(name: str) -> str:
+    """``aten::repeat_interleave`` -> `` `repeat_interleave` ``."""
+    plain = name.removeprefix("aten::")
+    return f"`{plain if len(plain) <= CAUSE_LENGTH else plain[: CAUSE_LENGTH - 3] + '...'}`"

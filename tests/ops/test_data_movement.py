@@ -1,0 +1,144 @@
+"""Caches joined in every step, heads that are repeated, gradients of indices, and twins that only look like them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from perfscope.analyzers.ops.movement import movements
+from perfscope.model.op_graph import GraphStorage
+from perfscope.model.trace import Trace
+from tests.build import EVERYTHING, TraceBuilder
+from tests.graphs import GraphBuilder
+from tests.rules import judged_by
+
+ON_HOST = EVERYTHING - {"device_work", "launch_links", "runtime_calls", "waiting_calls"}
+
+outcome = judged_by("data_movement")
+
+
+def steps_of(ops: Sequence[tuple[str, float]], *, step_us: float = 1000, steps: int = 3, function: str = "decode",
+             shapes: Sequence[str] = (), recorded: frozenset[str] = ON_HOST) -> TraceBuilder:  # fmt: skip
+    """Steps in which ops run one after the other on the host; ``a > b`` is ``b`` inside ``a``."""
+    t = TraceBuilder(recorded=recorded)
+    for step in range(steps):
+        at = step * step_us
+        t.step(step, at, at + step_us)
+        t.python(f"train.py(10): {function}", at, at + step_us)
+        at += 1
+        for index, (name, us) in enumerate(ops):
+            names = name.split(" > ")
+            for level, part in enumerate(names):
+                last = level == len(names) - 1
+                text = shapes[step] if shapes and last else None
+                t.op(part, at + 0.001 * level, at + us - 0.001 * level, shapes=text, sequence=-1)
+            at += us + 0.5 * (index >= 0)
+    return t
+
+
+def grown(step: int) -> str:
+    """Shapes of a join of a cache of 64 positions and more with one new position."""
+    return json.dumps([[[8, 4, 64 + step, 32], [8, 4, 1, 32]], []])
+
+
+def test_a_cache_that_is_joined_in_each_step_is_flagged_with_its_line_and_time():
+    t = steps_of(
+        [("aten::cat", 300), ("aten::scaled_dot_product_attention", 200)], shapes=[grown(step) for step in range(3)]
+    )
+    (finding,) = outcome(t.build()).findings
+    assert finding.subject == "cache join"
+    assert "`cat`" in finding.title
+    assert "one call per step" in finding.title
+    assert (finding.where.op, finding.where.file) == ("aten::cat", "train.py")
+    assert finding.cost_ns_per_step == pytest.approx(300_000, abs=10)
+    assert "Allocate the cache once" in finding.advice
+
+
+def test_the_cache_is_also_known_by_the_op_graph():
+    g = GraphBuilder()
+    cache, new = g.input((8, 4, 64, 32)), g.input((8, 4, 1, 32))
+    joined = g.op("cat", [cache, new], (8, 4, 65, 32), function="decode", file="train.py", line=12)
+    g.op("_scaled_dot_product_attention", [joined], (8, 4, 1, 32), function="decode", file="train.py")
+    graph = g.graph(live=[joined])
+    sizes = {tensor.storage: tensor.bytes for tensor in graph.tensors}
+    made = {graph.tensors[index].storage: op.index for op in graph.ops for index in op.outputs}
+    storages = tuple(
+        GraphStorage(bytes=sizes.get(number, 0), born=made.get(number), died=None) for number in range(max(sizes) + 1)
+    )
+    t = steps_of([("aten::cat", 300), ("aten::_scaled_dot_product_attention", 200)])
+    t.op_graph = type(graph)(**{name: getattr(graph, name) for name in graph.__slots__} | {"storages": storages})
+    (finding,) = outcome(t.build()).findings
+    assert finding.subject == "cache join"
+    assert (finding.where.file, finding.where.line) == ("train.py", 12)
+
+
+@pytest.mark.parametrize(("us", "status"), [(99, "clean"), (101, "flagged")])
+def test_just_below_the_threshold_is_clean(us: float, status: str):
+    t = steps_of([("aten::repeat_interleave > aten::copy_", us), ("aten::mm", 500)])
+    assert outcome(t.build()).status == status
+
+
+@pytest.mark.parametrize(("us", "status"), [(190, "clean"), (210, "flagged")])
+def test_a_join_of_two_features_is_flagged_only_where_it_takes_a_fifth(us: float, status: str):
+    found = outcome(steps_of([("aten::cat", us), ("aten::mm", 500)]).build())
+    assert found.status == status
+    assert not any("cache" in finding.title for finding in found.findings)
+
+
+def test_the_gradient_of_an_index_in_a_loop_names_the_node():
+    node = "autograd::engine::evaluate_function: SelectBackward0 > SelectBackward0 > aten::select_backward"
+    t = steps_of([(f"{node} > aten::zeros > aten::fill_", 30)] * 10 + [("aten::mm", 300)])
+    (finding,) = outcome(t.build()).findings
+    assert finding.subject == "index gradient"
+    assert "`SelectBackward0`" in finding.title
+    assert "unbind" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [("aten::mm", 900)],
+        [("aten::addmm > aten::copy_", 400), ("aten::mm", 400)],
+        [("autograd::engine::evaluate_function: UnbindBackward0 > aten::stack > aten::cat", 400)],
+        [("autograd::engine::evaluate_function: SelectBackward0 > aten::select_backward > aten::fill_", 400)],
+        [("aten::index_select", 400), ("aten::mm", 400)],
+        [("enumerate(DataLoader)#_SingleProcess.__next__ > aten::stack > aten::cat", 400)],
+    ],
+    ids=["products", "a copy inside a product", "the gradient of unbind", "one index per step",
+         "rows that are picked once", "a batch that the loader puts together"],
+)  # fmt: skip
+def test_what_only_looks_like_it_is_clean(ops: list[tuple[str, float]]):
+    assert outcome(steps_of(ops, function="train").build()).status == "clean"
+
+
+def test_on_a_device_the_time_is_that_of_the_kernels():
+    t = TraceBuilder()
+    t.step(0, 0, 1000)
+    t.op("aten::cat", 10, 20, external_id=1)
+    t.kernel("CatArrayBatchedCopy", 100, 500, external_id=1)
+    t.op("aten::mm", 20, 30, external_id=2)
+    t.kernel("gemm", 500, 900, external_id=2)
+    (finding,) = outcome(t.build()).findings
+    assert (finding.subject, finding.cost_ns) == ("join", 400_000)
+
+
+def test_times_of_a_cause_are_those_of_its_ops():
+    trace = steps_of([("aten::cat", 300), ("aten::contiguous > aten::clone > aten::copy_", 200)]).build()
+    assert {item.kind: item.calls for item in trace.fact(movements)} == {"join": 3, "layout": 3}
+    assert sum(item.time_ns for item in trace.fact(movements)) == pytest.approx(1_500_000, rel=0.01)
+    assert all((np.diff(item.times_ns) <= 0).all() for item in trace.fact(movements))
+
+
+def test_without_ops_it_abstains():
+    def without(recorded: frozenset[str]) -> Trace:
+        t = TraceBuilder(recorded=recorded)
+        t.step(0, 0, 1000)
+        t.kernel("gemm", 100, 500)
+        return t.build()
+
+    found = outcome(without(EVERYTHING - {"host_ops"}))
+    assert found.status == "abstained"
+    assert "ops" in (found.reason or "")
