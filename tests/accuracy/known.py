@@ -129,12 +129,6 @@ LIMITS = (
         why="it names the frame that is compiled again, not the call of torch.compile",
     ),
     Limit(
-        rule="host_sync",
-        cases="torch compiled",
-        kind="missed",
-        why="no op graph is recorded of compiled code; `graph_break` names the line",
-    ),
-    Limit(
         rule="straggler",
         cases="4 gloo processes",
         kind="line",
@@ -207,12 +201,6 @@ LIMITS = (
         kind="missed",
         why="in 1,312 syncs the device is idle for 4.4 ms of 840 (0.5%), below the 1% of the rule; the launches after "
         "them, 10.3 ms, count as launching",
-    ),
-    Limit(
-        rule="warmup_compile",
-        cases="GPU trace: compiler in the step",
-        kind="missed",
-        why="nvFuser's compiler is known by no name in the recording; `host_bound` says that 99% is idle",
     ),
     Limit(
         rule="warmup_compile",

@@ -10,6 +10,7 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.calls import base_name, blocking_calls, blocks_by_name, profiler_syncs
 from perfscope.analyzers.time.rules import host_sync
+from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak
 from perfscope.model.finding import AbstainError
 from perfscope.model.jax_log import HostRead
 from perfscope.model.trace import CallKind, Source, Trace
@@ -372,3 +373,51 @@ def test_with_device_work_the_op_graph_gives_the_line_and_not_the_verdict():
     quiet = _one_wait(5, wait_until=101)
     quiet.op_graph = replace(g.graph(live=[]))
     assert _judge(quiet).status == "clean"
+
+
+def _compiled(op: str = "aten::is_nonzero", steps: tuple[int, ...] = (0, 1), **log: Any) -> Trace:
+    """Two steps of a compiled program on a CPU; in ``steps`` an op of ``forward`` reads a tensor."""
+    b = TraceBuilder(recorded=frozenset({"host_ops", "python_stack", "steps", "compile_log"}))
+    for number in range(2):
+        begin = 1_000 * number
+        b.step(number, begin, begin + 1_000)
+        b.python("train.py(7): forward", begin + 10, begin + 500)
+        b.op("aten::addmm", begin + 20, begin + 40)
+        if number in steps:
+            b.op(op, begin + 50, begin + 60)
+            b.op("aten::_local_scalar_dense", begin + 52, begin + 58)
+    return replace(b.build(), compile_log=CompileLog(path="log", **log))
+
+
+def _broken(line: int, function: str = "forward") -> GraphBreak:
+    return GraphBreak(
+        compile_id="0/0", reason="branch", place=CodeLine(file="/home/me/train.py", line=line, function=function)
+    )
+
+
+def test_a_read_between_compiled_graphs_is_found_at_the_line_that_ends_the_graph():
+    (finding,) = _judge(_compiled(breaks=(_broken(12),))).findings
+    assert (finding.where.file, finding.where.line, finding.where.op) == ("train.py", 12, "aten::is_nonzero")
+    assert (finding.basis, finding.cost_ns, finding.subject) == ("structural", None, "bool read")
+    assert "torch.where" in finding.advice
+
+
+@pytest.mark.parametrize("breaks", [(), (_broken(12), _broken(14)), (_broken(12, "loss"),)])
+def test_without_one_line_that_ends_a_graph_there_the_function_is_named(breaks):
+    (finding,) = _judge(_compiled(breaks=breaks)).findings
+    assert finding.where.line == 7
+    assert str(finding.evidence[0]["line_is"]).startswith("where forward ")
+
+
+@pytest.mark.parametrize("trace", [_compiled(steps=()), _compiled(op="aten::add", steps=())])
+def test_compiled_code_without_reads_is_clean(trace):
+    assert _judge(trace).status == "clean"
+
+
+def test_reads_of_an_optimizer_between_compiled_graphs_are_its_own():
+    b = TraceBuilder(recorded=frozenset({"host_ops", "python_stack", "steps", "compile_log"}))
+    b.step(0, 0, 1_000)
+    b.python("train.py(7): train", 5, 900)
+    b.annotation("Optimizer.step#Adam.step", 10, 500)
+    b.op("aten::item", 20, 30)
+    assert _judge(replace(b.build(), compile_log=CompileLog(path="log"))).status == "clean"

@@ -22,6 +22,8 @@ accelerator drain its queue. These findings are structural and carry no time. Th
 `one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given. So are reads
 of tensors that the step makes without an input (`torch.randint`): they stay on the host unless the program names a
 device, which a recording on a CPU does not tell.
+Of a program with compiled graphs, whose ops are not in an op graph, the recorded ops outside of the graphs are
+searched. The line is that at which a graph ends in the same function, by the log of torch.compile.
 Of a planned program (`perfscope compile`) two more are left out: a line that read once in the five steps
 that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
 the host (the optimizer's counters).
@@ -38,19 +40,22 @@ launches of the next step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops import spans_of_ops, spans_within
 from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces, step_accounts, worst_device
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls, framework
+from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.records import op_records
-from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of
-from perfscope.analyzers.time.spans import worst_spans
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
+from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, outermost, slice_name, worst_spans
+from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import (
     MOST_ROWS,
     AbstainError,
@@ -63,7 +68,7 @@ from perfscope.model.finding import (
 )
 from perfscope.model.intervals import union
 from perfscope.model.severity import MEDIUM_SHARE, Severity
-from perfscope.model.trace import Trace
+from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
@@ -206,6 +211,17 @@ _KIND_OF_OP = {
     "aten::_to_copy": "copy",
     "aten::to": "copy",
 }
+READING_OPS = frozenset(
+    {
+        "aten::_local_scalar_dense",
+        "aten::item",
+        "aten::is_nonzero",
+        "aten::equal",
+        "aten::nonzero",
+        "aten::masked_select",
+    }
+)
+"""Ops that read a tensor's values on the host whatever their arguments are."""
 
 
 def _fix(trace: Trace, kind: str) -> str:
@@ -265,6 +281,8 @@ def examined(trace: Trace) -> Scope:
         return Scope(len(trace.rows["calls"]), "runtime calls in the recording")
     if trace.op_graph is not None or trace.torch_plans:
         return op_records(trace)
+    if trace.compile_log is not None and "host_ops" in trace.recorded:
+        return Scope(len(trace.rows["slices"]), "ops and spans of the host in the recording")
     steps = max(len(trace.rows["steps"]), len(trace.step_times_ns), trace.window_steps or 0)
     return Scope(steps + len(trace.host_reads), "steps and reads of arrays")
 
@@ -277,6 +295,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         return _structural(trace, trace.op_graph)
     if "host_reads" in trace.recorded:
         return read_findings(trace)
+    if trace.compile_log is not None and "host_ops" in trace.recorded:
+        return _recorded(trace)
     raise AbstainError(
         "no accelerator work in the recording, and nothing else that tells; `perfscope run` records it (the op graph "
         "of a PyTorch program, the host's reads of a JAX program)",
@@ -421,6 +441,58 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
             for (name, phase, module), count in _counts(ops)[:MOST_ROWS]
         ),
         spans=spans_of_ops(trace, (op.index for op in ops)),
+    )
+
+
+def _recorded(trace: Trace) -> Iterator[Finding]:
+    """Reads among the recorded ops of a program whose compiled code leaves no op graph, by kind and line."""
+    rows = outermost(trace, named_slices(trace, lambda name: name in READING_OPS))
+    steps = steps_at(trace, trace.rows["slices"]["start_ns"][rows])
+    updating = named_slices(trace, lambda name: frame_kind(name) is FrameKind.OPTIMIZER)
+    rows = rows[(steps != MISSING) & (nearest_ancestor(trace, rows, updating) == MISSING)]
+    reads: dict[tuple[str, str, int | None], list[int]] = defaultdict(list)
+    for row in rows.tolist():
+        site = broken_line(trace, call_site(trace, row))
+        if site.file is not None:
+            reads[_KIND_OF_OP[slice_name(trace, row)], site.file, site.line].append(row)
+    for (kind, _, _), found in reads.items():
+        seen = len(np.unique(steps_at(trace, trace.rows["slices"]["start_ns"][found])))
+        if seen >= EVERY * trace.fact(step_windows).count:
+            yield _recorded_finding(trace, kind, found, seen)
+
+
+def broken_line(trace: Trace, site: CallSite) -> CallSite:
+    """Return the line at which a graph of the function ends, where the site has only the function's first line."""
+    log = trace.compile_log
+    if site.exact or site.file is None or log is None:
+        return site
+    name = PurePath(site.file).name
+    lines = {
+        (broken.place.file, broken.place.line)
+        for broken in log.breaks
+        if broken.place is not None
+        and broken.place.function == site.function
+        and PurePath(broken.place.file).name == name
+    }
+    if len(lines) != 1:
+        return site
+    return replace(site, line=next(iter(lines))[1], exact=True)
+
+
+def _recorded_finding(trace: Trace, kind: str, rows: list[int], steps: int) -> Finding:
+    site = broken_line(trace, call_site(trace, rows[0]))
+    starts, ends = (trace.rows["slices"][column][rows] for column in ("start_ns", "end_ns"))
+    times = max(1, round(len(rows) / steps))
+    return Finding(
+        subject=f"{kind} read",
+        title=f"{READS[kind]} reads a tensor on the host: {f'{times} times' if times > 1 else 'once'} per step",
+        detail="An accelerator's queue would run dry there.",
+        severity="medium",
+        basis="structural",
+        advice=FIXES[kind],
+        where=site.where(slice_name(trace, rows[0])),
+        evidence=({"op": slice_name(trace, rows[0]), "reads_per_step": times, "line_is": site.line_is()},),
+        spans=worst_spans(starts, ends, ends - starts),
     )
 
 
