@@ -231,7 +231,7 @@ def event(kind: CompileKind, end_ms: int, lasts_ms: int | None, step: int | None
 def compiled(at_ms: int, step: int | None, function: str = "step") -> list[CompileEvent]:
     """Traced for 10 ms, of which 4 inside another trace of its own; lowered for 5, compiled for 20."""
     return [
-        event("retrace", at_ms, None, step, function, "different input types: at x, now f32[5] and before f32[4]"),
+        event("retrace", at_ms, None, step, function, "different input types: * at x, now f32[5] and before f32[4]"),
         event("trace", at_ms + 8, 4, step, function),
         event("trace", at_ms + 10, 10, step, function),
         event("lower", at_ms + 15, 5, step, f"jit({function})"),
@@ -255,8 +255,90 @@ def test_a_function_compiled_in_every_step_is_flagged_with_reason_and_time():
     assert finding.cost_ns == 3 * 35 * MS  # the nested trace is no time of its own; step 0 had to compile
     assert finding.cost_ns_per_step == 3 * 35 * MS // 4
     assert (finding.where.label(), finding.severity) == ("train.py:131", "high")
-    assert "ifferent input types" in finding.detail
-    assert [(row["compilations"], row["spent_ns"]) for row in finding.evidence] == [(1, 35 * MS)] * 3
+    assert finding.title == "step is compiled 3 more times: the shape of x changes, 105 ms"
+    assert [(row["step"], row["cause"], row["spent_ns"]) for row in finding.evidence] == [
+        (step, "shape", 35 * MS) for step in (1, 2, 3)
+    ]
+
+
+def retraced(at_ms: int, reason: str, lasts_ms: int = 200, step: int | None = None) -> list[CompileEvent]:
+    """A function of the program that jax explains, compiled for ``lasts_ms``."""
+    why = replace(event("retrace", at_ms, None, step, "step", reason), defined_file="train.py", defined_line=7)
+    return [
+        why,
+        event("trace", at_ms + 10, 10, step, "step"),
+        event("compile", at_ms + 10 + lasts_ms, lasts_ms - 10, step),
+    ]
+
+
+WEAK = (
+    "different input types: * at sched['avg'], now f32[]{weak_type=False} and before f32[]{weak_type=True}"
+    "https://docs.jax.dev/en/latest/type_promotion.html#weak-types"
+)
+
+
+def test_one_more_compilation_for_a_weak_type_is_flagged_with_the_leaf():
+    (finding,) = _judge(retraced(0, ""), retraced(1000, WEAK)).findings
+    assert finding.title == "step is compiled once more: sched['avg'] is weakly typed at first, 200 ms"
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.where.line) == (200 * MS, None, 131)
+    assert "sched['avg']" in finding.advice
+
+
+def test_one_more_compilation_below_a_tenth_of_a_second_is_clean():
+    assert _judge(retraced(0, ""), retraced(1000, WEAK, 99)).status == "clean"
+    assert _judge(retraced(0, ""), retraced(1000, WEAK, 100)).status == "flagged"
+
+
+def test_one_more_shape_or_the_same_slip_at_another_line_is_clean():
+    shape = "different input types: * at x, now f32[7,64] and before f32[32,64]"
+    assert _judge(retraced(0, ""), retraced(1000, shape)).status == "clean"
+    elsewhere = [replace(one, line=200) for one in retraced(1000, WEAK)]
+    assert _judge(retraced(0, ""), elsewhere).status == "clean"
+
+
+@pytest.mark.parametrize(
+    ("reason", "title"),
+    [
+        ("different input types: * at x, now i32[] and before f32[]", "the dtype of x changes"),
+        ("different input types: * at x, now f32[8]({}) and before f32[8]({Auto: ('d',)})", "the sharding of x"),
+        ("Tracing context doesn't match, e.g. due to config or context manager. * jax_enable_x64 differs: now True and "
+         "before False", "is compiled once more: 200 ms"),
+    ],
+)  # fmt: skip
+def test_slips_are_told_apart(reason: str, title: str) -> None:
+    (finding,) = _judge(retraced(0, ""), retraced(1000, reason)).findings
+    assert title in finding.title
+
+
+def test_compiled_again_without_a_trace_is_another_placement():
+    placed = [event("compile", 2000, 300, None)]
+    (finding,) = _judge(retraced(0, ""), placed).findings
+    assert "placed differently" in finding.title
+
+
+def anew(step: int, name: str = "step") -> list[CompileEvent]:
+    text = "but seen another function defined on the same line; maybe the function is being re-defined repeatedly"
+    return [replace(one, function=name) for one in retraced(1000 * step, text, step=step)]
+
+
+def test_a_function_that_is_jitted_in_the_loop_is_told_to_hoist_the_jit():
+    (finding,) = _judge(*(anew(step) for step in range(4))).findings
+    assert finding.title.startswith("step is jitted anew and compiled 3 more times")
+    assert finding.advice.startswith("Call jax.jit once, before the loop")
+    assert "shape" not in finding.advice
+
+
+def test_a_cache_that_grows_is_told_to_be_allocated_once():
+    grown = [
+        retraced(1000 * step, f"different input types: * at cache, now f32[{step + 1},64] and before f32[1,64]",
+                 step=step)
+        for step in range(6)
+    ]  # fmt: skip
+    (finding,) = _judge(*grown).findings
+    assert "cache grows" in finding.title
+    assert finding.advice.startswith("Allocate cache once")
+    back = retraced(9000, "different input types: * at cache, now f32[3,64] and before f32[1,64]", step=9)
+    assert "grows" not in _judge(*grown, back).findings[0].title
 
 
 def test_the_threshold_is_two_steps_for_jax():

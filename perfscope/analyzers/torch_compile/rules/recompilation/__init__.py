@@ -7,9 +7,11 @@ Why it costs:
     up: other calls of the function then run in eager mode (`eager_fallback`).
 
 How it is found:
-    JAX: from what a run logs of `jax.monitoring` and of `jax_explain_cache_misses`: compilations of a function
-    in a step after the first, of a function that was compiled before. Time is that of tracing,
-    lowering and compiling it in those steps, moments counted once.
+    JAX: from what a run logs of `jax.monitoring` and of `jax_explain_cache_misses`: compilations of a function that
+    was compiled before, in at least two steps after the first. One more compilation is enough where the same line
+    called the function and the arguments differ only in weak type, dtype, sharding or device, or a setting of jax
+    changed: the program does the same work twice. Time is that of tracing, lowering and compiling, moments counted
+    once. The cause and the argument are those that jax names for most compilations.
 
     PyTorch: from torch.compile's log: compilations of a frame that was compiled before, in at least two steps
     after the first one that compiled (in a log without steps: at least two). Time is that of all phases of
@@ -22,9 +24,10 @@ How it is found:
     what the program compiles itself; no time is known.
 
     Elsewhere the time is measured, and an upper bound where the device still had work queued. The first
-    compilation of a function and whatever happens before the first step are left alone, and so is a single
-    recompilation: dynamo makes a size or number dynamic when it sees a second value. A single one for a Python number
-    is reported where it takes at least a tenth of the time of all steps that were timed.
+    compilation of a function is left alone, and so is a single recompilation for another shape or value: a last,
+    smaller batch compiles once more and never again, and dynamo makes a size or number dynamic when it sees a second
+    value. A single one for a Python number (PyTorch) is reported where it takes at least a tenth of the time of all
+    steps that were timed.
 
 Fix:
     Give it what it has seen: pad or bucket shapes, pass numbers that change as arrays or tensors, and define
@@ -46,7 +49,6 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_within
@@ -63,7 +65,7 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title
-from perfscope.model.intervals import Intervals, union
+from perfscope.model.intervals import Intervals
 from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.model.units import format_ns
@@ -71,15 +73,7 @@ from perfscope.model.units import format_ns
 if TYPE_CHECKING:
     from perfscope.analyzers.torch_compile.guards import Guard
     from perfscope.model.compile_log import CodeLine, Compile, CompileLog
-    from perfscope.model.jax_log import CompileEvent
     from perfscope.model.torch_plan import PlanRecompile
-
-MIN_STEPS = 2
-"""Steps with a recompilation of the same jitted function. A last, smaller batch compiles once more and never again."""
-
-
-_TIMED = frozenset({"trace", "lower", "compile"})
-
 
 examined = compile_records
 
@@ -93,17 +87,9 @@ def check(trace: Trace) -> Iterable[Finding]:
         if log is None:
             raise AbstainError(f"not recorded: {RECORDED[_absent(trace)]}", (_absent(trace),))
         return
-    steps = [event.step for event in trace.compile_events if event.step is not None]
-    if not steps:
-        return
-    by_function: dict[str, list[CompileEvent]] = defaultdict(list)
-    for event in trace.compile_events:
-        if event.function is not None:
-            by_function[event.function.removeprefix("jit(").removesuffix(")")].append(event)
-    for function, events in by_function.items():
-        again = _jax_again(events)
-        if len({event.step for event in again if event.kind == "compile"}) >= MIN_STEPS:
-            yield _jax_finding(trace, function, again, max(steps) - min(steps) + 1)
+    from perfscope.analyzers.torch_compile.rules.recompilation.jax import jax_findings
+
+    yield from jax_findings(trace)
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
@@ -435,76 +421,3 @@ def _absent(trace: Trace) -> str:
     if any(name.startswith(REGION) for name in trace.strings):
         return "compile_log"
     return "compile_events" if "hlo" in trace.recorded else "hlo"
-
-
-def _jax_again(events: Sequence[CompileEvent]) -> list[CompileEvent]:
-    """Events of a function after its first compilation, in steps after the program's first."""
-    compiled = next((event.end_ns for event in events if event.kind == "compile"), None)
-    if compiled is None:
-        return []
-    return [event for event in events if event.end_ns > compiled and event.step is not None and event.step > 0]
-
-
-def _jax_finding(trace: Trace, function: str, again: list[CompileEvent], spanned: int) -> Finding:
-    timed = [event for event in again if event.kind in _TIMED and event.duration_ns]
-    cost = _union_ns(timed)
-    count = sum(event.kind == "compile" for event in again)
-    # steps of the whole run: those timed without a profiler are not all, those in the log may be few
-    steps = max(spanned, len(trace.step_times_ns))
-    where = Counter((event.file, event.line) for event in again if event.file is not None).most_common(1)
-    file, line = where[0][0] if where else (None, None)
-    per_step = cost // steps
-    step_ns = median(trace.step_times_ns) if trace.step_times_ns else per_step
-    reasons = Counter(event.reason for event in again if event.reason)
-    why = reasons.most_common(1)[0][0].splitlines()[0][:200] if reasons else ""
-    return Finding(
-        subject=f"recompilation of {function}",
-        title=fit_title(
-            f"{function} is compiled {count:,} more times: {format_ns(cost)} in "
-            f"{len({event.step for event in again}):,} "
-            "steps",
-            function,
-        ),
-        detail=_capital(why),
-        severity=severity_of(per_step, max(step_ns, per_step)),
-        basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step,
-        where=Where(file=file, line=line),
-        evidence=tuple(_jax_row(step, events) for step, events in _by_step(again)[:MAX_ROWS]),
-        covers_ns=_covers(trace, _spent(again)),
-        spans=spans_within(trace, _spent(again)),
-        advice="Pad shapes to a few sizes, and pass numbers that change as arrays (jnp.int32(i)), not as static "
-        "arguments. Make the jitted function once, outside the loop.",
-        removes=(removed_time(_spent(again)),),
-    )
-
-
-def _by_step(again: list[CompileEvent]) -> list[tuple[int, list[CompileEvent]]]:
-    """Steps, the most expensive first."""
-    steps: dict[int, list[CompileEvent]] = defaultdict(list)
-    for event in again:
-        if event.step is not None:
-            steps[event.step].append(event)
-    return sorted(steps.items(), key=lambda pair: (-_union_ns(pair[1]), pair[0]))
-
-
-def _jax_row(step: int, events: list[CompileEvent]) -> dict[str, str | int | float | None]:
-    return {
-        "step": step,
-        "compilations": sum(event.kind == "compile" for event in events),
-        "spent_ns": _union_ns(events),
-        "reason": next((event.reason[:300] for event in events if event.reason), None),
-    }
-
-
-def _union_ns(events: Sequence[CompileEvent]) -> int:
-    """Time covered; a trace holds what is traced inside it, so durations must not be added up."""
-    return _spent(events).total()
-
-
-def _spent(events: Sequence[CompileEvent]) -> Intervals:
-    timed = [event for event in events if event.kind in _TIMED and event.duration_ns]
-    ends = np.array([event.end_ns for event in timed], np.int64)
-    lengths = np.array([event.duration_ns for event in timed], np.int64)
-    return union(ends - lengths, ends)

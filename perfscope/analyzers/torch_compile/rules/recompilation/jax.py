@@ -1,0 +1,257 @@
+"""What ``recompilation`` says of JAX programs: a finding for each function, by what made jax compile it again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+
+from msgspec import Struct
+
+from perfscope.analyzers.ops import spans_within
+from perfscope.analyzers.time import per_step, removed_time, time_within
+from perfscope.analyzers.torch_compile.jax_compilations import (
+    Cause,
+    Compilation,
+    CompiledFunction,
+    compiled_functions,
+    growing_dimension,
+    joined,
+)
+from perfscope.model.finding import Cell, Finding, Where, fit_title
+from perfscope.model.severity import Severity, severity_of
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
+
+MIN_STEPS = 2
+"""Steps with a recompilation of the same jitted function. A last, smaller batch compiles once more and never again."""
+
+MIN_ONCE_NS = 10**8
+"""Of a single recompilation that is avoidable: a tenth of a second is what a user notices of a start."""
+
+HIGH_ONCE_NS = 10 * 10**9
+"""Ten seconds: a start's own time, imports and processes, is about that."""
+
+MAX_ROWS = 20
+MOST_NAMED = 3
+"""Arguments and values that a sentence names."""
+
+_NEVER_MEANT: frozenset[Cause] = frozenset({"dtype", "placement", "setting", "sharding", "weak type"})
+"""A second program for these computes what the first one could: one recompilation is enough."""
+
+
+class _Again(Struct, frozen=True, kw_only=True):
+    """Compilations of a function that count."""
+
+    function: CompiledFunction
+    rows: tuple[Compilation, ...]
+    cause: Cause
+    repeated: bool
+    """In several steps; False: a few times, and then no more."""
+
+    @property
+    def of_cause(self) -> tuple[Compilation, ...]:
+        """Those whose cause is the one that most have."""
+        return tuple(row for row in self.rows if row.cause == self.cause)
+
+
+def jax_findings(trace: Trace) -> Iterator[Finding]:
+    """One finding for each function that is compiled again in several steps, or once for a reason that is a slip."""
+    for function in trace.fact(compiled_functions):
+        again = _counted(function)
+        if again is not None:
+            yield _finding(trace, again)
+
+
+def _counted(function: CompiledFunction) -> _Again | None:
+    later = [row for row in function.again if row.step is not None and row.step > 0]
+    if len({row.step for row in later}) >= MIN_STEPS:
+        lines = {(row.file, row.line) for row in later}
+        # the steps of the warm-up have no number yet
+        rows = [row for row in function.again if row.step != 0 and (row.file, row.line) in lines]
+        times: dict[Cause, int] = {}
+        for row in rows:
+            times[row.cause] = times.get(row.cause, 0) + row.spans.total()
+        return _Again(
+            function=function, rows=tuple(rows), cause=max(times, key=lambda cause: times[cause]), repeated=True
+        )
+    if function.defined_file is None:  # jax's own operations: another dtype is another operation
+        return None
+    lines, slips = {(function.compilations[0].file, function.compilations[0].line)}, []
+    for row in function.again:
+        if row.cause in _NEVER_MEANT and (row.file, row.line) in lines:
+            slips.append(row)
+        lines.add((row.file, row.line))
+    if joined(slips).total() < MIN_ONCE_NS:
+        return None
+    cause = max(slips, key=lambda row: row.spans.total()).cause
+    return _Again(function=function, rows=tuple(slips), cause=cause, repeated=False)
+
+
+def _finding(trace: Trace, again: _Again) -> Finding:
+    spans, name = joined(again.rows), again.function.name
+    where = Counter((row.file, row.line) for row in again.rows if row.file is not None).most_common(1)
+    file, line = where[0][0] if where else (again.function.defined_file, again.function.defined_line)
+    covered = time_within(trace, "compilation", spans)
+    total = spans.total()
+    cost, each = _cost(trace, again, total, covered)
+    return Finding(
+        subject=f"recompilation of {name}",
+        title=fit_title(_title(again, total), name),
+        detail=_detail(again, total),
+        severity=_severity(trace, again, total, each),
+        basis="measured",
+        cost_ns=cost,
+        cost_ns_per_step=each,
+        where=Where(file=file, line=line),
+        evidence=tuple(_row(row) for row in sorted(again.rows, key=lambda row: -row.spans.total())[:MAX_ROWS]),
+        covers_ns={"compilation": covered},
+        spans=spans_within(trace, spans),
+        advice=_advice(again),
+        removes=() if each is None else (removed_time(spans),),
+    )
+
+
+def _cost(trace: Trace, again: _Again, total: int, covered: int) -> tuple[int, int | None]:
+    """Cost in ns, and per step: in the recorded steps where they show it, else spread over the steps of the run."""
+    if not again.repeated:
+        return total, None
+    steps = [row.step for row in trace.compile_events if row.step is not None]
+    spread = total // max(max(steps) - min(steps) + 1, len(trace.step_times_ns))
+    recorded = per_step(trace, covered)
+    return (covered, recorded) if covered and recorded is not None and recorded <= spread else (total, spread)
+
+
+def _severity(trace: Trace, again: _Again, total: int, each: int | None) -> Severity:
+    if each is None:
+        return "medium" if total >= HIGH_ONCE_NS else "low"
+    step_ns = median(trace.step_times_ns) if trace.step_times_ns else each
+    return severity_of(each, max(step_ns, each))
+
+
+def _title(again: _Again, total: int) -> str:
+    name, count = again.function.name, len(again.rows)
+    often = f"{count:,} more times" if count > 1 else "once more"
+    arguments = _arguments(again)
+    match again.cause:
+        case "made anew":
+            return f"{name} is jitted anew and compiled {often}: {format_ns(total)}"
+        case "weak type" if arguments:
+            return f"{name} is compiled {often}: {arguments[0]} is weakly typed at first, {format_ns(total)}"
+        case "dtype" | "sharding" if arguments:
+            return f"{name} is compiled {often}: the {again.cause} of {arguments[0]} changes, {format_ns(total)}"
+        case "placement":
+            return f"{name} is compiled {often}: its arguments are placed differently, {format_ns(total)}"
+        case "static value" if arguments:
+            return f"{name} is compiled {often}, for each value of static {arguments[0]}: {format_ns(total)}"
+        case "shape" if arguments:
+            grows = growing_dimension(again.of_cause)
+            what = f"{grows[0]} grows" if grows else f"the shape of {arguments[0]} changes"
+            return f"{name} is compiled {often}: {what}, {format_ns(total)}"
+    return f"{name} is compiled {often}: {format_ns(total)}"
+
+
+def _arguments(again: _Again) -> list[str]:
+    """Arguments that differ for the cause, those that do most often first."""
+    names = Counter(one.argument for row in again.of_cause for one in row.differences if one.argument)
+    return [_argument(name) for name, _ in names.most_common()]
+
+
+def _argument(path: str) -> str:
+    """``[1]['n']``, a path among (positional, named) arguments, as ``n``; ``[0][1]`` as ``argument 1``."""
+    if path.startswith("[1]['"):
+        return path.removeprefix("[1]['").partition("'")[0]
+    if path.startswith("[0]["):
+        return f"argument {path.removeprefix('[0][').partition(']')[0]}"
+    return path
+
+
+def _detail(again: _Again, total: int) -> str:
+    count = len(again.rows)
+    whole = [median(times) for times in zip(*((r.trace_ns, r.lower_ns, r.compile_ns) for r in again.rows), strict=True)]
+    parts = f"tracing {format_ns(whole[0])}, lowering {format_ns(whole[1])}, XLA {format_ns(whole[2])}"
+    each = f"Each takes {format_ns(total / count)} ({parts})" if count > 1 else f"It takes {format_ns(total)} ({parts})"
+    after = "" if again.repeated else "; no step after it pays"
+    return f"{_why(again)}{each}{after}."
+
+
+def _why(again: _Again) -> str:
+    """A sentence on the cause; ``''`` where jax does not say."""
+    names, differences = _arguments(again), [one for row in again.of_cause for one in row.differences]
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    shown = ", ".join(names[:MOST_NAMED]) + more
+    first = differences[0] if differences else None
+    match again.cause:
+        case "made anew":
+            return "Each call passes jax.jit a new function object, which has no compiled program yet. "
+        case "weak type" if first is not None:
+            return f"{shown}: a Python number at first, {first.now} from the step's result later. "
+        case "dtype" | "sharding" if first is not None:
+            return f"{shown}: {first.before} at first, then {first.now}. "
+        case "placement":
+            return (
+                "Types are the same and jax does not trace again: an argument is on another device, was not committed "
+                "to its device by jax.device_put, or has another sharding. "
+            )
+        case "static value" if first is not None:
+            values = list(dict.fromkeys(one.now for one in differences))
+            return f"Values of {shown}: {', '.join(values[:MOST_NAMED])}{' ...' if values[MOST_NAMED:] else ''}. "
+        case "shape" if first is not None:
+            shapes = list(dict.fromkeys(one.now for one in differences if one.argument == first.argument))
+            rest = f" ... {shapes[-1]}" if shapes[MOST_NAMED:] else ""
+            return f"{_argument(first.argument)}: {', '.join(shapes[:MOST_NAMED])}{rest}. "
+        case "structure" if first is not None:
+            return f"The tree of arguments changes at {shown}: {first.before[:80]} at first, then {first.now[:80]}. "
+        case "setting":
+            return f"A setting of jax changes between calls: {shown or 'jax does not say which'}. "
+    return ""
+
+
+_FIX: dict[Cause, str] = {
+    "made anew": "Call jax.jit once, before the loop, and call the function that it returns. A lambda, a "
+    "functools.partial, a bound method or a function defined in the loop is a new function each time; pass what "
+    "changes as an argument.",
+    "weak type": "Give {argument} its dtype where it is made: jnp.asarray(0.0, dtype=jnp.float32), not a Python "
+    "number. Then the first call has the types of all later ones.",
+    "dtype": "Cast {argument} to one dtype before the call, also in the first one.",
+    "sharding": "Put {argument} where the step leaves it before the first call: jax.device_put({argument}, sharding), "
+    "or say out_shardings (jax.jit) so that results come back as they went in.",
+    "placement": "Put the arguments where the step leaves them before the first call: jax.device_put(state, sharding) "
+    "once, or jit the function that makes them with out_shardings.",
+    "static value": "Pass {argument} as an array (jnp.int32(i)), not as a static argument. Where it decides shapes, "
+    "let it take few values.",
+    "shape": "Pad {argument} to a few sizes (the next power of two) and mask what is padded; drop or pad a last, "
+    "smaller batch.",
+    "structure": "Give the function the same tree in each call: make optional entries (None, missing keys) before "
+    "the loop.",
+    "setting": "Set it once, before the first call, and not in a context manager inside the loop.",
+    "unknown": "Pad shapes to a few sizes, and pass numbers that change as arrays (jnp.int32(i)), not as static "
+    "arguments. Make the jitted function once, outside the loop.",
+}
+
+_PREALLOCATE = (
+    "Allocate {argument} once at its greatest length and write into it: jax.lax.dynamic_update_slice_in_dim(cache, "
+    "new, position, axis=0), with the position as an array and later places masked. Or run the loop inside "
+    "jax.lax.scan. Each new length is a new program."
+)
+
+
+def _advice(again: _Again) -> str:
+    grows = growing_dimension(again.of_cause) if again.cause == "shape" else None
+    text = _PREALLOCATE if grows else _FIX[again.cause]
+    names = _arguments(again)
+    argument = grows[0] if grows else names[0] if names else "it"
+    return text.replace("{argument}", argument)
+
+
+def _row(row: Compilation) -> dict[str, Cell]:
+    return {
+        "step": row.step,
+        "line": None if row.file is None else f"{row.file}:{row.line}",
+        "cause": row.cause,
+        "spent_ns": row.spans.total(),
+        "trace_ns": row.trace_ns,
+        "lower_ns": row.lower_ns,
+        "compile_ns": row.compile_ns,
+        "reason": row.reason[:300] or None,
+    }
