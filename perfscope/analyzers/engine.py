@@ -260,8 +260,15 @@ class Analysis(Struct, frozen=True, kw_only=True):
         raise KeyError(rule)
 
     def findings(self) -> tuple[tuple[str, Finding], ...]:
-        """(rule, finding) of all outcomes but silenced ones, the costliest first; those without a time last."""
-        return tuple(pair for pair in self._pairs() if pair[1].silenced is None)
+        """(rule, finding) of what to change in the program, the costliest first; those without a time last.
+
+        Silenced ones are left out, and those about the recording (``of_recording``).
+        """
+        return tuple(pair for pair in self._pairs() if pair[1].silenced is None and pair[1].about == "program")
+
+    def of_recording(self) -> tuple[tuple[str, Finding], ...]:
+        """(rule, finding) of what to record in another way: fixing it makes no step faster."""
+        return tuple(pair for pair in self._pairs() if pair[1].silenced is None and pair[1].about == "recording")
 
     def silenced(self) -> tuple[tuple[str, Finding], ...]:
         """(rule, finding) of those that a comment in the code or the configuration silences, the costliest first."""

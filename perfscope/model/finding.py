@@ -31,6 +31,8 @@ Basis = Literal["measured", "modelled", "structural"]
 BytesAre = Literal["moved", "freed", "held"]
 """What bytes of a finding are: traffic through memory, memory that a fix gives back, or memory in use or asked for."""
 
+About = Literal["program", "recording"]
+
 Subject = Literal["compile_log", "programs", "ranks", "flight_record"]
 """Logs of torch.compile, compiled or planned programs, jobs of several processes, NCCL's flight recorder."""
 
@@ -108,7 +110,11 @@ class Finding(Struct, frozen=True, kw_only=True):
     severity: Severity
     basis: Basis
     advice: str
-    """What to do; the first sentence is the fix."""
+    """What to do; the first sentence is the fix. ``''``: no fix is known, and ``record`` says what would tell more."""
+    about: About = "program"
+    """What the fix changes. One of the recording saves nothing: reports show it apart, and no gate counts it."""
+    record: str = ""
+    """Which recording would tell more, as a sentence that says what to do."""
     detail: str = ""
     """What the title has no room for: one or two plain sentences."""
     cost_ns: int | None = None

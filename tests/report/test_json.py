@@ -118,6 +118,8 @@ def test_content(schema: Draft202012Validator) -> None:
         "spans": [],
         "advice": "Keep the loss on the device and read it every 100 steps:\n\n```python\n"
         "if step % 100 == 0:\n    print(loss.item())\n```\n\nOr use `loss.detach()` and sum on the device.",
+        "about": "program",
+        "record": "",
         "ranks": [0],
         "covers_ns": {},
         "count": 1,

@@ -79,7 +79,8 @@ def test_without_an_accelerator_python_outside_every_op_is_judged() -> None:
     b.op("aten::mm", 0, 3_000)
     (finding,) = judge(RULE, b.build()).findings
     assert finding.cost_ns == 17_000_000
-    assert "stacks" in finding.advice
+    assert (finding.advice, finding.about) == ("", "program"), "nothing is known that could be changed"
+    assert "stacks" in finding.record
 
 
 def test_without_any_work_it_abstains() -> None:
@@ -150,7 +151,8 @@ def test_below_a_line_that_starts_a_library_its_functions_are_told() -> None:
     for number, stack in enumerate([*stacks, "train.py(3): main > site-packages/keras/logs.py(1): write"]):
         b.sample(stack, 30_000 + 1_000 * number, step=2)
     (finding,) = judge(RULE, b.build()).findings
-    assert finding.title == "the host does other work: mostly in keras"
+    assert finding.title == "the host is in a library's own loop: mostly in keras"
+    assert (finding.advice, bool(finding.record)) == ("", True), "a trainer is no work of the program to move"
     assert (finding.where.file, finding.where.line) == ("train.py", 3)
     rows = [(row["host_was_in"], row["site"], row["pieces"]) for row in finding.evidence]
     assert rows == [
@@ -158,3 +160,61 @@ def test_below_a_line_that_starts_a_library_its_functions_are_told() -> None:
         ("update", "site-packages/keras/metrics.py:7", 4),
     ]
     assert finding.evidence[0]["idle_ns"] == round(19_000_000 * 6 / 11)
+
+
+def _sampled_loop(lines: dict[int, int]) -> TraceBuilder:
+    """A loop in ``train`` with its own lines (line -> samples) beside the framework's work for the step."""
+    loop = "train.py(30): train"
+    stacks = {
+        f"{loop} > torch/_tensor.py(1): backward > Variable.run_backward": 6,
+        f"{loop} > torch/optim/sgd.py(1): step > torch._foreach_add_": 3,
+        **{f"train.py({line}): train > sorted": times for line, times in lines.items()},
+    }
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work"})
+    b.step(1, 0, 20_000)
+    b.op("aten::mm", 0, 1_000)
+    for number, stack in enumerate(stack for stack, times in stacks.items() for _ in range(times)):
+        b.sample(stack, 30_000 + 1_000 * number, step=2)
+    return b
+
+
+def test_of_a_loop_the_line_is_named_and_never_the_function() -> None:
+    (finding,) = judge(RULE, _sampled_loop({31: 80, 37: 20}).build()).findings
+    assert finding.where.line == 31
+    assert "`train`" not in finding.advice, "the function that holds the loop"
+    assert finding.advice.startswith("Move what `sorted` does at train.py:31 out of the step:")
+
+
+def test_of_a_loop_without_a_line_with_most_of_the_time_the_lines_are_listed_and_no_fix_is_given() -> None:
+    (finding,) = judge(RULE, _sampled_loop({31: 40, 37: 35, 41: 25}).build()).findings
+    assert finding.advice == ""
+    assert "train.py:31 (" in finding.detail
+    assert "train.py:37 (" in finding.detail
+
+
+def test_the_frameworks_own_work_in_a_step_is_not_told_to_move() -> None:
+    (finding,) = judge(RULE, _sampled_loop({31: 2}).build()).findings
+    assert "out of the step" not in finding.advice
+    assert finding.where.line == 30
+
+
+def test_a_range_that_the_program_annotates_is_not_told_to_move() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 30_000)
+    b.annotation("Forward 1", 0, 10_000)
+    b.launched("gemm", 10_000, 10_005, 30_000, correlation=1)
+    (finding,) = judge(RULE, b.build()).findings
+    assert "Forward 1" in finding.title
+    assert (finding.advice, bool(finding.record)) == ("", True)
+
+
+def test_one_thing_that_the_account_has_under_two_causes_is_one_finding() -> None:
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work"})
+    b.step(1, 0, 20_000)
+    b.op("aten::mm", 0, 2_000)
+    b.python("<built-in function sleep>", 3_000, 8_000)
+    for number in range(20):
+        b.sample("train.py(3): main > train.py(9): h > time.sleep", 30_000 + 1_000 * number, cpu=0, step=2)
+    findings = judge(RULE, b.build()).findings
+    assert [finding.subject for finding in findings].count("sleeping") == len(findings)
+    assert all("sleep" in finding.advice.lower() for finding in findings)

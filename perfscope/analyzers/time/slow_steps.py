@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
-from perfscope.analyzers.time.samples import device_waits, free_samples, stacks
+from perfscope.analyzers.time.samples import device_waits, free_samples, shown_kinds, stacks
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
@@ -50,8 +50,8 @@ class OwnCall(Struct, frozen=True, kw_only=True):
     share: float
     """Of the time of all steps without a profiler."""
     samples: int
-    activity: int
-    """Most of its time; ``MISSING``: other work in Python."""
+    kind: int
+    """`FrameKind` of most of its time."""
 
 
 class SlowSteps(Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray) -> Int64:
 
 
 def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
-    samples, activity = trace.rows["samples"], trace.fact(sample_activities)[rows]
+    samples, kinds = trace.rows["samples"], shown_kinds(trace, rows)
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
     calls = []
     for frame in np.unique(own[own != MISSING]).tolist():
@@ -129,7 +129,7 @@ def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
                     callee=callee,
                     share=float(lasts[part].sum() / lasts.sum()),
                     samples=len(part),
-                    activity=_most(activity[part], lasts[part]),
+                    kind=_most(kinds[part], lasts[part]),
                 )
             )
     return tuple(sorted(calls, key=lambda call: -call.share))

@@ -90,7 +90,7 @@ def _finding_message(block: FindingBlock) -> str:
     words = finding_words(block)
     share = f" ({words.share})" if words.share else ""
     where = f"\nAt {words.where}" if words.where else ""
-    fix = f"\nFix: {words.fix}" if words.fix else ""
+    fix = f"\n{words.lead}: {words.fix}" if words.fix else ""
     return f"{words.title}{words.on_ranks}\nSaves up to: {words.gain}{share}, {words.basis}{where}{fix}"
 
 

@@ -85,7 +85,7 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield tiles(summary, analysis)
     yield from sections_html(summary.account)
     yield from findings(summary)
-    yield from sections_html(summary.top)
+    yield from sections_html((*summary.recording, *summary.top))
     yield from sections_html((*summary.sections, *device_sections(summary.devices)))
     yield from _step_cards(analysis)
     yield from sections_html(coverage_sections(summary))
@@ -323,6 +323,6 @@ def analysis_html(analysis: Analysis) -> str:
             f"<p><b>perfscope</b> {escape(sanitize(summary.headline, TEXT_LIMIT))}</p>{facts}",
             *sections_html((*summary.account, *devices)),
             *findings(summary, most=MOST_CELL_FINDINGS, opened=0),
-            *sections_html((*coverage_sections(summary), *remarks)),
+            *sections_html((*summary.recording, *coverage_sections(summary), *remarks)),
         )
     )

@@ -171,12 +171,15 @@ def _finding(number: int, words: FindingWords, evidence: Table | None) -> Iterat
         if block.is_code:
             yield from (f"      {line}" for line in block.text.splitlines())
         else:
-            yield f"{'  ' if index else '- fix: '}{_plain(block.text)}"
+            yield f"{'  ' if index else f'- {words.lead.lower()}: '}{_plain(block.text)}"
     again = f"`perfscope analyze PATH --rule {words.rule} -v`"
     yield f"- verify: {_CHECKS[words.basis].format(rule=words.rule)}; {again} shows all evidence"
 
 
 def _tail(summary: Summary) -> Iterator[str]:
+    for section in summary.recording:
+        yield from _section(section, TOP_ROWS)
+        yield ""
     yield "## Rules without a finding"
     yield f"- clean (evaluated, nothing found): {', '.join(map(_plain, summary.clean)) or 'none'}"
     yield f"- not evaluated: {summary.blind} rules; `perfscope analyze PATH -v` has the reasons"

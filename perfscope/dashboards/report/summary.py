@@ -31,7 +31,7 @@ from perfscope.dashboards.report.sections.compile import headline as compile_fac
 from perfscope.dashboards.report.sections.critical_path import critical_path_sections, what_if_sections
 from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
-from perfscope.dashboards.report.sections.findings import finding_blocks
+from perfscope.dashboards.report.sections.findings import finding_blocks, recording_sections
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
 from perfscope.dashboards.report.sections.hardware_counters import counted_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
@@ -72,6 +72,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceRow, ...]
     findings: tuple[FindingBlock, ...]
     """Those with a time first, the costliest first."""
+    recording: tuple[Section, ...]
+    """What to record in another way; empty where nothing is."""
     clean: tuple[str, ...]
     blind: int
     """Rules that were not evaluated."""
@@ -158,6 +160,7 @@ def summarize(analysis: Analysis) -> Summary:
             *top_sections(analysis.top),
         ),
         findings=findings,
+        recording=recording_sections(analysis),
         clean=tuple(outcome.rule for outcome in analysis.outcomes if outcome.status == "clean"),
         blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
         recordable=recordable(analysis),

@@ -140,6 +140,9 @@ def _screen(
         yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
         yield from _gap(brief)
     yield from findings_part(summary, width, verbose=verbose, brief=brief, links=links)
+    for section in summary.recording:
+        yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
+        yield from _gap(brief)
     yield from not_flagged(summary) if verbose else coverage(summary, width, brief)
     if summary.findings:
         line = f"next: perfscope explain {sanitize(summary.findings[0].rule)}   "
@@ -200,7 +203,7 @@ def findings_part(
         if verbose:
             yield from finding_detail(row, block.evidence, width)
         elif row.fix:
-            yield indented(_cut(f"Fix: {row.fix}", width - MARGIN, brief), "dim")
+            yield indented(_cut(f"{row.lead}: {row.fix}", width - MARGIN, brief), "dim")
     yield from _gap(brief)
 
 

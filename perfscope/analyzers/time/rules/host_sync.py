@@ -40,7 +40,7 @@ launches of the next step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.ops import spans_of_ops, spans_within
 from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces, step_accounts, worst_device
-from perfscope.analyzers.time.calls import NO_OP, blocking_calls, framework
+from perfscope.analyzers.time.calls import NO_OP, blocking_calls
+from perfscope.analyzers.time.fixes import read_fix, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
@@ -82,10 +83,6 @@ EVERY = 0.5
 """Of the steps that read anything: a line that reads in fewer of them is an occasional log, not a habit."""
 
 
-_ADVICE = (
-    "Keep the value on the device: return it from the jitted step, sum it there, and read it every N steps, "
-    "after the next step has been dispatched."
-)
 _LIBRARY_ADVICE = (
     "The read is inside `{package}`, not in your line: turn off the option of it that waits for results or checks "
     "them, or call `jax.jit` in its place."
@@ -143,11 +140,16 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
         detail=f"It reads in {steps:,} steps{place}. What an accelerator would idle for it is not known.",
         severity="medium" if stalls else "low",
         basis="structural",
-        advice=_LIBRARY_ADVICE.format(package=package) if package else _ADVICE,
+        advice=_LIBRARY_ADVICE.format(package=package) if package else _read_fix(trace, calls),
         where=where,
         evidence=tuple(rows[:MOST_ROWS]),
         spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
     )
+
+
+def _read_fix(trace: Trace, calls: Sequence[str]) -> str:
+    waits = all(call == "block_until_ready" for call in calls)
+    return read_fix("wait" if waits else "item", trace.fact(situation))
 
 
 IDLE_SHARE = MEDIUM_SHARE
@@ -166,34 +168,6 @@ READS = {
     "to_host": "a copy to the host",
 }
 """Kinds of ``GraphOp.host_read`` in words; other kinds are shown as they are."""
-
-_DATA_DEPENDENT = (
-    "Avoid sizes that depend on data: a mask, or `torch.nonzero_static(x, size=n)`. "
-    "`index_add_` with a fixed capacity, or a grouped matmul, needs no such size either."
-)
-FIXES = {
-    "item": "Keep the value on the device: sum `loss.detach()` into a tensor and read it every N steps.",
-    "bool": "Decide on the device: `torch.where(condition, a, b)` or a mask.",
-    "equal": "Compare on the device with `(a == b).all()` and read the result every N steps.",
-    "nonzero": _DATA_DEPENDENT,
-    "masked_select": _DATA_DEPENDENT,
-    "unique": _DATA_DEPENDENT,
-    "to_host": 'Copy later and without waiting: `x.to("cpu", non_blocking=True)` into pinned memory, then read after '
-    "the next step has been launched.",
-    "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`. "
-    "Read what comes back after the next step has been launched.",
-    "wait": "Wait once, where the host reads a result, and remove the other waits, those after each kernel first. Work "
-    "on one stream keeps its order without a wait; wait for an event or a stream, not for the whole device.",
-    "free": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. The caching "
-    "allocator gave memory back to the driver, which waits for the device: keep shapes stable, and warm up with the "
-    "largest batch.",
-}
-"""What to write instead, by kind of read."""
-_FREE_WITHOUT_TORCH = (
-    "Free device memory after the loop, or give it back to a pool (`cudaMallocAsync`, `cudaFreeAsync`)."
-)
-
-OTHER_FIX = "Read the value after the next step has been launched, or not at all."
 
 CHECKED_ON_CPU_ONLY = frozenset({"aten::one_hot"})
 """Ops that read values on a CPU to check them and do not on CUDA (ATen, `one_hot` with a number of classes)."""
@@ -224,12 +198,6 @@ READING_OPS = frozenset(
 """Ops that read a tensor's values on the host whatever their arguments are."""
 
 
-def _fix(trace: Trace, kind: str) -> str:
-    if kind == "free" and framework(trace) == "none":
-        return _FREE_WITHOUT_TORCH
-    return FIXES.get(kind, OTHER_FIX)
-
-
 class _Line(Struct, kw_only=True):
     """The waits of one op at one place."""
 
@@ -250,7 +218,7 @@ class _Line(Struct, kw_only=True):
         return len(self.rows)
 
     def kind(self) -> str:
-        """Key of ``FIXES``: what the program did to wait."""
+        """Key of ``fixes.read_fix``: what the program did to wait."""
         if all("Free" in name for name in self.calls):
             return "free"
         if self.op == NO_OP and all("Synchronize" in name for name in self.calls):
@@ -355,7 +323,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         detail=detail,
         **timed_cost(trace, line.idle_ns, whole),
         covers_ns={"sync": line.idle_ns},
-        advice=_fix(trace, line.kind()),
+        advice=read_fix(line.kind(), trace.fact(situation)),
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: MOST_ROWS - 1])),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
@@ -434,7 +402,7 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
         detail="An accelerator's queue would run dry there." + late,
         severity=severity,
         basis="structural",
-        advice=FIXES.get(kind, OTHER_FIX),
+        advice=read_fix(kind, trace.fact(situation)),
         where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
         evidence=tuple(
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}
@@ -489,7 +457,7 @@ def _recorded_finding(trace: Trace, kind: str, rows: list[int], steps: int) -> F
         detail="An accelerator's queue would run dry there.",
         severity="medium",
         basis="structural",
-        advice=FIXES[kind],
+        advice=read_fix(kind, trace.fact(situation)),
         where=site.where(slice_name(trace, rows[0])),
         evidence=({"op": slice_name(trace, rows[0]), "reads_per_step": times, "line_is": site.line_is()},),
         spans=worst_spans(starts, ends, ends - starts),

@@ -11,19 +11,22 @@ does meanwhile is not known: the saving is an upper bound. JAX programs that do 
 judged: the host runs ahead, and its steps end before their work does.
 
 Fix: do it less often, move it to another process or thread, or make it faster. Save checkpoints asynchronously
-(`torch.distributed.checkpoint.async_save`), evaluate on fewer batches, step environments in worker processes. To see
-what such a step does, trace it: `perfscope run --steps A:B` with its number.
+(`torch.distributed.checkpoint.async_save`, `ocp.AsyncCheckpointer`), evaluate on fewer batches, step environments in
+worker processes. To see what such a step does, trace it: `perfscope run --steps A:B` with its number. Where only a
+framework's own functions are known, there is no fix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.time.host_activity import HostActivity
+from perfscope.analyzers.time.fixes import frame_fix, situation
+from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import sampled_site
-from perfscope.analyzers.time.slow_steps import LEAST_STEPS, OwnCall, SlowSteps, frame_text, slow_steps
+from perfscope.analyzers.time.slow_steps import LEAST_STEPS, OwnCall, SlowSteps, frame_owners, frame_text, slow_steps
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_title
+from perfscope.model.frames import Owner
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
@@ -36,12 +39,6 @@ LEAST_SLOW = 2
 
 LEAST_SAMPLES = 10
 """Fewer do not tell which call has most of the time."""
-
-_ADVICE: dict[int, str] = {
-    HostActivity.SAVING: "Save less often, or asynchronously (`torch.distributed.checkpoint.async_save`)",
-    HostActivity.GARBAGE_COLLECTION: "Freeze what the warm-up made (`gc.collect(); gc.freeze()`)",
-    HostActivity.INPUT: "Keep the workers of the data loader (`persistent_workers=True`), or load ahead",
-}
 
 examined = host_records
 
@@ -65,7 +62,8 @@ def check(trace: Trace) -> Iterator[Finding]:
     if name == "<module>":
         name = site.where().label()
     number = found.numbers[-1]
-    advice = _ADVICE.get(first.activity, "Do it less often, or make it faster")
+    trace_it = f"`perfscope run --steps {number}:{number + 1} ...` traces such a step."
+    fix = _fix(trace, first, name)
     yield Finding(
         subject="work of slow steps",
         title=fit_title(f"{_which(found, trace)}: {found.share:.0%} of the time, most in {name}", name),
@@ -73,13 +71,23 @@ def check(trace: Trace) -> Iterator[Finding]:
         "profiler). The traced steps do not show this work unless one of them is such a step.",
         severity=severity_of(cost, whole),
         basis="measured",
-        advice=f"{advice}; `perfscope run --steps {number}:{number + 1} ...` traces such a step.",
+        advice=f"{fix} {trace_it}" if fix else "",
+        record="" if fix else f"{trace_it[:-1]}, and tells what only it does.",
         cost_ns=cost,
         cost_ns_per_step=per_step,
         untraced_ns_per_step=per_step,
         where=site.where(),
         evidence=tuple(_row(trace, call, per_step / found.share) for call in found.calls[:MOST_ROWS]),
     )
+
+
+def _fix(trace: Trace, call: OwnCall, name: str) -> str:
+    """``''`` where only functions of a framework are known."""
+    kind = FrameKind(call.kind)
+    fix = "" if kind in ENGINES else frame_fix(kind, trace.fact(situation))
+    if fix or trace.fact(frame_owners)[call.frame] == Owner.FRAMEWORK:
+        return fix
+    return f"Run `{name}` less often, or make it faster."
 
 
 def _which(found: SlowSteps, trace: Trace) -> str:

@@ -306,6 +306,8 @@ class FindingWords(Struct, frozen=True, kw_only=True):
     advice: str
     fix: str
     """The first sentence of the advice."""
+    lead: str
+    """What stands before it: ``'Fix'``, or where no fix is known ``'To see more'``."""
     code: str
     """The line of the program, ``''`` where it is not known."""
     around: tuple[str, ...]
@@ -323,7 +325,7 @@ def finding_words(block: FindingBlock) -> FindingWords:
     """The words of a finding."""
     finding = block.finding
     code, around, link = _code_of(finding)
-    advice = shorten(clean(finding.advice), TEXT_LIMIT).strip()
+    advice = shorten(clean(" ".join(filter(None, (finding.advice, finding.record)))), TEXT_LIMIT).strip()
     paragraph = next((part.text for part in paragraphs(advice) if not part.is_code), "")
     traced, free = finding.cost_ns_per_step, finding.untraced_ns_per_step
     where = finding.where.label()
@@ -350,6 +352,7 @@ def finding_words(block: FindingBlock) -> FindingWords:
         detail=sanitize(_detail(finding), TEXT_LIMIT),
         advice=advice,
         fix=shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT),
+        lead="Fix" if finding.advice else "To see more",
         code=code,
         around=around,
         link=link,

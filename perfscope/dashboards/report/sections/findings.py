@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.savings import Wholes
-from perfscope.dashboards.report.blocks import Amount, FindingBlock, Head, Table
+from perfscope.dashboards.report.blocks import Amount, FindingBlock, Head, Listing, Section, Table
 from perfscope.model.finding import source_label
 from perfscope.model.untrusted_text import NAME_LIMIT
 
@@ -47,6 +47,16 @@ def finding_blocks(analysis: Analysis) -> tuple[FindingBlock, ...]:
         _block(rule, finding, wholes, starts, several=several, alone=alone) for rule, finding in analysis.findings()
     ]
     return tuple(sorted(made, key=lambda block: block.saves is None or block.saves.unit != "ns"))
+
+
+def recording_sections(analysis: Analysis) -> tuple[Section, ...]:
+    """What to record in another way, apart from findings: it makes no step of the program faster."""
+    items = [
+        f"{rule}: {finding.title}. {finding.record or finding.advice}" for rule, finding in analysis.of_recording()
+    ]
+    if not items:
+        return ()
+    return (Section(title="Record it better", blocks=(Listing(items=tuple(items), few=len(items)),)),)
 
 
 def _block(

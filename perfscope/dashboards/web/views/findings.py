@@ -65,7 +65,7 @@ def view(job: Job) -> dict[str, Any]:
         "findings": rows,
         "nothing": "" if rows else nothing_found(summary),
         "left": len(summary.findings) - len(rows),
-        "after": "".join(sections_html(coverage_sections(summary))),
+        "after": "".join(sections_html((*summary.recording, *coverage_sections(summary)))),
     }
 
 

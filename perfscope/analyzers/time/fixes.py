@@ -1,0 +1,255 @@
+"""What to do about time of the host: by framework, phase of the program, and what the frame with most of it is.
+
+The rules of the host take their advice from here. A fix names calls that exist in the framework that was recorded.
+Where no entry fits, there is no fix: the finding then says what is known, and which recording would tell more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.time.calls import Framework, framework
+from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
+from perfscope.analyzers.time.model_calls import generation
+from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
+from perfscope.analyzers.time.samples import stacks
+from perfscope.model.trace import Trace
+
+ProgramPhase = Literal["training", "evaluation", "generation", "service", "unknown"]
+"""What the recorded steps do. Evaluation: a model runs and nothing is differentiated or updated."""
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """What advice depends on."""
+
+    framework: Framework
+    phase: ProgramPhase
+
+
+def situation(trace: Trace) -> Situation:
+    """Framework and phase of the recorded program; a fact of the trace."""
+    return Situation(framework=framework(trace), phase=_phase(trace))
+
+
+_TRAINING_KERNELS = ("backward", "_bwd", "bwd_", "multi_tensor_apply", "dgrad", "wgrad")
+
+
+def _phase(trace: Trace) -> ProgramPhase:
+    sampled = set(map(frame_kind, trace.fact(stacks).texts))
+    if FrameKind.SERVING in sampled:
+        return "service"
+    if sampled & {FrameKind.AUTOGRAD, FrameKind.OPTIMIZER}:
+        return "training"
+    graph = trace.op_graph
+    if graph is not None and any(op.phase in ("backward", "optimizer") for op in graph.ops):
+        return "training"
+    spans = trace.fact(host_phases)
+    if any(len(part.starts) for phase in ("backward", "optimizer") for part in spans[phase]):
+        return "training"
+    updates = [PHASES.index("backward"), PHASES.index("optimizer")]
+    if any(np.isin(rows, updates).any() for rows in trace.fact(work_phases).values()):
+        return "training"
+    codes = {int(code) for code in np.unique(trace.rows["kernels"]["name"]).tolist()}
+    if any(word in trace.text(code) for code in codes for word in _TRAINING_KERNELS):
+        return "training"
+    modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code >= 0}
+    if any("train" in name or "update" in name for name in modules):
+        return "training"
+    if trace.fact(generation) is not None:
+        return "generation"
+    return "evaluation" if graph is not None or len(spans["forward"][1].starts) or len(modules) else "unknown"
+
+
+# What a kind of frame does, in words.
+
+
+_DOES: Mapping[FrameKind, str] = {
+    FrameKind.TRAINER: "is in a library's own loop",
+    FrameKind.SERVING: "is in the server around the model",
+    FrameKind.DISPATCH: "is in the framework between ops",
+    FrameKind.AUTOGRAD: "is in the backward pass between ops",
+    FrameKind.OPTIMIZER: "is in the optimizer between ops",
+    FrameKind.COMPILED_CALL: "calls compiled functions",
+    FrameKind.COMPILER: "compiles",
+    FrameKind.COLLECTIVE: "is in a collective",
+    FrameKind.COLLECTIVE_SETUP: "sets up collectives",
+    FrameKind.LOADER: "makes batches",
+    FrameKind.WORKER_START: "starts or ends the data loader's workers",
+    FrameKind.PROCESS_START: "starts processes",
+    FrameKind.TOKENIZER: "tokenizes",
+    FrameKind.LOGGING: "writes logs",
+    FrameKind.CHECKPOINT: "saves checkpoints",
+    FrameKind.ALLOCATOR: "manages device memory",
+    FrameKind.GARBAGE_COLLECTION: "collects garbage",
+    FrameKind.SLEEP: "sleeps",
+    FrameKind.LOCK: "waits for another thread",
+    FrameKind.QUEUE: "waits for a queue or another process",
+    FrameKind.DEBUGGING: "runs debugging aids",
+}
+
+
+def does(kind: FrameKind) -> str:
+    """What the host does in frames of a kind, as the rest of a sentence that begins with ``the host``."""
+    return _DOES.get(kind, "does other work")
+
+
+# What to do, by kind of frame.
+
+
+_ASYNC_TORCH = "Save less often, or asynchronously (`torch.distributed.checkpoint.async_save`)."
+_ASYNC_ORBAX = (
+    "Save asynchronously: `ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())` in place of `ocp.Checkpointer`, and "
+    "`wait_until_finished()` after the loop. It copies the arrays and writes them while the next steps run."
+)
+_ANY: Mapping[FrameKind, str] = {
+    FrameKind.LOGGING: "Log every N steps, and pass numbers that are on the host already.",
+    FrameKind.CHECKPOINT: "Save less often, or in another thread.",
+    FrameKind.GARBAGE_COLLECTION: "Freeze what the warm-up made (`gc.collect(); gc.freeze()`) and collect every N "
+    "steps at most.",
+    FrameKind.SLEEP: "Remove the sleep, or sleep in another thread.",
+    FrameKind.LOCK: "Let the other thread work ahead, or wait for it after the work of the step is launched.",
+    FrameKind.QUEUE: "Fill the queue ahead: more producers, or a larger queue.",
+    FrameKind.PROCESS_START: "Start the processes once, before the loop, and keep them.",
+    FrameKind.LOADER: "Load ahead in other processes or threads, and fetch the next batch before the step ends.",
+    FrameKind.DEBUGGING: "Turn off the run-time check or stack recording that this line starts.",
+    FrameKind.COMPILER: "Keep shapes and types stable, so that nothing is compiled again.",
+    FrameKind.COLLECTIVE_SETUP: "Make the groups and run a collective of each before the loop.",
+}
+_TORCH: Mapping[FrameKind, str] = {
+    FrameKind.CHECKPOINT: _ASYNC_TORCH,
+    FrameKind.LOADER: "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4)`.",
+    FrameKind.WORKER_START: "Keep the workers: `DataLoader(..., persistent_workers=True)`.",
+    FrameKind.DISPATCH: "Let Python do less between ops: larger batches, or `torch.compile(model)`.",
+    FrameKind.OPTIMIZER: "Let the update launch less: `fused=True`, or `torch.compile(optimizer.step)`.",
+    FrameKind.COMPILED_CALL: "Compile one larger function in place of several small ones: each call checks its guards. "
+    '`mode="reduce-overhead"` launches it as a CUDA graph.',
+    FrameKind.ALLOCATOR: "Remove `torch.cuda.empty_cache()` and statistics of the allocator from the step.",
+    FrameKind.DEBUGGING: "Turn off the debugging aid that this line starts (anomaly detection, recorded stacks, "
+    "run-time type checks).",
+}
+_JAX: Mapping[FrameKind, str] = {
+    FrameKind.CHECKPOINT: _ASYNC_ORBAX,
+    FrameKind.LOADER: "Prefetch batches in other threads or processes, and `jax.device_put` the next one while the "
+    "step runs.",
+    FrameKind.WORKER_START: "Keep the workers of the loader (`persistent_workers=True` of PyTorch's).",
+    FrameKind.DISPATCH: "Put the function in one `jax.jit`: each operation outside of it is dispatched alone.",
+    FrameKind.OPTIMIZER: "Put the optimizer's update in the jitted step.",
+    FrameKind.COMPILED_CALL: "Give each call more work: several steps in one call (`jax.lax.scan`), or larger batches. "
+    "Pass fewer, larger arrays: each one costs time in every call.",
+    FrameKind.DEBUGGING: "Turn off the run-time check of shapes or types (chex, jaxtyping) outside of tests.",
+}
+_BY_FRAMEWORK: Mapping[Framework, Mapping[FrameKind, str]] = {
+    "torch": {**_ANY, **_TORCH},
+    "jax": {**_ANY, **_JAX},
+    "none": _ANY,
+}
+_NNX = " A Flax NNX module is taken apart in every call unless `nnx.cached_partial` keeps it."
+
+_TOKENIZER: Mapping[ProgramPhase, str] = {
+    "training": "Tokenize once before training and store the ids, or in the workers of the loader.",
+    "evaluation": "Tokenize once before the loop, in batches, or in the workers of the loader.",
+}
+_TOKENIZE_AHEAD = "Tokenize in another thread or process while the device works on the request before."
+
+
+def frame_fix(kind: FrameKind, where: Situation, *, flax_nnx: bool = False) -> str:
+    """Return what to do about time in frames of a kind; ``""`` where no entry fits."""
+    if kind is FrameKind.TOKENIZER:
+        return _TOKENIZER.get(where.phase, _TOKENIZE_AHEAD)
+    if kind is FrameKind.OPTIMIZER and where.phase not in ("training", "unknown"):
+        return ""
+    fix = _BY_FRAMEWORK[where.framework].get(kind, "")
+    return fix + (_NNX if flax_nnx and kind is FrameKind.COMPILED_CALL and where.framework == "jax" else "")
+
+
+_MOVED: Mapping[ProgramPhase, str] = {
+    "training": "do it once before the loop, in the workers of a data loader, or in a thread while the step runs",
+    "evaluation": "do it once before the loop, in another process, or in a thread while the step runs",
+    "generation": "do it once before the loop, or in a thread while the next token is computed",
+    "service": "do it before the request reaches the model, or in a thread while the model runs",
+}
+
+
+def move(what: str, where: Situation) -> str:
+    """Return the fix for work of the program's own. ``what``: a function or a line of it."""
+    how = _MOVED.get(where.phase, "do it once before the loop, in another process, or in a thread")
+    return f"Move {what} out of the step: {how}."
+
+
+# What to do about reads of a value by the host, by kind of read.
+
+
+_DATA_DEPENDENT = (
+    "Avoid sizes that depend on data: a mask, or `torch.nonzero_static(x, size=n)`. "
+    "`index_add_` with a fixed capacity, or a grouped matmul, needs no such size either."
+)
+_FREE = (
+    "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. The caching "
+    "allocator gave memory back to the driver, which waits for the device: keep shapes stable, and warm up with the "
+    "largest batch."
+)
+_WAIT = (
+    "Wait once, where the host reads a result, and remove the other waits, those after each kernel first. Work "
+    "on one stream keeps its order without a wait; wait for an event or a stream, not for the whole device."
+)
+_LATER = "Read the value after the next step has been launched, or not at all."
+_TORCH_READS: Mapping[str, str] = {
+    "item": "Keep the value on the device: add it to a tensor there (detached, if it has a graph), and read that "
+    "tensor every N steps.",
+    "bool": "Decide on the device: `torch.where(condition, a, b)` or a mask.",
+    "equal": "Compare on the device with `(a == b).all()` and read the result every N steps.",
+    "nonzero": _DATA_DEPENDENT,
+    "masked_select": _DATA_DEPENDENT,
+    "unique": _DATA_DEPENDENT,
+    "to_host": 'Copy later and without waiting: `x.to("cpu", non_blocking=True)` into pinned memory, then read after '
+    "the next step has been launched.",
+    "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`. "
+    "Read what comes back after the next step has been launched.",
+    "wait": _WAIT,
+    "free": _FREE,
+}
+_JAX_READS: Mapping[str, str] = {
+    "item": "Keep the value on the device: return it from the jitted step, sum it there, and read it every N steps, "
+    "after the next step has been dispatched.",
+    "wait": "Remove `block_until_ready()` from the loop, and read results (`float(x)`, `np.asarray(x)`) after the next "
+    "step has been dispatched.",
+    "copy": "Begin the copy early (`x.copy_to_host_async()`), and read the array after the next step has been "
+    "dispatched.",
+    "free": "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`).",
+}
+_NO_FRAMEWORK_READS: Mapping[str, str] = {
+    "wait": _WAIT,
+    "free": "Free device memory after the loop, or give it back to a pool (`cudaMallocAsync`, `cudaFreeAsync`).",
+    "copy": "Copy from and to pinned memory on a stream of its own, and wait for its event where the data is used.",
+}
+_READS: Mapping[Framework, Mapping[str, str]] = {
+    "torch": _TORCH_READS,
+    "jax": _JAX_READS,
+    "none": _NO_FRAMEWORK_READS,
+}
+_ITEM_ELSEWHERE: Mapping[tuple[Framework, ProgramPhase], str] = {
+    ("torch", "evaluation"): "Keep the value on the device: add it to a tensor there and read that tensor after the "
+    "loop.",
+    ("torch", "generation"): "Decide on the device: keep what tells that a sequence is finished in a tensor, and read "
+    "it every N tokens.",
+    ("torch", "service"): "Read all values of a request at once, at its end: `torch.stack(values).tolist()`.",
+    ("jax", "evaluation"): "Keep the value on the device: sum it in the jitted function, and read it once after the "
+    "loop.",
+    ("jax", "generation"): "Let the loop run on the device (`jax.lax.while_loop`), or read what tells that a sequence "
+    "is finished every N tokens.",
+    ("jax", "service"): "Read all results of a request at once, at its end: `jax.device_get(results)`.",
+}
+
+
+def read_fix(kind: str, where: Situation) -> str:
+    """Return what to do about a read by the host; kinds without an entry have the general advice to read later.
+
+    ``kind``: that of ``GraphOp.host_read``, or ``copy``, ``wait``, ``free``.
+    """
+    if kind == "item" and (where.framework, where.phase) in _ITEM_ELSEWHERE:
+        return _ITEM_ELSEWHERE[where.framework, where.phase]
+    return _READS[where.framework].get(kind, _LATER)
