@@ -156,7 +156,7 @@ PRODUCT = "convolution(%w, %w), dim_labels=bf_io->bf"
         ("all-reduce", PRODUCT, "off unless flags say otherwise",
          "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),
         ("all-reduce", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
-        ("all-reduce", "copy(%w)", "nothing independent near it", "unroll=2"),
+        ("all-reduce", "copy(%w)", "nothing independent near it", "two half batches"),
         ("all-gather", PRODUCT, "independent work was left elsewhere", "hides the exchange by default"),
         ("all-gather", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
         ("all-to-all", "tanh(%w)", "off unless flags say otherwise", '"xla_tpu_enable_async_all_to_all": "true"'),
@@ -218,7 +218,7 @@ def test_work_that_needs_the_result_could_not_overlap():
     assert finding.evidence[0]["independent"] == 0
     assert "nothing near it is independent" in finding.detail
     assert "latency_hiding" not in finding.advice
-    assert "unroll=2" in finding.advice
+    assert "two half batches" in finding.advice
 
 
 def test_the_threshold_is_one_mebibyte_a_run():

@@ -177,3 +177,40 @@ def test_all_to_alls_of_real_programs(corpus: Path, path: str, exchanges: int):
     outcome = judge(RULE, hlo_trace(corpus_module(corpus / "aot" / f"{path}.hlo.txt.gz")))
     assert sum(len(one.evidence) for one in outcome.findings if one.subject == "unrequested all-to-all") == exchanges
     assert all(one.where.file is not None for one in outcome.findings)
+
+
+def gathered(end: str) -> Outcome:
+    """``f32[64]`` of each of 8 devices, gathered; ``end`` uses it."""
+    meta = 'metadata={op_name="jit(f)/tanh" source_file="/home/me/train.py" source_line=9}'
+    return judge(RULE, hlo_trace(hlo_module(f"""
+        ENTRY %main (a: f32[16,64], i: s32[]) -> f32[128,8] {{
+          %a = f32[16,64]{{1,0}} parameter(0)
+          %i = s32[] parameter(1)
+          %zero = s32[] constant(0)
+          %device = u32[] partition-id()
+          %here = s32[] convert(%device)
+          %eight = s32[] constant(8)
+          %begin = s32[] multiply(%here, %eight)
+          %whole = f32[128,64]{{1,0}} all-gather(%a), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, dimensions={{0}}, {meta}
+          %copied = f32[128,64]{{1,0}} copy(%whole)
+          {end}
+        }}
+    """)))  # fmt: skip
+
+
+def test_a_value_that_is_gathered_whole_and_cut_again_is_flagged_with_both_shardings():
+    slice_ = "ROOT %part = f32[128,8]{1,0} dynamic-slice(%copied, %zero, %begin), dynamic_slice_sizes={128,8}"
+    (finding,) = gathered(slice_).findings
+    assert finding.title == "f32[128,64] is gathered whole to get from sharding [8,1] to [1,8]"
+    assert (finding.subject, finding.where.line) == ("gathered whole and cut again", 9)
+    assert finding.cost_bytes == 128 * 64 * 4
+
+
+def test_a_value_that_something_needs_whole_or_that_is_cut_elsewhere_is_clean():
+    other = "ROOT %part = f32[128,8]{1,0} dynamic-slice(%copied, %zero, %i), dynamic_slice_sizes={128,8}"
+    assert gathered(other).status == "clean"
+    both = """%e = f32[128,64]{1,0} negate(%copied)
+          %part = f32[128,8]{1,0} dynamic-slice(%copied, %zero, %begin), dynamic_slice_sizes={128,8}
+          %other = f32[128,8]{1,0} dynamic-slice(%e, %zero, %i), dynamic_slice_sizes={128,8}
+          ROOT %sum = f32[128,8]{1,0} add(%part, %other)"""
+    assert gathered(both).status == "clean"

@@ -137,6 +137,19 @@ def line_of(instruction: Instruction) -> Where:
     return Where(file=where.file, line=where.line)
 
 
+_UNSAFE = re.compile(r"[^\w.-]")
+"""What jax replaces in the name of a program: ``jit(step)`` is ``jit_step`` in XLA."""
+
+
+def call_line(trace: Trace, program: str) -> Where | None:
+    """The user's line whose call compiled a program named ``jit_step``; ``None`` where no event has it."""
+    for event in trace.compile_events:
+        known = event.kind == "compile" and event.function is not None and event.file is not None
+        if known and _UNSAFE.sub("_", event.function or "").rstrip("_") == program:
+            return Where(file=event.file, line=event.line)
+    return None
+
+
 def costs(trace: Trace) -> tuple[ModuleCost, ...]:
     """Cost of one run of every compiled program, in the order of ``trace.hlo``; those not scheduled are left out."""
     return tuple(cost for cost in trace.fact(hlo_costs) if cost.module.is_scheduled)

@@ -10,7 +10,9 @@ from perfscope.analyzers.programs.hot_instructions import (
     communication_names,
     hot_instructions,
 )
+from perfscope.analyzers.programs.pipelines import ProgramPipeline, pipeline_price, program_pipelines
 from perfscope.analyzers.programs.programs import Execution, LeastTime, Program, programs, roof_device
+from perfscope.analyzers.programs.saving import priced
 
 __all__ = [
     "Execution",
@@ -19,9 +21,13 @@ __all__ = [
     "HotSpots",
     "LeastTime",
     "Program",
+    "ProgramPipeline",
     "communication_instructions",
     "communication_names",
     "hot_instructions",
+    "pipeline_price",
+    "priced",
+    "program_pipelines",
     "programs",
     "roof_device",
 ]

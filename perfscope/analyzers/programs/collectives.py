@@ -97,8 +97,11 @@ def remedy(collective: Collective, cause: Cause) -> str:
         )
     if cause == "no matrix product near it":
         flags = f", {'on v5e by default, else ' if kind == 'all-gather' else ''}with {_options(kind)}"
+        next_turn = "of another half batch"
+        if _in_scan(collective):
+            next_turn = "of the next turn (jax.lax.scan(..., unroll=2)) or half batch"
         return (
-            "Put an independent matrix product there: of the next layer (jax.lax.scan(..., unroll=2)) or half batch. "
+            f"Put an independent matrix product there: {next_turn}. "
             f"The TPU compiler runs {_an(kind)} beside matrix products alone{flags}; none near it is independent."
         )
     if cause == "independent work was left elsewhere":
@@ -111,10 +114,17 @@ def remedy(collective: Collective, cause: Cause) -> str:
             "Make the independent work longer, or leave it more memory. The TPU compiler hides the exchange by default "
             "and left the independent work elsewhere."
         )
-    return (
-        "Make independent work: jax.lax.scan(..., unroll=2) puts the next layer beside this one. Two half batches let "
-        "one compute while the other communicates."
-    )
+    if _in_scan(collective):
+        return (
+            "Make independent work: jax.lax.scan(..., unroll=2) puts the next turn beside this one. Two half batches "
+            "let one compute while the other communicates."
+        )
+    return "Make independent work: two half batches let one compute while the other communicates."
+
+
+def _in_scan(collective: Collective) -> bool:
+    """Whether it runs in a loop of the program."""
+    return "/while/" in (collective.op.op_name or collective.start.op_name)
 
 
 def _an(kind: str) -> str:

@@ -53,6 +53,7 @@ from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import cause_of, collective_time, overlap_parts, remedy, waiting_part
+from perfscope.analyzers.programs.gathered_and_cut import gathered_and_cut
 from perfscope.analyzers.programs.saving import Price, price, priced
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.severity import Severity
@@ -89,8 +90,9 @@ def check(trace: Trace) -> Iterable[Finding]:
         )
     whole = sum(collective.bytes_a_run for collective in judged)
     places: dict[tuple[Where, str], list[Collective]] = {}
+    needless = {id(one.start) for found in trace.fact(gathered_and_cut) for one in found.gathers}
     for collective in judged:
-        if collective.blocks is not None:
+        if collective.blocks is not None and id(collective.start) not in needless:
             places.setdefault((_where(collective), collective.kind), []).append(collective)
     for (where, kind), members in places.items():
         if sum(member.bytes_a_run for member in members) >= MIN_BYTES:

@@ -9,7 +9,9 @@ Why it costs:
 How it is found:
     All-to-alls of the compiled program, and permutations that come from elementwise ops, whose path
     (`op_name`) ends in an ordinary op instead of a collective (`all_to_all`, `ppermute`,
-    `sharding_constraint` ...) and does not lie in a `shard_map`. All-gathers, reduce-scatters and
+    `sharding_constraint` ...) and does not lie in a `shard_map`. Of all-gathers those whose result is only cut again,
+    by the number of the device: no device needs the whole value, and XLA warns of an *involuntary full
+    rematerialization*. Other all-gathers, reduce-scatters and
     all-reduces are left alone: they are how FSDP and tensor parallelism work when all is well; so are
     permutations around matrix products, which are the ring of a windowed einsum. Bytes are the larger
     of operands and result, times the trip counts of the loops around. Where a program carries no paths,
@@ -40,7 +42,8 @@ from perfscope.analyzers.hlo.collectives import Collective, by_size, collectives
 from perfscope.analyzers.hlo.program import primitive, where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import collective_time, waiting_part
-from perfscope.analyzers.programs.saving import price
+from perfscope.analyzers.programs.gathered_and_cut import GatheredAndCut, gathered_and_cut
+from perfscope.analyzers.programs.saving import price, priced
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
@@ -98,6 +101,34 @@ def check(trace: Trace) -> Iterable[Finding]:
     for (where, kind), members in places.items():
         if sum(member.bytes_a_run for member in members) >= max(MIN_BYTES, MIN_BYTES_SHARE * whole):
             yield _finding(trace, where, kind, by_size(members), whole)
+    for found in trace.fact(gathered_and_cut):
+        if found.bytes >= max(MIN_BYTES, MIN_BYTES_SHARE * whole):
+            yield _gathered(trace, found, whole)
+
+
+def _gathered(trace: Trace, found: GatheredAndCut, whole: int) -> Finding:
+    """A value that every device gathers whole and cuts again."""
+    before, after = (f"[{','.join(map(str, parts))}]" for parts in (found.before, found.after))
+    shape = f"{found.whole.dtype}[{','.join(map(str, found.whole.dims))}]"
+    saved = price(trace, (waiting_part(trace, one) for one in found.gathers if one.module.platform != "cpu"))
+    where = where_of(found.gathers[0].op if found.gathers[0].op.op_name else found.gathers[0].start)
+    finding = Finding(
+        subject="gathered whole and cut again",
+        title=f"{shape} is gathered whole to get from sharding {before} to {after}",
+        detail=f"Every device receives all {format_bytes(found.whole.bytes)} and keeps "
+        f"{format_bytes(found.cut.shape.bytes)}: XLA has no direct way between parts {before} and {after} "
+        "(it warns of an involuntary full rematerialization).",
+        severity="medium" if found.bytes >= MEDIUM_BYTES_SHARE * whole else "low",
+        basis="structural",
+        cost_bytes=found.bytes,
+        where=Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module),
+        evidence=tuple(_row(trace, one) for one in found.gathers[:MAX_ROWS]),
+        spans=spans_of_parts(trace, [waiting_part(trace, one) for one in found.gathers]),
+        advice="Give the value one sharding where it is made and where it is used: change the spec of parts "
+        f"{after} in jax.lax.with_sharding_constraint (or in_shardings, out_shardings) to divide the "
+        "same dimensions over the same axes of the mesh, or go there in two steps that each move one axis.",
+    )
+    return priced(finding, saved) if saved is not None and saved.cost_ns else finding
 
 
 def _path(collective: Collective) -> str:

@@ -21,6 +21,10 @@ How it is found:
     missing, where sends ran on the host (gloo), and where three or more ranks all send alike and the program does not
     call it a pipeline: ring attention does the same.
 
+    In compiled XLA programs: a loop of m + p - 1 turns with a permutation along p devices that takes one of m inputs,
+    or writes one of m results, in a turn. In (p - 1) of its turns a stage computes on nothing. The cost is that part
+    of the loop's time, measured where it was recorded, else modelled.
+
 Fix:
     More microbatches: (p - 1) / (m + p - 1) is 43% of a step with 4 stages and 4 microbatches, 9% with 32. Where memory
     or the batch does not allow it, interleaved stages (`ScheduleInterleaved1F1B` of torch.distributed.pipelining,
@@ -60,8 +64,13 @@ UNEVEN_SHARE = 0.5
 
 
 def examined(trace: Trace) -> Scope:
-    """Nothing: one rank alone says nothing."""
-    return Scope(0, "sends and receives in the recording")
+    """Permutations of compiled programs: of sends and receives one rank alone says nothing."""
+    if not trace.hlo:
+        return Scope(0, "sends and receives in the recording")
+    from perfscope.analyzers.hlo.collectives import collectives
+
+    count = sum(one.kind == "collective-permute" for one in trace.fact(collectives))
+    return Scope(count, "permutations in the compiled programs")
 
 
 def compared(traces: Sequence[Trace]) -> Scope:
@@ -72,7 +81,14 @@ def compared(traces: Sequence[Trace]) -> Scope:
     )
 
 
-check = only_compared
+def check(trace: Trace) -> Iterable[Finding]:
+    """One finding for each pipeline inside a compiled program; between ranks `compare` looks."""
+    if not trace.hlo:
+        yield from only_compared(trace)
+        return
+    from perfscope.analyzers.ranks.rules.pipeline_bubble.program import pipeline_findings
+
+    yield from pipeline_findings(trace)
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:

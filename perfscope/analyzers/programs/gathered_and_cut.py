@@ -1,0 +1,121 @@
+"""All-gathers whose result is only cut into other parts again: XLA's "involuntary full rematerialization".
+
+XLA's partitioner knows a few ways from one sharding to another (all-to-all, permutation). Where it finds none it
+gathers the whole value on every device, and each device then takes its new part.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from perfscope.analyzers.hlo.collectives import Collective, collectives_of
+from perfscope.analyzers.hlo.flow import Flow
+from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
+from perfscope.analyzers.hlo.views import SAME_ELEMENTS
+from perfscope.model.trace import Trace
+
+_PASSED = SAME_ELEMENTS | {"all-gather", "all-gather-start", "all-gather-done", "copy-start", "copy-done"}
+"""A value goes through these on its way from being gathered to being cut."""
+
+_MOST_VALUES = 2_000
+"""Values behind an all-gather, or before the start of a cut, that are looked at."""
+
+
+class GatheredAndCut(Struct, frozen=True, kw_only=True):
+    """A value that was gathered whole and then cut."""
+
+    gathers: tuple[Collective, ...]
+    """In the order in which they ran: each gathers along another axis."""
+    whole: Shape
+    """The value as every device holds it."""
+    before: tuple[int, ...]
+    """Parts along each dimension before, as XLA writes a sharding: ``[2, 1, 4]``."""
+    after: tuple[int, ...]
+    cut: Instruction
+    """The first instruction that takes a device's part."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all its all-gathers move to a device in one run of the program."""
+        return sum(one.bytes_a_run for one in self.gathers)
+
+
+def gathered_and_cut(trace: Trace) -> tuple[GatheredAndCut, ...]:
+    """Such values of all programs, in schedule order."""
+    return tuple(found for module in trace.hlo if module.num_partitions > 1 for found in _of(module))
+
+
+def _of(module: HloModule) -> list[GatheredAndCut]:
+    gathers = [one for one in collectives_of(module) if one.kind == "all-gather"]
+    if not gathers or not any(one.opcode == "partition-id" for _, one in module.instructions()):
+        return []
+    flow, result, taken = Flow(module), [], set[str]()
+    for gather in gathers:
+        if gather.done.name in taken:
+            continue
+        end = _end(flow, flow.numbers[gather.computation.name, gather.done.name])
+        if end is None:
+            continue
+        passed, cuts = end
+        chain = [one for one in gathers if flow.numbers[one.computation.name, one.done.name] in passed]
+        taken.update(one.done.name for one in chain)
+        first, last = flow.values[flow.numbers[gather.computation.name, gather.done.name]], chain[-1]
+        source = first.computation.by_name[gather.start.operands[0]].shape
+        whole = max((one.done.shape for one in chain), key=lambda shape: shape.elements, default=last.done.shape)
+        part = cuts[0].shape
+        if len(source.dims) != len(whole.dims) or len(part.dims) != len(whole.dims):
+            continue
+        result.append(
+            GatheredAndCut(
+                gathers=tuple(chain),
+                whole=whole,
+                before=_parts(whole, source),
+                after=_parts(whole, part),
+                cut=cuts[0],
+            )
+        )
+    return result
+
+
+def _parts(whole: Shape, part: Shape) -> tuple[int, ...]:
+    return tuple(-(-all_ // max(1, mine)) for all_, mine in zip(whole.dims, part.dims, strict=True))
+
+
+def _end(flow: Flow, gathered: int) -> tuple[set[int], list[Instruction]] | None:
+    """Values that a gathered one goes through, and what cuts it; ``None`` where anything else uses it."""
+    waiting, seen, cuts = [gathered], set[int](), list[Instruction]()
+    while waiting:
+        number = waiting.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        if len(seen) > _MOST_VALUES or not flow.users[number]:
+            return None  # it leaves the program whole
+        for user in flow.users[number]:
+            value = flow.values[user]
+            if number in value.names or value.instruction.opcode in _PASSED:
+                waiting.append(user)
+            elif _is_own_part(flow, user, number):
+                cuts.append(value.instruction)
+            else:
+                return None
+    return (seen, cuts) if cuts else None
+
+
+def _is_own_part(flow: Flow, number: int, source: int) -> bool:
+    """Whether it is a slice of the value that begins where the device's number says."""
+    value = flow.values[number]
+    if value.instruction.opcode != "dynamic-slice" or value.operands[0] != source:
+        return False
+    if value.size >= flow.values[source].size:
+        return False
+    waiting, seen = list(value.operands[1:]), set[int]()
+    while waiting and len(seen) < _MOST_VALUES:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if flow.opcode(one) == "partition-id":
+            return True
+        waiting += [*flow.values[one].names, *flow.values[one].operands]
+    return False
