@@ -10,6 +10,7 @@ import numpy as np
 from perfscope.model.documents.stacks import SampledLoader
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import CallKind, CopyKind, HostMemory, Rows, SliceKind, Source, Trace
+from perfscope.model.trace.core_facts import CoreFacts
 from perfscope.model.trace.tables import TABLES
 
 EVERYTHING = frozenset(
@@ -31,6 +32,7 @@ class TraceBuilder:
     detail: Trace | None = None
     step_times_us: tuple[float, ...] = ()
     loaders: tuple[SampledLoader, ...] = ()
+    core_facts: CoreFacts | None = None
     strings: list[str] = field(default_factory=list)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _threads: dict[int, int] = field(default_factory=dict)
@@ -126,6 +128,16 @@ class TraceBuilder:
         code = self.code(name)
         return known.index(code) if code in known else self._add("threads", process=code, thread=self.code("main"))
 
+    def core_reading(self, start: float, end: float, wait: float, *, others: float = 0) -> None:
+        """What the system counted between two readings: how long the thread of the steps waited for a core."""
+        self._add("cores", from_ns=_ns(start), until_ns=_ns(end), cpu_ns=_ns(end - start - wait), wait_ns=_ns(wait),
+                  others_wait_ns=_ns(others), switches=0)  # fmt: skip
+
+    def run_step(self, number: int, start: float, end: float, *, free: bool = True, wait: float = 0) -> None:
+        """A step of the run, as the session counted it."""
+        self._add("run_steps", number=number, from_ns=_ns(start), until_ns=_ns(end), free=free, wait_ns=_ns(wait),
+                  others_wait_ns=0)  # fmt: skip
+
     def row(self, table: str, **values: Any) -> None:
         """Any other row, in the table's own columns."""
         self._add(table, **values)
@@ -153,7 +165,7 @@ class TraceBuilder:
                         events_read=sum(map(len, self.tables.values())), events_unplaced=0)  # fmt: skip
         recorded = self.recorded | ({"op_graph"} if self.op_graph is not None else set())
         trace = Trace(source=source, strings=self.strings, rows=rows, recorded=frozenset(recorded),
-                      op_graph=self.op_graph, detail=self.detail, loaders=self.loaders,
+                      op_graph=self.op_graph, detail=self.detail, loaders=self.loaders, core_facts=self.core_facts,
                       step_times_ns=tuple(_ns(t) for t in self.step_times_us))  # fmt: skip
         trace.check()
         return trace

@@ -34,11 +34,13 @@ from perfscope.analyzers.sections.programs import (
 )
 from perfscope.analyzers.source_code import with_code
 from perfscope.analyzers.time import (
+    CoreSummary,
     DeviceTime,
     Generation,
     HostAccount,
     StepAccount,
     bounded,
+    core_summary,
     device_times,
     generation,
     host_account,
@@ -47,6 +49,7 @@ from perfscope.analyzers.time import (
     steps_work,
     warm_accounts,
     whole_ns,
+    with_busy_note,
 )
 from perfscope.model import hooks
 from perfscope.model.errors import log_failure
@@ -236,6 +239,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """Loops that generate tokens, one per recording in which shapes tell prefill from decode."""
     numerics: tuple[NumericsSummary, ...] = ()
     """Value ranges of tensors, one per process that recorded them."""
+    cores: tuple[CoreSummary, ...] = ()
+    """How much each process waited for a core, one per recording that counted it."""
     paths: tuple[PathSummary, ...] = ()
     """What bound the steps, one per recording with a host thread or a device."""
     what_ifs: tuple[WhatIf, ...] = ()
@@ -324,6 +329,7 @@ class Examined(ReadTrace, frozen=True, kw_only=True):
     counted: CountedWork | None
     generation: Generation | None
     numerics: NumericsSummary | None
+    cores: CoreSummary | None
     path: PathSummary | None
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
@@ -360,6 +366,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         counted=counted_work(trace),
         generation=trace.fact(generation),
         numerics=numerics_summary(trace),
+        cores=trace.fact(core_summary),
         path=path_summary(trace),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
@@ -400,6 +407,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         counted=tuple(item.counted for item in examined if item.counted is not None),
         generations=tuple(item.generation for item in examined if item.generation is not None),
         numerics=tuple(item.numerics for item in examined if item.numerics is not None),
+        cores=tuple(item.cores for item in examined if item.cores is not None),
         paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
     )
@@ -481,7 +489,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
         check = rule.plan if planned and rule.plan is not None else rule.check
         found = check(trace) if rule.rest is None else rule.rest(trace, others)
         findings = [
-            bounded(trace, rule.id, bounded_by_path(trace, finding))
+            with_busy_note(trace, rule.id, bounded(trace, rule.id, bounded_by_path(trace, finding)))
             for finding in one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
         ]
         scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)

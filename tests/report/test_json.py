@@ -35,7 +35,7 @@ def test_content(schema: Draft202012Validator) -> None:
     schema.validate(held)
     assert list(held) == [
         "schema", "sources", "devices", "accounts", "hosts", "top_work", "hardware_counters", "generations", "numerics",
-        "critical_paths", "what_ifs", "steps", "windows", "outcomes",
+        "cores", "critical_paths", "what_ifs", "steps", "windows", "outcomes",
         "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
     ]  # fmt: skip
     assert held["sources"] == [

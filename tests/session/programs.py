@@ -84,5 +84,5 @@ def only(folder: Path) -> Process:
 
 def passes(process: Process) -> dict[str, Capture]:
     """Its captures by pass, without the list of tensors, which is kept beside them."""
-    beside = ("torch_tensors", "python_stacks")  # a loop of a few ms may end before the first sample
+    beside = ("torch_tensors", "python_stacks", "step_counters")  # a loop of a few ms may end before the first sample
     return {capture.pass_name: capture for capture in process.captures if capture.tool not in beside}

@@ -27,6 +27,7 @@ from perfscope.analyzers.time.compiled_regions import (
     regions,
     user_line,
 )
+from perfscope.analyzers.time.cores import CoreSummary, core_summary, core_wait_share, waits_of_steps, with_busy_note
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
@@ -101,6 +102,7 @@ __all__ = [
     "WORK_TABLES",
     "CallSite",
     "Cause",
+    "CoreSummary",
     "DeviceTime",
     "GapCause",
     "Gaps",
@@ -121,6 +123,8 @@ __all__ = [
     "communication_in_steps",
     "compiled_rows",
     "compiles",
+    "core_summary",
+    "core_wait_share",
     "covering_slices",
     "detail_row",
     "device_busy",
@@ -172,9 +176,11 @@ __all__ = [
     "union_of",
     "user_line",
     "waits_for_all_streams",
+    "waits_of_steps",
     "warm_accounts",
     "warm_windows",
     "whole_ns",
+    "with_busy_note",
     "work_inside",
     "work_time",
     "worst_spans",

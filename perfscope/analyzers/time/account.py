@@ -16,6 +16,8 @@ that ends it:
    is part of the price of launching), else *other_host*.
 5. After the last work: what the main thread did; *unexplained* if no host thread is recorded.
 
+6. Of the host's causes, and of ops on the host, what the thread waited for a core is *core_wait* (``cores``).
+
 Without an accelerator in the recording, instructions of XLA programs on any thread and ops on the main thread are the
 compute. The rest of the main thread's time is divided alike.
 """
@@ -30,6 +32,7 @@ from msgspec import Struct, field
 
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.compiled_regions import is_compiled
+from perfscope.analyzers.time.cores import carve_waits, core_waits
 from perfscope.analyzers.time.device_time import device_busy, device_times, device_work
 from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
@@ -65,6 +68,7 @@ Cause = Literal[
     "saving",
     "sleeping",
     "other_host",
+    "core_wait",
     "dependency",
     "unexplained",
 ]
@@ -170,8 +174,28 @@ def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
     low, high = int(windows.starts.min()), int(windows.ends.max())
     devices = [device.device for device in trace.fact(device_times) if device.busy_ns]
     if not devices:
-        return {MISSING: parts} if (parts := _on_host(trace, low, high)) else {}
-    return {device: {**_busy(trace, device), **_idle(trace, device)} for device in devices}
+        return {MISSING: _without_waits(trace, parts)} if (parts := _on_host(trace, low, high)) else {}
+    return {
+        device: {**_busy(trace, device), **_without_waits(trace, _idle(trace, device), on_device=True)}
+        for device in devices
+    }
+
+
+RUNS: tuple[Cause, ...] = (
+    "compute", "input", "launch", "compilation", "memory", "collective_setup", "garbage_collection", "saving",
+    "other_host",
+)  # fmt: skip
+"""Causes in which a thread of the host runs or wants to. In the others it is blocked, or no host is to blame."""
+
+
+def _without_waits(trace: Trace, parts: dict[Cause, Intervals], *, on_device: bool = False) -> dict[Cause, Intervals]:
+    """The parts of the host's time with what it waited for a core apart. Of a device's idle time it is a share."""
+    waits = trace.fact(core_waits)
+    if waits is None:
+        return parts
+    computing: tuple[Cause, ...] = () if on_device else ("compute",)
+    left, waiting = carve_waits(waits, parts, running=RUNS, computing=computing, whole=not on_device)
+    return {**left, "core_wait": waiting}
 
 
 def _busy(trace: Trace, device: int) -> dict[Cause, Intervals]:
@@ -493,6 +517,7 @@ HostPart = Literal[
     "sleeping",
     "other_threads",
     "python",
+    "core_wait",
 ]
 HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
 """``launch``: calls that launch device work, and short ops around them; ``other_threads``: nothing here, while another
@@ -559,6 +584,11 @@ def host_account(trace: Trace) -> HostAccount | None:
             spans = difference(spans, compiled)
         result["ops" if activity == HostActivity.OP else cast("HostPart", activity.name.lower())] = spans
     result["compiled_regions"] = merge(*inside)
+    waits = trace.fact(core_waits)
+    if waits is not None:
+        blocked: tuple[HostPart, ...] = ("sync", "sleeping", "other_threads")
+        running = [part for part in result if part not in blocked]
+        result, result["core_wait"] = carve_waits(waits, result, running=running, whole=True)
     return HostAccount(
         rank=trace.source.rank,
         thread=trace.text(int(trace.rows["threads"]["thread"][thread])),

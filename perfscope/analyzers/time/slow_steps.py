@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.time.cores import waits_of_steps
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.samples import device_waits, free_samples, shown_kinds, stacks
 from perfscope.model.frames import Owner, owner_of
@@ -79,7 +80,9 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
     if len(times) < LEAST_STEPS:
         return None
     samples, rows = trace.rows["samples"], free_samples(trace, trace.fact(main_thread))
-    slow = samples["step_ns"][rows] >= SLOW * float(np.median(times))
+    waits = trace.fact(waits_of_steps)
+    waited = np.array([waits.get(number, 0) for number in samples["step"][rows].tolist()], np.int64)
+    slow = samples["step_ns"][rows] - waited >= SLOW * float(np.median(times))
     own = _own_frames(trace, rows, slow)
     mine = own != MISSING
     numbers, first = np.unique(samples["step"][rows[mine]], return_index=True)

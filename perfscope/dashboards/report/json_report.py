@@ -61,6 +61,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "hardware_counters": analysis.counted,
         "generations": analysis.generations,
         "numerics": analysis.numerics,
+        "cores": analysis.cores,
         "critical_paths": analysis.paths,
         "what_ifs": analysis.what_ifs,
         "steps": analysis.steps,

@@ -28,6 +28,7 @@ from perfscope.dashboards.report.sections.account import account_sections, busy_
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
+from perfscope.dashboards.report.sections.cores import core_facts
 from perfscope.dashboards.report.sections.critical_path import critical_path_sections, what_if_sections
 from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
@@ -137,6 +138,7 @@ def summarize(analysis: Analysis) -> Summary:
         facts=(
             *_failed(analysis),
             *_part(analysis),
+            *core_facts(analysis.cores),
             *_facts(analysis),
             *filter(
                 None,

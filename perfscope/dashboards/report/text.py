@@ -75,8 +75,8 @@ BRIEFS = (
 )
 """The first that fits is shown; the last one where none does."""
 
-FIRST_FACTS = 2
-"""Facts that always stay: that the program failed, the step time, how busy the devices were."""
+FIRST_FACTS = 3
+"""Facts that always stay: that the program failed or had no core, the step time, how busy the devices were."""
 
 
 def render(

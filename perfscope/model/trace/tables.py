@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from perfscope.model.trace.columns import Column, Table, end_column, id_column, row_column, start_column, text_column
+from perfscope.model.trace.counted_tables import CORES, HELD_NAMES, RUN_MEMORY, RUN_STEPS
 
 # The tables of memory: what an allocator did, what it held at one moment, and what the program says of it.
 
@@ -519,14 +520,18 @@ TABLES: dict[str, Table] = {
         CALLS,
         COLLECTIVES,
         COPIES,
+        CORES,
         COUNTERS,
         DEVICES,
         FRAMES,
         HELD,
+        HELD_NAMES,
         HLO_OPS,
         KERNELS,
         KERNEL_COUNTERS,
         MEMORY,
+        RUN_MEMORY,
+        RUN_STEPS,
         SAMPLES,
         SEGMENTS,
         SLICES,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perfscope.model.memory import AllocatorCounters
     from perfscope.model.op_graph import OpGraph
     from perfscope.model.torch_plan import LoadedPlan
+    from perfscope.model.trace.core_facts import CoreFacts
 
 RECORDED: dict[str, str] = {
     "device_work": "kernels and copies of an accelerator",
@@ -46,6 +47,9 @@ RECORDED: dict[str, str] = {
     "collectives": "collectives with their sizes",
     "sync_records": "synchronisations as the driver saw them",
     "steps": "step boundaries",
+    "core_waits": "time in which the host waited for a core (`perfscope run` on Linux)",
+    "run_steps": "all steps of the run, with and without a profiler (`perfscope run`)",
+    "run_memory": "memory of the process after later steps (`perfscope run`)",
     "hlo": "the compiled XLA programs",
     "compile_events": "compilations and retraces of jax (`perfscope run`)",
     "host_reads": "reads of jax arrays by the host (`perfscope run`)",
@@ -177,6 +181,8 @@ class Trace:
     """What a run of ours read of the process' allocator before and after its passes."""
     loaders: tuple[SampledLoader, ...] = ()
     """The ``DataLoader``s that a run of ours saw the program iterate over."""
+    core_facts: CoreFacts | None = None
+    """What a run of ours knows of the cores that the process had."""
     why_no_step: str | None = None
     """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
     judged_device: str | None = None
@@ -295,6 +301,26 @@ class Trace:
     def frames(self) -> pd.DataFrame:
         """Frames of the Python stacks of the memory tables, of ``memory_pass``."""
         return self.frame("frames")
+
+    @property
+    def cores(self) -> pd.DataFrame:
+        """What the thread of the steps waited for a core, between readings."""
+        return self.frame("cores")
+
+    @property
+    def run_steps(self) -> pd.DataFrame:
+        """Steps of the whole run, with and without a profiler."""
+        return self.frame("run_steps")
+
+    @property
+    def run_memory(self) -> pd.DataFrame:
+        """Memory of the process after steps without a profiler."""
+        return self.frame("run_memory")
+
+    @property
+    def held_names(self) -> pd.DataFrame:
+        """Variables of the program whose values grew."""
+        return self.frame("held_names")
 
     @property
     def samples(self) -> pd.DataFrame:

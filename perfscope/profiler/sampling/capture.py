@@ -28,15 +28,18 @@ def available() -> str | None:
 class StackCapture:
     """Of one process with steps. Methods are called at step boundaries, on the thread of the loop."""
 
-    def __init__(self, message: Message) -> None:
-        """Nothing is sampled yet. No samples are taken where they are not wanted, or another tool records."""
+    def __init__(self, message: Message, with_traced: Callable[[], None]) -> None:
+        """Nothing is sampled yet. No samples are taken where they are not wanted, or another tool records.
+
+        ``with_traced``: called with each sampling of a step of the timing pass.
+        """
         options = message.options
         self._run = Path(message.directory)
         self._sampler: StackSampler | None = None
         self._loaders = LoaderLog()
         self._written = 0
         if options.stacks and not options.times_only and options.capture is None and available() is None:
-            self._sampler = StackSampler(SourceFiles(Path.cwd(), ()))
+            self._sampler = StackSampler(SourceFiles(Path.cwd(), ()), with_traced=with_traced)
             workers.reach_started_workers(message)
 
     def watch_loaders(self) -> None:

@@ -71,8 +71,19 @@ class _Thread:
 class StackSampler:
     """One a process."""
 
-    def __init__(self, files: SourceFiles, *, name: str = "main", worker: int | None = None) -> None:
-        """Nothing runs yet. ``name``, ``worker``: of the process, as in the document."""
+    def __init__(
+        self,
+        files: SourceFiles,
+        *,
+        name: str = "main",
+        worker: int | None = None,
+        with_traced: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing runs yet. ``name``, ``worker``: of the process, as in the document.
+
+        ``with_traced``: called with each sampling of a step of the timing pass.
+        """
+        self._with_traced = with_traced
         self._tree = StackTree(files)
         self._stacks = StackReader()
         self._name, self._worker = name, worker
@@ -160,6 +171,8 @@ class StackSampler:
             now = time.perf_counter_ns()
             if self._ended or not self._awake.is_set() or not self._stacks.ready():
                 continue
+            if self._traced:
+                self._with_traced()
             others_ns = self._sample(now, now - before, now - due, own)
             self._put_switch_interval(alone=others_ns <= OTHERS_SHARE * (now - before))
             self._cpu_ns += time.thread_time_ns() - cpu

@@ -31,6 +31,7 @@ CAPTURES: dict[str, str] = {
     "nsys": "perfscope.profiler.nsys.command",
     "op_graph": "perfscope.profiler.torch.op_graph.capture",
     "python_stacks": "perfscope.profiler.sampling.capture",
+    "step_counters": "perfscope.profiler.session.step_counters",
     "torch_compile": "perfscope.profiler.torch.compile_log",
     "torch_memory": "perfscope.profiler.torch.memory",
     "torch_numerics": "perfscope.profiler.numerics.capture",

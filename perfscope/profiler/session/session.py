@@ -23,6 +23,7 @@ from perfscope.profiler.sampling.capture import StackCapture
 from perfscope.profiler.session import annotate, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
+from perfscope.profiler.session.step_counters import StepCounting
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.session.trial import ProcessInterventions
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
@@ -69,7 +70,8 @@ class Session:
         deep = self.options.level == "deep"
         self._numerics = NumericsCapture(lambda: self._finder, wanted=self.options.numerics, deep=deep)
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
-        self._stacks = StackCapture(message)
+        self._counting = StepCounting(wanted=not (self.options.times_only or self.options.numerics))
+        self._stacks = StackCapture(message, lambda: self._counting.cores.read(traced=True))
         self._trial = ProcessInterventions(message) if message.trial else None
         self._finder = StepFinder(self.options, self, self._forget)
         self._process: Process | None = None
@@ -182,6 +184,7 @@ class Session:
         self._times.clear()
         self._tokens.clear()
         self._stacks.start_over()
+        self._counting.start_over()
         self._windows = self._new_windows()
         if self._jax is not None:
             self._jax.unsettled()
@@ -213,6 +216,7 @@ class Session:
                     self._write()
                 self._open_window(number)
             self._stacks.step_begins(None if self._passes.active is None else self._passes.active.due)
+            self._counting.begin(traced=self._traces_times())
         except Exception as error:
             self.broken(error)
         self._running = True
@@ -226,6 +230,8 @@ class Session:
         self._ended = self._number + 1
         try:
             self._stacks.step_ended(self._number, self._begin_ns, now)
+            alone = self._passes.active is None and self._marks is None and not (self._settling or self._drained)
+            self._counting.end(self._number, self._begin_ns, now, free=alone, traced=self._traces_times())
             if self._jax is not None:
                 self._jax.step_ended()
             if self._passes.active is not None:
@@ -244,6 +250,9 @@ class Session:
                 self._windows.after_step()
         except Exception as error:
             self.broken(error)
+
+    def _traces_times(self) -> bool:
+        return self._passes.active is not None and self._passes.active.due.name == "timing"
 
     def _new_windows(self) -> TimedWindows:
         return TimedWindows(
@@ -318,6 +327,7 @@ class Session:
             if self._jax is not None:
                 self._jax.abandon_in_fork()
             self._stacks.abandon_in_fork()
+            self._counting.abandon_in_fork()
             self._numerics.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
             pass
@@ -325,7 +335,7 @@ class Session:
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
-        for side in (self._memory, self._compile, self._jax, self._stacks, self._numerics):
+        for side in (self._memory, self._compile, self._jax, self._stacks, self._counting, self._numerics):
             if side is not None:
                 side.stop()
 
@@ -375,6 +385,7 @@ class Session:
         captures += self._numerics.save(directory, self._run, last=last)
         if any(capture.artifact for capture in captures):  # samples alone show nothing: they are laid over a trace
             captures += self._stacks.save(directory, self._run, last=last)
+            captures += self._counting.save(directory, self._run, last=last)
         process = replace(
             self._process,
             step_source=self._source,

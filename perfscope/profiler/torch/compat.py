@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +335,10 @@ def after_compiled_code(call: Callable[[], None]) -> bool:
 
     undo = replace(frames, "_maybe_set_eval_frame", restore_evaluation)
     return True
+
+
+def without_overrides() -> AbstractContextManager[Any]:
+    """Read tensors without a call of the program's own modes and tensor subclasses; nothing where torch is absent."""
+    torch: Any = sys.modules.get("torch")
+    disable = None if torch is None else getattr(torch._C, "DisableTorchFunction", None)
+    return nullcontext() if disable is None else disable()

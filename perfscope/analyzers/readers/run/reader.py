@@ -17,6 +17,7 @@
   rank00000/memory.pickle.gz            CUDA: the allocator over the detail pass, its tables are in ``detail``
   rank00000/out_of_memory.pickle.gz     CUDA: the allocator as an allocation failed, a trace of its own
   rank00000/stacks.json.gz              sampled Python stacks, ``samples``
+  rank00000/counters.json.gz            waiting for cores, memory and variables at the ends of steps
   rank00000/numerics.json.gz            what ``--numerics`` records of values, ``numerics``
   workers/PARENT-PID.stacks.json.gz     the same of a worker process
   rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
@@ -37,6 +38,7 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.op_graph import read_op_graph
+from perfscope.analyzers.readers.run.counters import attach_counters
 from perfscope.analyzers.readers.run.logs import read_compile, read_events, read_syncs
 from perfscope.analyzers.readers.run.memory import (
     SNAPSHOT_PASS,
@@ -56,6 +58,7 @@ from perfscope.analyzers.time import late_span_ns, steps_work
 from perfscope.model.capture import TOOLS, WINDOW_SIZES
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders
+from perfscope.model.documents.counters import StepCounters, load_counters
 from perfscope.model.documents.numerics import load_numerics
 from perfscope.model.documents.run import Capture, Process, Run
 from perfscope.model.documents.stacks import StackSamples, load_stacks
@@ -228,6 +231,7 @@ class _Captured(Struct, kw_only=True):
     moments: MemoryMoments | None = None
     stacks: list[StackSamples] = field(default_factory=list)
     """Of the program itself first, then of its workers."""
+    counters: StepCounters | None = None
     logs: dict[str, Any] = field(default_factory=dict)
     """``compile_events``, ``host_reads``, ``compile_log`` and ``numerics`` of the trace, those that were recorded."""
 
@@ -261,6 +265,8 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             captured.notes += captured.moments.notes
         case "python_stacks":
             captured.stacks.append(load_stacks(path))
+        case "step_counters":
+            captured.counters = load_counters(path)
         case "torch_numerics" | "jax_numerics":
             captured.logs["numerics"] = load_numerics(path)
             captured.notes += captured.logs["numerics"].notes
@@ -315,6 +321,8 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
     _attach_memory(captured)
     if captured.stacks:
         _attach_stacks(captured)
+    if captured.counters is not None:
+        _attach_counters(captured, captured.counters)
     return captured
 
 
@@ -345,6 +353,16 @@ def _attach_stacks(captured: _Captured) -> None:
     captured.timed["timing"] = builder.build()
     if note is not None:
         captured.notes.append(note)
+
+
+def _attach_counters(captured: _Captured, counters: StepCounters) -> None:
+    """Give the trace whose times are shown what was counted at the steps of the whole run."""
+    name = next((name for name in _TIMED if name in captured.timed), None)
+    if name is None:
+        return
+    builder = TraceBuilder.of(captured.timed[name])
+    attach_counters(builder, counters)
+    captured.timed[name] = builder.build()
 
 
 def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
@@ -381,6 +399,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         held_before=None if main is None else main.held_before,
         allocator_counters=_counters(process),
         loaders=() if main is None else main.loaders,
+        core_facts=None if main is None else main.core_facts,
         why_no_step=why_no_step(part.run, process) if captured.op_graph is None and not hlo else None,
         **logs,
     )

@@ -19,7 +19,7 @@ def attach_stacks(builder: TraceBuilder, processes: Sequence[StackSamples]) -> s
     The steps tell how the clocks go together. A note where they do not, and then nothing is put.
     """
     program = processes[0]
-    offset = _clock_offset_ns(builder.rows["steps"], program)
+    offset = clock_offset_ns(builder.rows["steps"], program.steps)
     if offset is None:
         return "sampled stacks: no step of theirs is in the trace, so that their times are not known"
     parts = [_samples(builder, process, program, offset, worker=process is not program) for process in processes]
@@ -31,9 +31,12 @@ def attach_stacks(builder: TraceBuilder, processes: Sequence[StackSamples]) -> s
     return None
 
 
-def _clock_offset_ns(steps: Rows, program: StackSamples) -> int | None:
-    """What to add to a time of the samples to have one of the trace: the median over the steps that are in both."""
-    begins = {number: begin for number, begin, _ in program.steps}
+def clock_offset_ns(steps: Rows, counted: Sequence[tuple[int, int, int]]) -> int | None:
+    """Return what to add to a time of the process's clock to have one of the trace; ``None`` without a common step.
+
+    ``counted``: (number, begin, end) of steps on the process's clock. The median over the steps that are in both.
+    """
+    begins = {number: begin for number, begin, _ in counted}
     both = [
         start - begins[number]
         for number, start in zip(steps["number"].tolist(), steps["start_ns"].tolist(), strict=True)

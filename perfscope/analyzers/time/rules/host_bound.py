@@ -14,8 +14,9 @@ work for each call of a compiled function, which is named as that. A thread that
 time; one that waits for the interpreter's lock shows where another thread of the program works in Python meanwhile, and
 is a finding of its own that names that thread and its line. What only some steps do is judged by `slow_steps`. Without
 an accelerator in the recording the main thread's time outside every op and data loader is judged, if every step has it:
-on an accelerator it would be idle time unless the device is still busy then. All of it is measured; the saving is an
-upper bound.
+on an accelerator it would be idle time unless the device is still busy then. What the host waited for a core
+(`perfscope run` on Linux) is a cause of its own and no work; work that is less than half of it is not named. All of it
+is measured; the saving is an upper bound.
 
 Fix: it depends on what the frame with most of the time is. Work of the program's own moves out of the loop (done once,
 before), to another process (`DataLoader(num_workers=...)`), or to a thread that runs while the device computes. The
@@ -35,6 +36,7 @@ from statistics import median
 from msgspec import Struct
 
 from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.cores import doubtful_causes
 from perfscope.analyzers.time.fixes import does, frame_fix, move, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, WAITS, FrameKind
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
@@ -90,10 +92,14 @@ def check(trace: Trace) -> Iterable[Finding]:
     account = max(accounts, key=_host_ns)
     if not account.whole_ns:
         return
-    yield from _waits_for_lock(trace, account)
+    locked = list(_waits_for_lock(trace, account))
+    yield from locked
     total = account.total_ns if keeps_idle(account) else {}
     works: dict[tuple[str, str], _Work] = {}
+    doubtful = doubtful_causes(account.total_ns, account.whole_ns)
     for cause in _CAUSES:
+        if cause in doubtful:
+            continue
         rare = account.device == MISSING and median(account.shares([cause])) < PART_SHARE
         if total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare:
             work = _work(trace, account, cause)
@@ -101,6 +107,12 @@ def check(trace: Trace) -> Iterable[Finding]:
             works[key] = work if key not in works else works[key].merged(work)
     for work in works.values():
         yield _finding(trace, account, work)
+    if doubtful and not works and not locked:
+        waited = format_share(account.total_ns["core_wait"], account.whole_ns)
+        raise AbstainError(
+            f"the host waited for a core {waited} of the step, and its own work is less than half of that: record "
+            "again while nothing else runs"
+        )
 
 
 def keeps_idle(account: StepAccount) -> bool:

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, step_accounts
+from perfscope.analyzers.time.cores import doubtful_causes
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
@@ -158,6 +159,7 @@ def covered_ns(found: Sequence[tuple[str, Finding]]) -> dict[str, int]:
 def _uncovered(account: StepAccount, covered: Mapping[str, int]) -> dict[Cause, int]:
     """Time by cause that is not compute and that no finding covers. On the host launching is its work."""
     on_host = account.device == MISSING
-    busy = {"compute", "launch"} if on_host else {"compute"}
+    busy = {"compute", "core_wait", *(("launch",) if on_host else ())}
+    busy |= doubtful_causes(account.total_ns, account.whole_ns)
     left = {cause: value - covered.get(cause, 0) for cause, value in account.total_ns.items() if cause not in busy}
     return {cause: value for cause, value in left.items() if value > 0}

@@ -38,6 +38,7 @@ _WORDS: dict[Cause, str] = {
     "saving": "idle: saving and logging",
     "sleeping": "idle: host slept or waited for a lock",
     "other_host": "idle: other host work",
+    "core_wait": "idle: host waited for a core",
     "dependency": "idle: waited for other device work",
     "unexplained": "idle: unexplained",
 }
@@ -170,6 +171,7 @@ _HOST_WORDS: dict[HostPart, str] = {
     "sleeping": "sleeping or waiting for a lock",
     "other_threads": "while other threads ran ops",
     "python": "code outside every op",
+    "core_wait": "waiting for a core",
 }
 
 

@@ -1,0 +1,119 @@
+"""Step counters of a run: put into the trace of its timing pass, on its clock."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+
+from perfscope.analyzers.readers.run.stacks import clock_offset_ns
+from perfscope.model.documents.counters import StepCounters
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, TraceBuilder
+from perfscope.model.trace.core_facts import CoreFacts
+
+
+def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
+    """Put ``cores``, ``run_steps``, ``run_memory`` and ``held_names`` into a trace.
+
+    Where no step is in both, the times stay on the counters' own clock, and ``cores`` is left out.
+    """
+    steps = list(zip(counters.step_number, counters.step_begin_ns, counters.step_end_ns, strict=True))
+    offset = clock_offset_ns(builder.rows["steps"], steps)
+    if steps:
+        _steps(builder, counters, offset or 0)
+    if counters.memory_step:
+        builder.table(
+            "run_memory",
+            {"step": counters.memory_step, "rss_bytes": counters.rss_bytes, "device_bytes": counters.device_bytes},
+        )
+        builder.record("run_memory")
+    _held(builder, counters)
+    if counters.supported is None and len(counters.read_ns) >= 2 and offset is not None:
+        _cores(builder, counters, offset)
+        builder.record("core_waits")
+    builder.attached["core_facts"] = _facts(counters)
+
+
+def _cores(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:
+    read = np.array(counters.read_ns, np.int64)
+    changes = {
+        name: np.maximum(np.diff(np.array(getattr(counters, name), np.int64)), 0)
+        for name in ("cpu_ns", "wait_ns", "others_wait_ns", "switches")
+    }
+    chosen = np.diff(read) > 0
+    columns = {"from_ns": read[:-1] + offset, "until_ns": read[1:] + offset, **changes}
+    builder.table("cores", {name: values[chosen] for name, values in columns.items()})
+
+
+def _steps(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:
+    order = np.argsort(np.array(counters.step_begin_ns, np.int64), kind="stable")
+    begin, end = (np.array(column, np.int64)[order] for column in (counters.step_begin_ns, counters.step_end_ns))
+    builder.table(
+        "run_steps",
+        {
+            "number": np.array(counters.step_number, np.int64)[order],
+            "from_ns": begin + offset,
+            "until_ns": np.maximum(end, begin) + offset,
+            "free": np.array(counters.step_free, bool)[order],
+            "wait_ns": _within(counters, counters.wait_ns, begin, end),
+            "others_wait_ns": _within(counters, counters.others_wait_ns, begin, end),
+        },
+    )
+    builder.record("run_steps")
+
+
+def _within(counters: StepCounters, total: tuple[int, ...], begin: Int64, end: Int64) -> Int64:
+    """By how much a cumulative counter grew in each step; ``MISSING`` where it was not read around the step."""
+    if counters.supported is not None or len(counters.read_ns) < 2:
+        return np.full(len(begin), MISSING, np.int64)
+    read = np.array(counters.read_ns, np.float64)
+    values = np.array(total, np.float64)
+    grown = np.interp(end, read, values) - np.interp(begin, read, values)
+    inside = (begin >= read[0] - _SLACK_NS) & (end <= read[-1] + _SLACK_NS)
+    return np.where(inside, np.clip(np.round(grown), 0, end - begin), MISSING).astype(np.int64)
+
+
+_SLACK_NS = 1_000_000
+"""Between a reading and the edge of the step that it was taken at: the session's own work between two steps."""
+
+
+def _held(builder: TraceBuilder, counters: StepCounters) -> None:
+    rows = [(held, index) for held in counters.held for index in range(len(held.step))]
+    if not rows:
+        return
+    builder.table(
+        "held_names",
+        {
+            "name": builder.codes([held.name for held, _ in rows]),
+            "kind": builder.codes([held.kind for held, _ in rows]),
+            "file": builder.codes([held.file for held, _ in rows]),
+            "line": [MISSING if held.line is None else held.line for held, _ in rows],
+            "function": builder.codes([held.function for held, _ in rows]),
+            "step": [held.step[index] for held, index in rows],
+            "size": [held.size[index] for held, index in rows],
+            "bytes": [held.bytes[index] if held.bytes else 0 for held, index in rows],
+            "graphs": [held.graphs for held, _ in rows],
+        },
+    )
+
+
+def _facts(counters: StepCounters) -> CoreFacts:
+    others = [
+        max(0, running - own)
+        for running, own in zip(counters.running, counters.own_running, strict=True)
+        if running >= 0 and own >= 0
+    ]
+    throttled = [(at, ns) for at, ns in zip(counters.machine_ns, counters.throttled_ns, strict=True) if ns >= 0]
+    share = 0.0
+    if len(throttled) >= 2 and throttled[-1][0] > throttled[0][0]:
+        share = max(0.0, (throttled[-1][1] - throttled[0][1]) / (throttled[-1][0] - throttled[0][0]))
+    return CoreFacts(
+        unsupported=counters.supported,
+        cores=counters.cores,
+        core_limit=counters.core_limit,
+        compute_threads=counters.compute_threads,
+        local_processes=counters.local_processes,
+        other_threads=round(median(others)) if others else None,
+        throttled_share=share,
+    )

@@ -1,0 +1,245 @@
+"""Time in which the host could have run and had no core.
+
+A run of ours reads the system's counters of the thread of the steps: how long it waited in the run queue. Between two
+readings (5 ms in traced steps) the amount is measured and its place is not, so it is taken in equal shares from what
+the host is seen to do in between: a function that takes 10 ms of which 4 ms were without a core, has 6 ms of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perfscope.model.finding import Finding
+from perfscope.model.intervals import EMPTY, Int64, Intervals, merge
+from perfscope.model.trace import MISSING, Trace
+
+Name = TypeVar("Name", bound=str)
+
+BUSY_SHARE = 0.1
+"""Of the step without a core, from which reports say so first: a tenth is more than any change of a program that a
+single run can show."""
+
+OVERSUBSCRIBED = 1.5
+"""Threads that compute over cores. A thread or two more than cores are usual and cost little."""
+
+
+class CoreWaits(Struct, frozen=True, kw_only=True):
+    """Readings of the thread of the steps, disjoint and in order of time; ns."""
+
+    starts: Int64
+    ends: Int64
+    waits: Int64
+    """Of each, how long the thread waited for a core."""
+    others: Int64
+    """The same of that other thread of the process that waited longest."""
+
+
+def core_waits(trace: Trace) -> CoreWaits | None:
+    """The readings; ``None`` where none were recorded."""
+    rows = trace.rows["cores"]
+    if not len(rows):
+        return None
+    lengths = rows["until_ns"] - rows["from_ns"]
+    return CoreWaits(
+        starts=rows["from_ns"].astype(np.int64),
+        ends=rows["until_ns"].astype(np.int64),
+        waits=_back_dated(rows["wait_ns"], lengths),
+        others=_back_dated(rows["others_wait_ns"], lengths),
+    )
+
+
+def _back_dated(waits: Int64, lengths: Int64) -> Int64:
+    """Waiting by the reading in which it was. The system counts it when it is over: what is too long began earlier."""
+    result, over = np.zeros(len(waits), np.int64), 0
+    for row in range(len(waits) - 1, -1, -1):
+        over += int(waits[row])
+        result[row] = min(over, int(lengths[row]))
+        over -= int(result[row])
+    return result
+
+
+def carve_waits(
+    waits: CoreWaits,
+    parts: Mapping[Name, Intervals],
+    *,
+    running: Iterable[Name],
+    computing: Iterable[Name] = (),
+    whole: bool,
+) -> tuple[dict[Name, Intervals], Intervals]:
+    """Take the waiting out of ``parts``, and return what is left and the waiting itself.
+
+    ``parts`` are disjoint, and with the waiting they cover what they covered before, exactly. ``running``: parts in
+    which the thread runs or wants to; ``computing``: those in which other threads of the process may do the work.
+    ``whole``: the parts are all of the thread's time, so that all of the waiting is in them; else they are the time
+    in which a device was idle, and have of the waiting what they have of the time.
+    """
+    of_thread = [name for name in running if name in parts]
+    of_others = [name for name in computing if name in parts]
+    names = list(dict.fromkeys((*of_thread, *of_others)))
+    pieces = {name: _by_reading(waits, spans) for name, spans in parts.items()}
+    length = np.maximum(waits.ends - waits.starts, 1)
+    inside = length if not whole else _time(waits, *pieces.values())  # a reading may reach beyond the account
+    time = length if not whole else _time(waits, *(pieces[name] for name in of_thread))
+    share = np.where(time > 0, np.minimum(1.0, waits.waits * (inside / length) / np.maximum(time, 1)), 0.0)
+    left, taken = dict(parts), list[Intervals]()
+    for name in names:
+        starts, ends, reading = pieces[name]
+        part = share if name in of_thread else np.zeros(len(length))
+        if name in of_others:
+            part = np.maximum(part, waits.others / length)
+        fraction = np.where(reading == MISSING, 0.0, part[reading])
+        cut = ends - np.floor(fraction * (ends - starts)).astype(np.int64)
+        left[name] = merge(_filled(starts, cut))
+        taken.append(_filled(cut, ends))
+    return left, merge(*taken)
+
+
+def _filled(starts: Int64, ends: Int64) -> Intervals:
+    some = ends > starts
+    return Intervals(starts[some], ends[some])
+
+
+def _time(waits: CoreWaits, *pieces: tuple[Int64, Int64, Int64]) -> Int64:
+    """Time of the pieces in each reading, ns."""
+    total = np.zeros(len(waits.starts), np.int64)
+    for starts, ends, reading in pieces:
+        known = reading != MISSING
+        np.add.at(total, reading[known], (ends - starts)[known])
+    return total
+
+
+def _by_reading(waits: CoreWaits, spans: Intervals) -> tuple[Int64, Int64, Int64]:
+    """``spans`` cut at the edges of the readings: starts, ends, and the reading of each piece (``MISSING``: none)."""
+    if not len(spans.starts):
+        return EMPTY.starts, EMPTY.ends, EMPTY.starts
+    edges = np.unique(np.concatenate((waits.starts, waits.ends)))
+    first = np.searchsorted(edges, spans.starts, side="right")
+    last = np.searchsorted(edges, spans.ends, side="left")
+    inside = np.maximum(last - first, 0)
+    row = np.repeat(np.arange(len(first)), inside + 1)
+    at = np.arange(len(row)) - np.repeat(np.cumsum(inside + 1) - (inside + 1), inside + 1)
+    begins = np.where(at == 0, spans.starts[row], edges[np.minimum(first[row] + at - 1, len(edges) - 1)])
+    stops = np.where(at == inside[row], spans.ends[row], edges[np.minimum(first[row] + at, len(edges) - 1)])
+    reading = np.searchsorted(waits.starts, begins, side="right") - 1
+    known = (reading >= 0) & (begins < waits.ends[np.maximum(reading, 0)])
+    return begins.astype(np.int64), stops.astype(np.int64), np.where(known, reading, MISSING)
+
+
+# What is said of a run whose host had to wait.
+
+
+class CoreSummary(Struct, frozen=True, kw_only=True):
+    """How much the host of one process waited for a core, and who had the cores."""
+
+    rank: int | None
+    share: float
+    """Of the time of the steps without a profiler, or of the traced ones where there are none."""
+    cores: int
+    core_limit: float | None
+    compute_threads: int
+    """In all local processes together; 0: not known."""
+    local_processes: int
+    other_threads: int | None
+    """Threads of other programs that ran or waited for a core, as a rule."""
+    loader_workers: int
+    """Worker processes of data loaders, in all local processes together."""
+    throttled_share: float
+    unsupported: str | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the waiting is enough to be told before anything else."""
+        return max(self.share, self.throttled_share) >= BUSY_SHARE
+
+    @property
+    def available(self) -> float:
+        """Cores that the process may use; 0: not known."""
+        return min(self.cores, self.core_limit) if self.core_limit is not None and self.cores else float(self.cores)
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether the program's own compute threads and loader workers are far more than its cores."""
+        threads = self.compute_threads + self.loader_workers
+        return bool(self.available) and threads > OVERSUBSCRIBED * self.available
+
+
+def core_summary(trace: Trace) -> CoreSummary | None:
+    """What is known of the cores of a process; ``None`` where no run of ours recorded it."""
+    facts = trace.core_facts
+    if facts is None:
+        return None
+    return CoreSummary(
+        rank=trace.source.rank,
+        share=trace.fact(core_wait_share) or 0.0,
+        cores=facts.cores,
+        core_limit=facts.core_limit,
+        compute_threads=facts.compute_threads * facts.local_processes,
+        local_processes=facts.local_processes,
+        other_threads=facts.other_threads,
+        loader_workers=facts.local_processes * max((loader.workers for loader in trace.loaders), default=0),
+        throttled_share=facts.throttled_share,
+        unsupported=facts.unsupported,
+    )
+
+
+def core_wait_share(trace: Trace) -> float | None:
+    """Share of the steps' time that the thread of the steps waited for a core; ``None`` where it is not known."""
+    rows = trace.rows["run_steps"]
+    known = rows["wait_ns"] != MISSING
+    chosen = known & rows["free"] if (known & rows["free"]).any() else known
+    time = int((rows["until_ns"] - rows["from_ns"])[chosen].sum())
+    return int(rows["wait_ns"][chosen].sum()) / time if time else None
+
+
+def waits_of_steps(trace: Trace) -> dict[int, int]:
+    """Per number of a step how long it may have waited for a core, at most; ns. Empty where it was not counted.
+
+    Its own thread, or the one that waited longest, in all readings that overlap the step.
+    """
+    waits, rows = trace.fact(core_waits), trace.rows["run_steps"]
+    if waits is None:
+        return {}
+    total = np.concatenate(([0], np.cumsum(np.maximum(waits.waits, waits.others))))
+    first = np.searchsorted(waits.ends, rows["from_ns"], side="right")
+    last = np.searchsorted(waits.starts, rows["until_ns"], side="left")
+    longest = np.minimum(total[np.maximum(last, first)] - total[first], rows["until_ns"] - rows["from_ns"])
+    return dict(zip(rows["number"].tolist(), longest.tolist(), strict=True))
+
+
+HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "slow_steps", "step_growth"})
+"""Rules whose costs are time of the host."""
+
+STARVED = 0.5
+"""Of the time without a core: own work of the host with less than that may be what the waiting left behind it (cold
+caches, a queue that ran empty), and is not named."""
+
+
+def doubtful_causes(total_ns: Mapping[Any, int], whole_ns: int) -> frozenset[str]:
+    """Causes of an account that are small beside what the host waited for a core; none on a free machine.
+
+    A thread that sleeps needs no core: that time is known in any case.
+    """
+    waited = total_ns["core_wait"]
+    if not waited or waited < BUSY_SHARE * whole_ns:
+        return frozenset()
+    return frozenset(cause for cause in _OWN_WORK if 0 < total_ns[cause] < STARVED * waited)
+
+
+_OWN_WORK = ("input", "launch", "memory", "collective_setup", "garbage_collection", "saving", "other_host")
+
+
+def with_busy_note(trace: Trace, rule: str, finding: Finding) -> Finding:
+    """The finding; one of host time says where the machine was busy."""
+    summary = trace.fact(core_summary) if rule in HOST_RULES else None
+    if summary is None or summary.share < BUSY_SHARE:
+        return finding
+    note = (
+        f"Measured on a busy machine: the host waited for a core {summary.share:.0%} of the step, which is left out "
+        "here; the rest is less exact than on a free machine."
+    )
+    return replace(finding, detail=f"{finding.detail} {note}".strip())

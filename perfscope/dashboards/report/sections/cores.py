@@ -1,0 +1,37 @@
+"""What is said first of a run whose host had to wait for a core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.time import CoreSummary
+
+
+def core_facts(cores: Sequence[CoreSummary]) -> Iterator[str]:
+    """Who took the cores and what that cost, of the process that waited most; nothing where none waited much."""
+    busy = [summary for summary in cores if summary.busy]
+    if not busy:
+        return
+    worst = max(busy, key=lambda summary: max(summary.share, summary.throttled_share))
+    whose = f" of rank {worst.rank}" if worst.rank is not None and len(cores) > 1 else ""
+    yield f"{_reason(worst)}: the host{whose} waited for a core {worst.share:.0%} of the step"
+
+
+def _reason(summary: CoreSummary) -> str:
+    """Who had the cores: the limit of the cgroup, the program's own threads, or other programs."""
+    if summary.throttled_share >= summary.share and summary.core_limit is not None:
+        return (
+            f"the CPU limit of {summary.core_limit:g} cores stopped the program {summary.throttled_share:.0%} of the "
+            "time"
+        )
+    if summary.oversubscribed:
+        parts = [f"{summary.compute_threads} compute threads"] if summary.compute_threads else []
+        parts += [f"{summary.loader_workers} loader workers"] if summary.loader_workers else []
+        several = f" of {summary.local_processes} processes" if summary.local_processes > 1 else ""
+        return f"{' and '.join(parts)}{several} share {summary.available:g} cores"
+    if summary.other_threads:
+        few = "1 other thread" if summary.other_threads == 1 else f"{summary.other_threads} threads of other programs"
+        return f"{few} took the {summary.cores} cores"
+    return f"the {summary.cores} cores were taken" if summary.cores else "the cores were taken"

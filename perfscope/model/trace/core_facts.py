@@ -1,0 +1,24 @@
+"""What is known of the cores that a process had."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class CoreFacts(Struct, frozen=True, kw_only=True):
+    """Of one process, as a run of ours read it from the system."""
+
+    unsupported: str | None = None
+    """Why waiting for a core was not counted; ``None`` if it was."""
+    cores: int = 0
+    """Cores that the process may run on; 0: not known."""
+    core_limit: float | None = None
+    """Cores' worth of processor time that its cgroup may use; ``None``: no limit."""
+    compute_threads: int = 0
+    """Threads that the framework computes with in this process; 0: not known."""
+    local_processes: int = 1
+    """Processes that the launcher started on the machine."""
+    other_threads: int | None = None
+    """Threads of other programs that ran or waited for a core, as a rule (median); ``None``: not known."""
+    throttled_share: float = 0.0
+    """Of the time: the cgroup was stopped because it had used its processor time."""
