@@ -56,6 +56,9 @@ class GraphOp:
     """Why an accelerator would stall the host here: ``item``, ``nonzero``, ``bool``, ``to_host`` ..., else None."""
     recompute: bool = False
     """True for a forward op that activation checkpointing runs again (phase ``backward``)."""
+    checkpoint: tuple[str, int] | None = None
+    """File and line of the user's call of the innermost checkpoint around the op; of a recomputed op, that of its
+    forward pass. None: no checkpoint, or an older recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

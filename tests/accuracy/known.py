@@ -87,7 +87,7 @@ RIGHT = (
 LIMITS = (
     Limit(
         rule="excess_remat",
-        cases="",
+        cases="jax",
         kind="line",
         why="it names the line that runs again, the costliest of them, not the call of the checkpoint around it",
     ),

@@ -131,7 +131,25 @@ def test_the_same_graph_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_columns_are_the_fields_of_an_op() -> None:
-    assert sorted(OP_COLUMNS) == sorted(set(GraphOp.__dataclass_fields__) - {"index"})
+    fields = set(GraphOp.__dataclass_fields__) - {"index", "checkpoint"} | {"checkpoint_file", "checkpoint_line"}
+    assert sorted(OP_COLUMNS) == sorted(fields)
+
+
+def test_the_call_of_a_checkpoint_comes_back_and_older_recordings_have_none(tmp_path: Path) -> None:
+    graph = OpTable(step=0, limit=10)
+    rest: dict[str, Any] = {"pointwise": True, "reduction": False, "view": False, "recompute": True}
+    for checkpoint in (("train.py", 41), None):
+        graph.append(
+            name="aten.add.Tensor", phase="backward", inputs=[], outputs=[], mutated=[], flops=0, module="",
+            line=("net.py", 3, "f"), sequence=5, host_read=None, checkpoint=checkpoint, **rest,
+        )  # fmt: skip
+    graph.close([], {"bytes": [], "born": [], "died": []})
+    graph.save(tmp_path / "graph.json")
+    assert [op.checkpoint for op in read_op_graph(tmp_path / "graph.json").ops] == [("train.py", 41), None]
+    older = json.loads((tmp_path / "graph.json").read_text())
+    del older["ops"]["checkpoint_file"], older["ops"]["checkpoint_line"]
+    (tmp_path / "graph.json").write_text(json.dumps(older))
+    assert [op.checkpoint for op in read_op_graph(tmp_path / "graph.json").ops] == [None, None]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -94,6 +94,10 @@ def test_recompute_is_told_from_backward(record: Any, reentrant: bool) -> None:
     again = [op for op in graph.ops if op.recompute]
     assert {op.phase for op in again} == {"backward"}
     assert [op.module for op in named(graph, "addmm") if op.recompute] == ["Sequential.0", "Sequential.2"]
+    # A module of a library has no line of the program: the one that calls the checkpoint stands for it.
+    call = line_of(test_recompute_is_told_from_backward, "checkpoint(net, x")
+    assert {op.checkpoint and op.checkpoint[1] for op in again if op.module} == {call}
+    assert {op.line for op in again if op.module} == {call}
     # What follows the recompute is backward again, with the modules of the forward.
     assert {op.module for op in named(graph, "mm") if not op.recompute} == {"Sequential.0", "Sequential.2"}
     assert not any(op.recompute for op in graph.ops if op.phase == "forward")

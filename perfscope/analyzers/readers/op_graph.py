@@ -44,6 +44,8 @@ class _Ops(msgspec.Struct, frozen=True):
     sequence: list[Count | None]
     recompute: list[bool]
     host_read: list[Count | None]
+    checkpoint_file: list[Count | None] | None = None
+    checkpoint_line: list[Count | None] | None = None
 
 
 class _Storages(msgspec.Struct, frozen=True):
@@ -112,7 +114,7 @@ def _storages(rows: _Storages, document: _Document) -> tuple[GraphStorage, ...]:
 
 
 def _ops(ops: _Ops, texts: Sequence[str], tensors: int) -> Iterator[GraphOp]:
-    columns = [getattr(ops, name) for name in ops.__struct_fields__]
+    columns = [column for name in ops.__struct_fields__ if (column := getattr(ops, name)) is not None]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("columns of different length")
     for index in range(len(ops.name)):
@@ -137,7 +139,15 @@ def _ops(ops: _Ops, texts: Sequence[str], tensors: int) -> Iterator[GraphOp]:
             sequence=ops.sequence[index],
             host_read=_text(texts, ops.host_read[index]),
             recompute=ops.recompute[index],
+            checkpoint=_checkpoint(ops, texts, index),
         )
+
+
+def _checkpoint(ops: _Ops, texts: Sequence[str], index: int) -> tuple[str, int] | None:
+    if ops.checkpoint_file is None or ops.checkpoint_line is None:
+        return None
+    file, line = _text(texts, ops.checkpoint_file[index]), ops.checkpoint_line[index]
+    return None if file is None or line is None else (file, line)
 
 
 def _indices(indices: Sequence[int], tensors: int) -> tuple[int, ...]:

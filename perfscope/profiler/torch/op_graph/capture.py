@@ -154,6 +154,8 @@ OP_COLUMNS = (
     "sequence",
     "recompute",
     "host_read",
+    "checkpoint_file",
+    "checkpoint_line",
 )
 TENSOR_COLUMNS = ("storage", "shape", "dtype", "device", "bytes")
 Line = tuple[str | None, int | None, str | None]
@@ -201,9 +203,17 @@ class OpTable:
         return row
 
     def append(
-        self, *, name: str, phase: str, module: str, line: Line, host_read: tuple[str, str] | None, **rest: Any
+        self,
+        *,
+        name: str,
+        phase: str,
+        module: str,
+        line: Line,
+        host_read: tuple[str, str] | None,
+        checkpoint: tuple[str, int] | None = None,
+        **rest: Any,
     ) -> None:
-        """One op. ``host_read`` is (reason, type of the device that holds the value)."""
+        """One op. ``host_read``: reason, type of the device that holds the value; ``checkpoint``: file, line."""
         if host_read is not None:
             self._reads.append((len(self), *host_read))
         row = dict(
@@ -215,6 +225,8 @@ class OpTable:
             line=line[1],
             function=self._string(line[2]),
             host_read=None,
+            checkpoint_file=None if checkpoint is None else self._string(checkpoint[0]),
+            checkpoint_line=None if checkpoint is None else checkpoint[1],
         )
         for column in OP_COLUMNS:
             self._ops[column].append(row[column])

@@ -33,6 +33,8 @@ class Site(NamedTuple):
     checkpoint: bool
     data: bool
     """The op belongs to data loading, which stays on the host when the model moves to an accelerator."""
+    checkpoint_call: tuple[str, int] | None = None
+    """File and line at which the user calls the innermost `checkpoint` around the op."""
 
 
 class Frames(SourceFiles):
@@ -48,6 +50,7 @@ class Frames(SourceFiles):
     def site(self, frame: FrameType | None) -> Site:
         """Walks outwards from ``frame`` to the bottom of this thread's stack."""
         user_frame: FrameType | None = None
+        calls_checkpoint: FrameType | None = None
         engine = optimizer_before = optimizer = checkpoint = data = False
         kinds = self._kinds
         while frame is not None:
@@ -59,6 +62,8 @@ class Frames(SourceFiles):
             if kind == USER:
                 if user_frame is None:
                     user_frame, optimizer_before = frame, optimizer
+                if checkpoint and calls_checkpoint is None:
+                    calls_checkpoint = frame
             elif kind == ENGINE:
                 engine = engine or user_frame is None
             elif kind == OPTIMIZER:
@@ -71,6 +76,9 @@ class Frames(SourceFiles):
         if user_frame is None:
             return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data)
         code = user_frame.f_code
+        call = None
+        if calls_checkpoint is not None:
+            call = self.name(calls_checkpoint.f_code.co_filename), calls_checkpoint.f_lineno
         return Site(
             self.name(code.co_filename),
             user_frame.f_lineno,
@@ -80,6 +88,7 @@ class Frames(SourceFiles):
             optimizer,
             checkpoint,
             data,
+            call,
         )
 
     def is_user(self, path: str) -> bool:

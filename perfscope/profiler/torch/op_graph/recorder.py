@@ -335,6 +335,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         self._lock = threading.RLock()
         self._next_sequence = {self._thread: torch._C._autograd._get_sequence_nr()}
         self._forward_ops: dict[tuple[int, int], int] = {}
+        self._checkpoint_calls: dict[tuple[str | None, ...], tuple[str, int]] = {}
+        """By module and function of forward ops inside a checkpoint, where it was called: recomputing has no such
+        frame."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -378,6 +381,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         # Saved-tensor hooks detach() between the node's creation and its op: the number is the op's.
         sequences = range(0) if view and not torch.is_grad_enabled() else self._new_sequences()
         phase, module, line, sequence = self._context(site, sequences, sources)
+        checkpoint, line = self._checkpoint(phase, module, line, site)
         for created in sequences:
             self._forward_ops[self._here(), created] = index
         self._table.append(
@@ -394,6 +398,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             line=line,
             sequence=sequence,
             recompute=_recomputes(site),
+            checkpoint=checkpoint,
             host_read=None if why is None else (why, where),
         )
 
@@ -416,6 +421,25 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         if module or sequence is not None or any(tensor.requires_grad for tensor in sources):
             return "forward", module, here, sequence
         return "other", module, here, sequence
+
+    def _checkpoint(
+        self, phase: str, module: str, line: tuple[str | None, int | None, str | None], site: Site
+    ) -> tuple[tuple[str, int] | None, tuple[str | None, int | None, str | None]]:
+        """Where the checkpoint around an op was called, and the line of the op.
+
+        An op of a library's module that runs again has no frame of the user's but that of ``backward()``: its line is
+        that of the call.
+        """
+        if phase == "forward" and site.checkpoint_call is not None:
+            self._checkpoint_calls[module, line[0], line[2]] = site.checkpoint_call
+            self._checkpoint_calls[module,] = site.checkpoint_call
+            return site.checkpoint_call, line
+        if not _recomputes(site):
+            return None, line
+        call = self._checkpoint_calls.get((module, line[0], line[2])) or self._checkpoint_calls.get((module,))
+        if call is not None and site.engine_before_user:
+            return call, (*call, None)
+        return call, line
 
     def _backward_context(
         self, node: Any, site: Site, here: tuple[str | None, int | None, str | None]

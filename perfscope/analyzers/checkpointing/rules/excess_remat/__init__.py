@@ -16,6 +16,9 @@ How it is found:
     where allocator events were recorded. A compiler's own recomputation inside its kernels does not
     show in a trace.
 
+    The line is that of the call of `checkpoint` where the op graph has it, because the fix is there; the evidence
+    has the lines that run again.
+
     Where the op graph of a step was recorded (`perfscope run`) the step is simulated without the
     checkpoints, and the finding says which of these holds: the peak lies elsewhere, at a moment at which
     no checkpointed region is alive; the peak would be no higher without; everything would fit; another
@@ -76,7 +79,9 @@ from perfscope.analyzers.ops import spans_of_regions
 from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
 from perfscope.analyzers.time import (
     NO_WORK,
+    UNKNOWN_SITE,
     call_site,
+    graph_op,
     named_slices,
     per_step,
     program_records,
@@ -150,16 +155,23 @@ def _from_autograd(trace: Trace) -> Iterable[Finding]:
     bought = _by_region(regions, bargain)
     by_place: dict[Where, list[RecomputeRegion]] = {}
     for region in regions:
-        by_place.setdefault(_place(trace, region), []).append(region)
+        by_place.setdefault(_call(trace, region) or _place(trace, region), []).append(region)
     for where, members in by_place.items():
         yield _finding(trace, where, members, whole, bargain, bought)
 
 
+def _call(trace: Trace, region: RecomputeRegion) -> Where | None:
+    """Where the program calls the checkpoint of the region, which is where the fix is; ``None``: not recorded."""
+    ops = (graph_op(trace, row) for row in region.ops[:MOST_ASKED])
+    call = next((op.checkpoint for op in ops if op is not None and op.checkpoint is not None), None)
+    return None if call is None else Where(file=call[0], line=call[1], module=_place(trace, region).module)
+
+
 def _place(trace: Trace, region: RecomputeRegion) -> Where:
     """Where the re-run forward is written. Numbered copies of a module (Block_0, Block_1) are one place."""
-    sites = (call_site(trace, op) for op in region.ops[:MOST_ASKED])
-    site = next((site for site in sites if site.file is not None), call_site(trace, region.ops[0]))
-    module = site.module.rstrip("0123456789").rstrip("_") if site.module else None
+    sites = [site for op in region.ops[:MOST_ASKED] if (site := call_site(trace, op)).file is not None]
+    site = next((site for site in sites if site.exact), sites[0] if sites else UNKNOWN_SITE)
+    module = site.module.rstrip("0123456789").rstrip("_.") if site.module else None
     return Where(file=site.file, line=site.line, module=module)
 
 
@@ -191,6 +203,9 @@ def _finding(
     hidden = time.sum_ns - time.exposed_ns
     worst = sorted(members, key=lambda region: -region.time.exposed_ns)
     detail = f"{ops:,} ops in {len(members):,} regions, {format_ns(time.sum_ns)} in all"
+    repeated = _place(trace, worst[0]).label()
+    if repeated != where.label():
+        detail += f", most of it at {repeated}"
     if hidden > 0:
         detail += f", {format_ns(hidden)} of it hidden under other work"
     avoidable = 1.0
