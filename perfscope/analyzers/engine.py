@@ -34,6 +34,7 @@ from perfscope.analyzers.sections.programs import (
 )
 from perfscope.analyzers.source_code import with_code
 from perfscope.analyzers.time import (
+    DISTORTED,
     CoreSummary,
     DeviceTime,
     Generation,
@@ -42,6 +43,7 @@ from perfscope.analyzers.time import (
     bounded,
     core_summary,
     device_times,
+    distortion,
     generation,
     host_account,
     step_accounts,
@@ -485,6 +487,8 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
     if absent:
         reason = f"not recorded: {'; '.join(RECORDED[key] for key in absent)}"
         return Outcome(rule=rule.id, status="abstained", reason=reason, missing=tuple(absent))
+    if rule.id in DISTORTED and (distorted := trace.fact(distortion)) is not None:
+        return Outcome(rule=rule.id, status="abstained", reason=distorted)
     try:
         check = rule.plan if planned and rule.plan is not None else rule.check
         found = check(trace) if rule.rest is None else rule.rest(trace, others)

@@ -28,6 +28,7 @@ from perfscope.analyzers.time.compiled_regions import (
     user_line,
 )
 from perfscope.analyzers.time.cores import CoreSummary, core_summary, core_wait_share, waits_of_steps, with_busy_note
+from perfscope.analyzers.time.debugging import DISTORTED, distortion
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
@@ -91,6 +92,7 @@ from perfscope.analyzers.time.untraced import bounded
 
 __all__ = [
     "CAUSES",
+    "DISTORTED",
     "GRAPH_CALL",
     "HOST_AHEAD",
     "HOST_PARTS",
@@ -130,6 +132,7 @@ __all__ = [
     "device_busy",
     "device_records",
     "device_times",
+    "distortion",
     "divide",
     "exposed_communication",
     "exposed_until",

@@ -58,6 +58,22 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFact:
+    """A setting of the program, or a call of it that matters, at the user's line."""
+
+    name: str
+    """``anomaly_mode``, ``float64``, ``loader_start`` ..."""
+    value: str = ""
+    file: str | None = None
+    """As the user names it."""
+    line: int | None = None
+    count: int = 1
+    """How often it happened."""
+    total_ns: int | None = None
+    """Time of all together, without a profiler; ``None``: not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """One process with steps. ``directory`` is relative to the run directory."""
 
@@ -91,6 +107,7 @@ class Process:
     devices: tuple[Mapping[str, str | int], ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     """Versions as this process saw them."""
+    facts: tuple[ProgramFact, ...] = ()
     captures: tuple[Capture, ...] = ()
 
 

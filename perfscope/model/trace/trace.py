@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.model.compile_log import CompileLog
     from perfscope.model.documents.numerics import Numerics
+    from perfscope.model.documents.run import ProgramFact
     from perfscope.model.documents.stacks import SampledLoader
     from perfscope.model.flight_recorder import FlightRecord
     from perfscope.model.jax_log import CompileEvent, HostRead
@@ -183,6 +184,8 @@ class Trace:
     """The ``DataLoader``s that a run of ours saw the program iterate over."""
     core_facts: CoreFacts | None = None
     """What a run of ours knows of the cores that the process had."""
+    program_facts: tuple[ProgramFact, ...] = ()
+    """Settings of the program that a run of ours noted."""
     why_no_step: str | None = None
     """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
     judged_device: str | None = None

@@ -29,6 +29,7 @@ from perfscope.profiler.session.trial import ProcessInterventions
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.memory import MemoryRecorder
+from perfscope.profiler.torch.program_facts import ProgramFacts
 
 MOST_TIMES = 10_000
 """Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
@@ -72,6 +73,7 @@ class Session:
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._counting = StepCounting(wanted=not (self.options.times_only or self.options.numerics))
         self._stacks = StackCapture(message, lambda: self._counting.cores.read(traced=True))
+        self._facts = ProgramFacts()
         self._trial = ProcessInterventions(message) if message.trial else None
         self._finder = StepFinder(self.options, self, self._forget)
         self._process: Process | None = None
@@ -111,6 +113,7 @@ class Session:
                     self.options, place=self._place, announce=self._write, counts=lambda: self._finder.completed
                 )
                 self._compile.start()
+                self._facts.watch()
                 self._memory.listen()
                 self._stacks.watch_loaders()
             self._numerics.start(framework)
@@ -335,7 +338,7 @@ class Session:
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
-        for side in (self._memory, self._compile, self._jax, self._stacks, self._counting, self._numerics):
+        for side in (self._memory, self._compile, self._jax, self._stacks, self._counting, self._numerics, self._facts):
             if side is not None:
                 side.stop()
 
@@ -400,6 +403,7 @@ class Session:
             torch_compilations=self._compile.compilations
             if self._compile is not None and self._compile.looks
             else None,
+            facts=self._facts.noted(),
             captures=tuple(captures),
         )
         # The program waits for this, and a slow disk must not be felt between its steps.

@@ -15,10 +15,11 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 from perfscope.profiler.patching import Undo as Undo
-from perfscope.profiler.patching import replace, undo_all
+from perfscope.profiler.patching import replace, undo_all, wrap
 
 PRIVATE: dict[str, str] = {
     "autograd node that runs": "torch._C._current_autograd_node",
@@ -342,3 +343,29 @@ def without_overrides() -> AbstractContextManager[Any]:
     torch: Any = sys.modules.get("torch")
     disable = None if torch is None else getattr(torch._C, "DisableTorchFunction", None)
     return nullcontext() if disable is None else disable()
+
+
+# Anomaly mode ------------------------------------------------------------------------------------------------------
+
+
+def time_anomaly_stacks(kept: Callable[[int], None]) -> Undo | None:
+    """Have ``kept(begin_ns)`` called after each stack that anomaly mode takes; ``None`` where torch hides them.
+
+    ``begin_ns``: ``perf_counter_ns`` before it. torch takes one for each node of the graph, in the forward pass.
+    """
+    stacks: Any = sys.modules.get("torch.fx.traceback")
+    if not callable(getattr(stacks, "format_stack", None)):
+        return None
+
+    def make(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
+        def format_stack() -> list[str]:
+            begin = perf_counter_ns()
+            lines = original()
+            # The last line is the call above, which torch would print with an error.
+            lines = lines[:-1] if lines and __file__ in lines[-1] else lines
+            kept(begin)
+            return lines
+
+        return format_stack
+
+    return wrap(stacks, "format_stack", make)

@@ -400,6 +400,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         allocator_counters=_counters(process),
         loaders=() if main is None else main.loaders,
         core_facts=None if main is None else main.core_facts,
+        program_facts=process.facts,
         why_no_step=why_no_step(part.run, process) if captured.op_graph is None and not hlo else None,
         **logs,
     )

@@ -1,0 +1,114 @@
+"""A mode for finding errors is on: it slows every op of the program.
+
+Why it costs:
+    Anomaly mode of autograd keeps a Python stack of each op of the forward pass, and in the backward pass checks each
+    result for NaN, which reads it on the host. The device waits after every node of the graph.
+    `CUDA_LAUNCH_BLOCKING=1` makes the host wait for every kernel. Deterministic algorithms fill all new memory.
+
+How it is found:
+    Anomaly mode by its checks: `aten::isnan` on the results of at least half of the autograd nodes. The cost is the
+    time of the checks in the recorded steps, and of the stacks, which `perfscope run` times without a profiler; it
+    also records the line that turns the mode on. Variables of the environment are those of the run; the cost of
+    blocking launches is the time in which the device idles. Filled memory is timed by the `fill_` inside of `empty`.
+    While anomaly mode is on, rules that would describe its reads and small kernels are not evaluated: `host_sync`,
+    `host_bound`, `launch_bound`, `small_kernels`, `unfused_ops`, `unexplained_idle`.
+
+Fix:
+    Turn it on for the step that fails, and only there::
+
+        with torch.autograd.detect_anomaly():
+            loss.backward()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from perfscope.analyzers.time.account import step_accounts
+from perfscope.analyzers.time.debugging import anomaly_mode
+from perfscope.analyzers.time.records import op_records
+from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.model.finding import Finding, Where
+from perfscope.model.trace import MISSING, Trace
+
+LEAST_SHARE = 0.01
+"""Of the step: less drowns in the spread between steps."""
+
+examined = op_records
+
+_STACKS = " Each op of the forward pass keeps a Python stack ({count:,} per step)."
+
+
+def check(trace: Trace) -> Iterator[Finding]:
+    """One finding for each mode that costs time."""
+    yield from _anomaly(trace)
+    yield from _blocking_launches(trace)
+    yield from _filled_memory(trace)
+
+
+def _anomaly(trace: Trace) -> Iterator[Finding]:
+    anomaly, whole = trace.fact(anomaly_mode), whole_ns(trace)
+    if anomaly is None:
+        return
+    yield Finding(
+        subject="anomaly mode",
+        title=f"anomaly mode of autograd is on: {anomaly.checks:,} checks for NaN per step",
+        detail="The host reads the result of each node of the backward pass."
+        + _STACKS.format(count=anomaly.stacks)
+        + ("" if anomaly.stack_ns is not None else " The time of these stacks is not known and not in the cost."),
+        **timed_cost(trace, min(anomaly.cost_ns, whole), whole),
+        where=anomaly.where,
+        evidence=(
+            {"what": "checks for NaN", "per_step": anomaly.checks, "time_ns": anomaly.check_ns},
+            {"what": "Python stacks", "per_step": anomaly.stacks, "time_ns": anomaly.stack_ns},
+        ),
+        advice="Turn anomaly mode off here: remove `set_detect_anomaly(True)` or `detect_anomaly()`. It is for finding "
+        "the op that makes a NaN, and slows every op.",
+    )
+
+
+def _blocking_launches(trace: Trace) -> Iterator[Finding]:
+    if _setting(trace, "cuda_launch_blocking") is None or "device_work" not in trace.recorded:
+        return
+    whole = whole_ns(trace)
+    idle = max((account.whole_ns - account.busy_ns for account in trace.fact(step_accounts)), default=0)
+    if idle < LEAST_SHARE * whole:
+        return
+    yield Finding(
+        subject="blocking launches",
+        title="CUDA_LAUNCH_BLOCKING is set: the host waits for every kernel",
+        detail="The next kernel is launched when the one before has ended, so the device idles between them.",
+        **timed_cost(trace, idle, whole),
+        where=Where(),
+        evidence=({"what": "idle device", "time_ns": idle},),
+        advice="Unset CUDA_LAUNCH_BLOCKING; it is for finding the line of a kernel that fails.",
+    )
+
+
+def _filled_memory(trace: Trace) -> Iterator[Finding]:
+    if _setting(trace, "deterministic_algorithms") != "true":
+        return
+    slices = trace.rows["slices"]
+    fills = [code for code, text in enumerate(trace.strings) if text == "aten::fill_"]
+    makes = [code for code, text in enumerate(trace.strings) if text.startswith(("aten::empty", "aten::resize_"))]
+    parents = slices["parent"]
+    below = (parents != MISSING) & np.isin(slices["name"][np.maximum(parents, 0)], makes)
+    rows = np.flatnonzero(below & np.isin(slices["name"], fills))
+    cost, whole = int((slices["end_ns"][rows] - slices["start_ns"][rows]).sum()), whole_ns(trace)
+    if cost < LEAST_SHARE * whole:
+        return
+    yield Finding(
+        subject="filled memory",
+        title=f"deterministic mode fills new memory: {len(rows):,} times",
+        detail="torch.use_deterministic_algorithms fills each tensor of torch.empty with a fixed value.",
+        **timed_cost(trace, cost, whole),
+        where=Where(op="aten::fill_"),
+        evidence=({"what": "fill_", "count": len(rows), "time_ns": cost},),
+        advice="Set torch.utils.deterministic.fill_uninitialized_memory = False; algorithms stay deterministic.",
+    )
+
+
+def _setting(trace: Trace, name: str) -> str | None:
+    return next((fact.value for fact in trace.program_facts if fact.name == name), None)

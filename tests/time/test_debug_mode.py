@@ -1,0 +1,98 @@
+"""Modes for finding errors that were left on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.registry import load_rule
+from perfscope.model.documents.run import ProgramFact
+from perfscope.model.trace import Trace
+from tests.build import EVERYTHING, TraceBuilder
+
+RULE = load_rule("debug_mode")
+CPU = EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls", "waiting_calls"}
+LINE = ProgramFact(name="anomaly_mode", value="checks for NaN", file="train.py", line=4)
+
+
+def backward(*, checked: int, nodes: int = 4, recorded: frozenset[str] = CPU) -> TraceBuilder:
+    """A step of 1,000 us with nodes of 100 us, of which the last 40 us check for NaN in ``checked`` of them."""
+    builder = TraceBuilder(recorded=recorded)
+    builder.step(1, 0, 1000)
+    for node in range(nodes):
+        at = 100.0 * node
+        builder.op(
+            f"autograd::engine::evaluate_function: {'AddmmBackward0' if node else 'AccumulateGrad'}", at, at + 100
+        )
+        builder.op("AddmmBackward0", at, at + 50)
+        builder.op("aten::item", at + 10, at + 20)  # a read of the program's own function
+        if node < checked:
+            builder.op("aten::isnan", at + 60, at + 70)
+            builder.op("aten::_is_any_true", at + 70, at + 90)
+            builder.op("aten::any", at + 72, at + 88)
+            builder.op("aten::item", at + 90, at + 100)
+    return builder
+
+
+def with_facts(builder: TraceBuilder, *facts: ProgramFact) -> Trace:
+    return replace(builder.build(), program_facts=facts)
+
+
+def test_anomaly_mode_costs_its_checks_and_stacks_at_the_line_that_turns_it_on() -> None:
+    stacks = ProgramFact(name="anomaly_stacks", count=10, total_ns=500_000)  # 50 us each, of 3 nodes with stacks
+    outcome = judge(RULE, with_facts(backward(checked=4), LINE, stacks))
+    (finding,) = outcome.findings
+    assert finding.cost_ns == 4 * 40_000 + 3 * 50_000
+    assert (finding.where.file, finding.where.line) == ("train.py", 4)
+    assert "4 checks for NaN per step" in finding.title
+
+
+def test_a_trace_of_another_tool_has_the_checks_and_no_line() -> None:
+    (finding,) = judge(RULE, backward(checked=4).build()).findings
+    assert (finding.cost_ns, finding.where.file) == (160_000, None)
+
+
+def test_below_half_of_the_nodes_the_program_checks_for_itself() -> None:
+    assert judge(RULE, backward(checked=2).build()).status == "flagged"
+    assert judge(RULE, backward(checked=1).build()).status == "clean"
+
+
+def test_consequences_of_anomaly_mode_are_not_judged() -> None:
+    analysis = analyze(backward(checked=4).build())
+    for rule in ("host_sync", "host_bound", "launch_bound", "small_kernels", "unfused_ops"):
+        assert analysis[rule].status == "abstained"
+    assert "anomaly mode" in (analysis["host_bound"].reason or "")
+    assert "anomaly mode" not in (analyze(backward(checked=0).build())["host_bound"].reason or "")
+
+
+def blocking(idle_us: float) -> Trace:
+    builder = TraceBuilder()
+    builder.step(1, 0, 1000)
+    builder.kernel("gemm", 0, 1000 - idle_us)
+    return with_facts(builder, ProgramFact(name="cuda_launch_blocking", value="1"))
+
+
+def test_blocking_launches_cost_at_most_the_idle_time() -> None:
+    (finding,) = judge(RULE, blocking(300)).findings
+    assert finding.cost_ns == 300_000
+    assert judge(RULE, blocking(9)).status == "clean"
+    assert judge(RULE, replace(blocking(300), program_facts=())).status == "clean"
+
+
+def deterministic(fill_us: float, below: str = "aten::empty") -> Trace:
+    builder = TraceBuilder(recorded=CPU)
+    builder.step(1, 0, 1000)
+    builder.op(below, 0, 500)
+    builder.op("aten::fill_", 0, fill_us)
+    return with_facts(builder, ProgramFact(name="deterministic_algorithms", value="true"))
+
+
+def test_memory_that_deterministic_algorithms_fill() -> None:
+    (finding,) = judge(RULE, deterministic(10)).findings
+    assert finding.cost_ns == 10_000
+    assert judge(RULE, deterministic(9)).status == "clean"
+    assert judge(RULE, deterministic(100, below="aten::zeros")).status == "clean"
+
+
+def test_without_ops_it_abstains() -> None:
+    assert judge(RULE, backward(checked=4, recorded=frozenset({"steps"})).build()).status == "abstained"
