@@ -23,6 +23,11 @@ How it is found:
     products whose 16-bit operands the CPU backend itself widened are not, nor is float64 where most of the
     program's products are in it.
 
+    Also in compiled XLA programs: products of 16-bit weights whose other factor is float32, from a tenth of the
+    arithmetic on. JAX promotes bfloat16 with float32 to float32, so one float32 scale or table widens all that is
+    computed from it. The line is where that argument is read, else the first cast of the program that leads there.
+    Products that a backward pass alone has are left out: sums in float32 have float32 gradients.
+
     In planned PyTorch programs (`perfscope compile`) by the dtype of each product's operands and by what
     `torch.set_float32_matmul_precision` was told. The saving is modelled: arithmetic at the float32 peak, or
     bytes through memory, less the same in the fast precision. Where most of the multiplying of such a program

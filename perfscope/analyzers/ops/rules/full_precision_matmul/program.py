@@ -17,6 +17,7 @@ from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import roof_of
 from perfscope.analyzers.hlo.views import Fusions, fusions_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
+from perfscope.analyzers.ops.rules.full_precision_matmul.widened import first_forward, widened_products
 from perfscope.analyzers.programs.saving import Part, Price, price, priced
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.severity import Severity
@@ -36,6 +37,9 @@ _FULL = frozenset({"highest", "dot_f32_f32_f32"})
 """What asks for full float32. ``high`` and the emulations by bfloat16 run on matrix cores."""
 
 _NARROW = frozenset({"bf16", "f16", "f8e4m3", "f8e4m3fn", "f8e4m3fnuz", "f8e4m3b11fnuz", "f8e5m2", "f8e5m2fnuz"})
+
+
+_NARROW_KIND = {"bf16": Product("bf16"), "f16": Product("f16")}
 
 
 class _Full(Struct, frozen=True, kw_only=True):
@@ -68,6 +72,48 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         if flops >= MIN_FLOPS_SHARE * total if saving is None else saving.severity != "low":
             found.sort(key=lambda product: -product.row.total.flops)
             yield _finding(trace, dtype, where, found, total, saving, on_cpu=on_cpu)
+    yield from _promoted(trace, judged, total, on_cpu=on_cpu)
+
+
+def _promoted(trace: Trace, judged: list[ModuleCost], total: int, *, on_cpu: bool) -> Iterator[Finding]:
+    """One finding for all products of 16-bit factors that run in float32, at the first line that widens."""
+    found = [product for cost in judged for product in widened_products(cost)]
+    flops = sum(product.row.total.flops for product in found)
+    if not found or flops < MEDIUM_FLOPS_SHARE * total:
+        return
+    full = [_Full(cost=one.cost, row=one.row, kind=_NARROW_KIND[one.narrow]) for one in found]
+    saving = None if on_cpu else price(trace, _parts(trace, full, fast=_NARROW_KIND[found[0].narrow]))
+    if saving is not None and saving.severity == "low":
+        return
+    first, narrow = first_forward(found), {"bf16": "bfloat16", "f16": "float16"}[found[0].narrow]
+    at = first.row.instruction if first.widens is None else first.widens
+    where = where_of(at)
+    met = f", where it meets float32 {first.argument}" if first.argument else ""
+    finding = Finding(
+        subject=f"{narrow} products in float32",
+        title=f"{len(found):,} matrix product{'s' if len(found) > 1 else ''} of {narrow} weights in float32: "
+        f"{100 * flops / total:.0f}% of the arithmetic",
+        detail=f"The first line that widens is {at.file or 'not known'}{f':{at.line}' if at.line else ''}{met}. "
+        f"A {narrow} value becomes float32 there, and so does all that is computed from it.",
+        severity="medium",
+        basis="structural",
+        where=Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module),
+        evidence=tuple(
+            {
+                "product": one.row.instruction.name,
+                "program": one.cost.module.name,
+                "from": one.row.instruction.op_name[-120:] or None,
+                "widened_at": None if one.widens is None else f"{one.widens.file}:{one.widens.line}",
+                "meets": one.argument or None,
+                "gflops": one.row.total.flops / 1e9,
+            }
+            for one in found[:MOST_ROWS]
+        ),
+        spans=spans_of_parts(trace, _parts(trace, full)),
+        advice=f"Cast what is float32 there to {narrow} ({first.argument or 'x'}.astype(jnp.{narrow})), or the result "
+        f"before the product (h.astype(jnp.{narrow})). Sums stay in float32 with preferred_element_type=jnp.float32.",
+    )
+    yield priced(finding, saving)
 
 
 def _all(cost: ModuleCost) -> list[_Full]:
@@ -112,8 +158,8 @@ def _widened(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> bool:
     )
 
 
-def _parts(trace: Trace, found: Iterable[_Full]) -> list[Part]:
-    """By kernel: its roof as it is, less its roof in the fast precision."""
+def _parts(trace: Trace, found: Iterable[_Full], fast: Product | None = None) -> list[Part]:
+    """By kernel: its roof as it is, less its roof in the fast precision; ``fast``: of all its float32 products."""
     known = trace.fact(program_device)
     holders = {id(product.cost): kernels_of(product.cost) for product in found}
     kernels: dict[int, tuple[ModuleCost, InstructionCost]] = {}
@@ -124,26 +170,29 @@ def _parts(trace: Trace, found: Iterable[_Full]) -> list[Part]:
         Part(
             module=cost.module,
             instructions=(kernel.instruction.name,),
-            modelled_ns=None if known is None else _saved_ns(kernel, known.device),
+            modelled_ns=None if known is None else _saved_ns(kernel, known.device, fast),
         )
         for cost, kernel in kernels.values()
     ]
 
 
-def _saved_ns(kernel: InstructionCost, device: Device) -> float | None:
+def _saved_ns(kernel: InstructionCost, device: Device, fast: Product | None) -> float | None:
     """In one run of the program; ``None`` where a peak is not known."""
-    fast = replace(kernel, once=_in_fast(kernel.once))
-    slow_roof, fast_roof = roof_of(kernel, device), roof_of(fast, device)
+    slow_roof = roof_of(kernel, device)
+    fast_roof = roof_of(replace(kernel, once=_in_fast(kernel.once, fast)), device)
     if slow_roof.compute_ns is None or fast_roof.compute_ns is None:
         return None
     return max(0.0, slow_roof.roof_ns - fast_roof.roof_ns) * kernel.runs
 
 
-def _in_fast(cost: Cost) -> Cost:
-    """The same with its full-precision products as float32 ones that ask for nothing."""
+def _in_fast(cost: Cost, fast: Product | None) -> Cost:
+    """The same with its full-precision products as plain float32 ones, or with all float32 ones as ``fast``."""
     products: dict[Product, int] = defaultdict(int)
     for kind, flops in cost.products.items():
-        products[Product("f32") if _is_full(kind) else kind] += flops
+        if fast is not None:
+            products[fast if kind.dtype == "f32" else kind] += flops
+        else:
+            products[Product("f32") if _is_full(kind) else kind] += flops
     return replace(cost, products=dict(products))
 
 
