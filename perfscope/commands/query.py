@@ -23,11 +23,15 @@ MOST_WIDTH = 80
 @click.argument("sql", required=False)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the answer.")
 @click.option("--limit", type=click.IntRange(min=0), default=40, show_default=True, help="Rows shown as text; 0: all.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, metavar="SECONDS",
+    help="Stop the query after this time.",
+)  # fmt: skip
 @click.option("--tables", is_flag=True, help="List the tables with their columns.")
 @selection_options
 @verbose_option
 def query(
-    path: str | None, sql: str | None, form: str, limit: int, tables: bool, verbose: bool,
+    path: str | None, sql: str | None, form: str, limit: int, timeout: float, tables: bool, verbose: bool,
     steps: str | None, ranks: str | None, time: str | None,
 ) -> int:  # fmt: skip
     """Answer SQL over the tables of a run, a trace file or a folder of traces.
@@ -47,7 +51,7 @@ def query(
             raise UsageError(f"query: no query is called {sql}; first the traces, then one of {', '.join(QUERIES)}")
         text = QUERIES[sql].sql if sql in QUERIES else sql
         database = Database(load_selected(path, parse_selection(steps, ranks, time)).traces)
-        answer = database.query(text)
+        answer = database.query(text, timeout)
         _print(answer, form, limit)
         if answer.empty:
             empty = ", ".join(database.empty_tables(text))
@@ -57,7 +61,7 @@ def query(
 
 def _print(answer: pd.DataFrame, form: str, limit: int) -> None:
     if form == "csv":
-        click.echo(answer.to_csv(index=False), nl=False)
+        click.echo(answer.map(_no_formula).to_csv(index=False), nl=False)
         return
     if form == "json":
         click.echo(answer.to_json(orient="records", date_format="iso", indent=1))
@@ -77,6 +81,11 @@ def _print(answer: pd.DataFrame, form: str, limit: int) -> None:
     show(table, piped_width=sum(min(width, MOST_WIDTH) + 2 for width in widths))
     if len(rows) < len(answer):
         click.echo(f"{len(answer) - len(rows):,} more rows; --limit 0 shows all")
+
+
+def _no_formula(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula (``=``, ``+``, ``-`` or ``@`` first) with a quote before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _cell(value: Any) -> str:

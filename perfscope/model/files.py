@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+
+def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
+    """Encode ``value`` as UTF-8 JSON; a byte of a path or argument that is not UTF-8 becomes ``?``.
+
+    Python keeps such a byte as half of a surrogate pair, which strict JSON readers refuse.
+    """
+    separators = (",", ":") if indent is None else None
+    return json.dumps(value, ensure_ascii=False, indent=indent, separators=separators).encode("utf-8", "replace")
 
 
 def is_stream(target: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -27,9 +29,11 @@ class _Entry(msgspec.Struct):
 def read_safetensors(file: Path) -> tuple[list[Weight], Arrays]:
     """Floating-point arrays of a file, 16-bit ones widened to float32, as weights of a PyTorch state dict.
 
-    ``DataError`` in one line where it is missing or no safetensors file.
+    ``DataError`` in one line where it is missing, is not a safetensors file, or its header does not describe its data.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise DataError(f"{file}: not a regular file")
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             if not 2 <= size <= MOST_HEADER:
@@ -41,10 +45,11 @@ def read_safetensors(file: Path) -> tuple[list[Weight], Arrays]:
             data = np.frombuffer(stream.read(), np.uint8)
         header.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+        _check_offsets(file, entries.values(), len(data))
         arrays = {name: _array(entry, data) for name, entry in entries.items() if entry.dtype in _DTYPES}
     except OSError as error:
         raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{file}: not a safetensors file, or cut off") from error
     weights = [
         Weight(name=name, shape=array.shape, dtype=_NAMES[entries[name].dtype], kind=_kind(name, array.ndim))
@@ -53,8 +58,21 @@ def read_safetensors(file: Path) -> tuple[list[Weight], Arrays]:
     return weights, arrays
 
 
+def _check_offsets(file: Path, entries: Iterable[_Entry], size: int) -> None:
+    """``DataError`` unless the arrays fill the ``size`` bytes of data one after the other, as the format requires."""
+    position = 0
+    for begin, end in sorted(entry.data_offsets for entry in entries):
+        if begin != position or end < begin:
+            raise DataError(f"{file}: the arrays in its header overlap or leave gaps in the data")
+        position = end
+    if position != size:
+        raise DataError(f"{file}: its header describes {position:,} bytes of data, the file has {size:,}")
+
+
 def _array(entry: _Entry, data: np.ndarray) -> np.ndarray:
     begin, end = entry.data_offsets
+    if min(entry.shape, default=0) < 0 or end - begin != math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize:
+        raise ValueError(entry.shape)
     flat = data[begin:end].view(_DTYPES[entry.dtype])
     if entry.dtype == "BF16":
         flat = (flat.astype(np.uint32) << np.uint32(16)).view(np.float32)

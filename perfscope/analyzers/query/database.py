@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from perfscope.analyzers.query.frames import DERIVED, frame_of
 from perfscope.model.errors import NotStartedError, UsageError
 from perfscope.model.trace import TABLES, Trace
+from perfscope.model.untrusted_text import clean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +24,8 @@ MOST_ERROR = 400
 WHOLE = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"})
 EXACT = 2**53
 """Whole numbers below this are exact as floats."""
+NO_FRAME = ("HUGEINT", "UHUGEINT", "UUID", "BIT", "BLOB")
+"""Types that pandas frames lose digits of or cannot hold: their rows are fetched as Python values."""
 
 
 def table_names() -> tuple[str, ...]:
@@ -38,26 +44,38 @@ class Database:
             raise NotStartedError("query needs duckdb: pip install 'perfscope[sql]'") from error
         self._traces = tuple(traces)
         self._error: type[Exception] = duckdb.Error
+        self._interrupted: type[Exception] = duckdb.InterruptException
         self._connection: Any = duckdb.connect(":memory:", config={"enable_external_access": False})
         self._connection.execute("set lock_configuration = true")
         self._rows: dict[str, int] = {}
 
-    def query(self, sql: str) -> pd.DataFrame:
-        """The answer; ``UsageError`` with the database's own first line if it is wrong."""
+    def query(self, sql: str, limit_s: float | None = None) -> pd.DataFrame:
+        """The answer; ``UsageError`` with the database's own first line if it is wrong or takes over ``limit_s``.
+
+        A column's name may come from the trace (``pivot``); it is cleaned as other text of a trace is.
+        """
         for name in _named(sql):
             if name not in self._rows:
                 frame = frame_of(name, self._traces)
                 self._connection.register(name, frame)
                 self._rows[name] = len(frame)
+        clock = threading.Timer(limit_s or 0, self._connection.interrupt)
+        if limit_s is not None:
+            clock.start()
         try:
             result = self._connection.execute(sql)
+            if result is None or not result.description:
+                raise UsageError("query: the statement has no answer; begin it with SELECT or FROM")
             kinds = [str(column[1]) for column in result.description]
-            answer: pd.DataFrame = result.df()
+            answer = _fetched(result, kinds)
+        except self._interrupted as error:
+            raise UsageError(f"query: stopped after {limit_s:g} s; --timeout allows more") from error
         except self._error as error:
             said = " ".join(str(error).split())[:MOST_ERROR]
             raise UsageError(f"query: {said} (tables: {', '.join(table_names())})") from error
-        whole = [name for name, kind in zip(answer.columns, kinds, strict=True) if kind in WHOLE]
-        return _as_whole(answer, whole)
+        finally:
+            clock.cancel()
+        return answer
 
     def empty_tables(self, sql: str) -> tuple[str, ...]:
         """Which tables of a query that was answered have no row in these traces."""
@@ -65,10 +83,48 @@ class Database:
         return tuple(name for name in _named(sql) if name in read and self._rows.get(name) == 0)
 
 
-def _as_whole(answer: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Whole numbers as such: pandas has those beside missing ones, and duckdb's sums of 128 bits, as floats.
+def _fetched(result: Any, kinds: Sequence[str]) -> pd.DataFrame:
+    import pandas as pd
 
-    Those that a float does not hold exactly stay floats.
+    names = _different([" ".join(clean(str(column[0])).split()) for column in result.description])
+    if any(kind in NO_FRAME for kind in kinds):
+        rows = [tuple(map(_plain, row)) for row in result.fetchall()]
+        return pd.DataFrame({name: _column([row[place] for row in rows]) for place, name in enumerate(names)})
+    answer: pd.DataFrame = result.df()
+    answer.columns = pd.Index(names)
+    return _as_whole(answer, [name for name, kind in zip(names, kinds, strict=True) if kind in WHOLE])
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """``a, a`` as ``a, a_2``: every column has a name of its own."""
+    used: dict[str, None] = {}
+    for name in names:
+        free = (f"{name}_{number}" for number in count(2))
+        used[name if name not in used else next(other for other in free if other not in used)] = None
+    return list(used)
+
+
+def _column(values: list[Any]) -> pd.Series[Any]:
+    import pandas as pd
+
+    if {type(value) for value in values} in ({int}, {int, type(None)}):
+        return pd.Series(values, dtype="Int64")
+    return pd.Series(values, dtype=object).infer_objects()
+
+
+def _plain(value: object) -> object:
+    """Bytes as hexadecimal digits, whole numbers that JSON readers lose digits of and ids as text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, int):
+        return value if abs(value) < EXACT else str(value)
+    return str(value) if isinstance(value, UUID) else value
+
+
+def _as_whole(answer: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Columns of whole numbers that pandas made floats of (because values are missing) as whole numbers again.
+
+    Columns with a value that a float does not hold exactly stay floats.
     """
     floats = [name for name in names if answer[name].dtype.kind == "f"]
     exact = [name for name in floats if (answer[name].dropna().abs() < EXACT).all()]

@@ -151,7 +151,10 @@ def _serve(work: Callable[[Any], Any], line: Connection, inherited: Sequence[Con
             os._exit(1)  # what is left of the memory is not to be trusted; the task is tried again, alone
         except Exception as error:
             done, problem = None, _picklable(error)
-        line.send((done, problem))
+        try:
+            line.send((done, problem))
+        except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+            line.send((LostTask(why=f"cannot be sent between processes: {type(error).__name__}: {error}"), None))
 
 
 def _picklable(error: Exception) -> Exception:

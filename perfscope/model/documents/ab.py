@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Literal
 
 from perfscope.model.documents.trial_report import ProcessTrial
 from perfscope.model.errors import DataError, UsageError
-from perfscope.model.files import write_atomically
+from perfscope.model.files import json_bytes, write_atomically
 from perfscope.model.untrusted_text import MASK, scrub_command
 
 Arm = Literal["base", "head"]
@@ -219,7 +218,7 @@ class AbState:
 
     def add(self, launch: Launch) -> None:
         """Keep a launch, on disk first."""
-        line = json.dumps(dataclasses.asdict(launch)).encode() + b"\n"
+        line = json_bytes(dataclasses.asdict(launch)) + b"\n"
         try:
             with (self.directory / LAUNCHES_FILE).open("ab") as stream:
                 stream.write(line)
@@ -239,7 +238,7 @@ def begin(directory: Path, plan: AbPlan) -> AbState:
         "build": redacted_build(plan.build),
     }
     try:
-        write_atomically(directory / PLAN_FILE, json.dumps(raw, indent=1).encode())
+        write_atomically(directory / PLAN_FILE, json_bytes(raw, indent=1))
     except OSError as error:
         raise DataError(f"{directory}: cannot be written: {error.strerror or error}") from error
     return AbState(directory, plan, ())

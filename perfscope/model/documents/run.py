@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import signal
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from perfscope.model.errors import DataError
+from perfscope.model.files import json_bytes
 
 RUN_SCHEMA = "perfscope.run/1"
 PROCESS_SCHEMA = "perfscope.process/1"
@@ -180,7 +180,7 @@ class Run:
 
 def dump(manifest: Run | Process) -> bytes:
     """A manifest as UTF-8 JSON."""
-    return json.dumps(_to_json(dataclasses.asdict(manifest)), indent=1).encode()
+    return json_bytes(_to_json(dataclasses.asdict(manifest)), indent=1)
 
 
 def load_run(path: Path) -> Run:

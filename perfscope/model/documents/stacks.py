@@ -10,11 +10,11 @@ Only the standard library is imported at the top: it is written from inside the 
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from perfscope.model.errors import DataError
+from perfscope.model.files import json_bytes
 
 STACKS_SCHEMA = "perfscope.stacks/1"
 STACKS_FILE = "stacks.json.gz"
@@ -92,7 +92,7 @@ class StackSamples:
 
 def dump_stacks(samples: StackSamples) -> bytes:
     """As gzipped JSON."""
-    return gzip.compress(json.dumps(asdict(samples), separators=(",", ":")).encode(), 1, mtime=0)
+    return gzip.compress(json_bytes(asdict(samples)), 1, mtime=0)
 
 
 def load_stacks(path: Path) -> StackSamples:

@@ -6,13 +6,13 @@ It is written inside the program's process, which may have no msgspec.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from perfscope.model.errors import DataError
+from perfscope.model.files import json_bytes
 
 REPORT_FILE = "trial-{pid}.json"
 """In the directory of a launch, one for each process."""
@@ -84,4 +84,4 @@ def read_reports(run: Path) -> tuple[ProcessTrial, ...]:
 
 def dump(report: ProcessTrial) -> bytes:
     """A report as JSON."""
-    return json.dumps(dataclasses.asdict(report)).encode()
+    return json_bytes(dataclasses.asdict(report))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from perfscope.model.files import write_atomically
+from perfscope.model.files import json_bytes, write_atomically
 from perfscope.profiler.jax import compat
 from perfscope.profiler.source_files import SourceFiles
 
@@ -57,8 +56,8 @@ class RecordLog:
                 return
             self._written = len(self._records) + self.dropped
             head = {"schema": self._schema, "records": len(self._records), "dropped": self.dropped, **facts}
-            text = "".join(json.dumps(line) + "\n" for line in (head, *self._records))
-        write_atomically(path, text.encode(), durable=False)
+            content = b"".join(json_bytes(line) + b"\n" for line in (head, *self._records))
+        write_atomically(path, content, durable=False)
 
 
 class Site(NamedTuple):

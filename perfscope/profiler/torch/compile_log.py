@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from perfscope.model.capture import CaptureOptions, Level
 from perfscope.model.compile_log import FUSION_FILE, FUSION_SCHEMA, STEPS_FILE, STEPS_SCHEMA
 from perfscope.model.documents.run import Capture
-from perfscope.model.files import write_atomically
+from perfscope.model.files import json_bytes, write_atomically
 from perfscope.profiler.session.steps import Source
 from perfscope.profiler.torch import compat
 
@@ -571,4 +571,4 @@ class TorchCompileCapture:
             "spans": [dict(zip(keys, span, strict=True)) for span in spans],
             "marks": [{"step": number, "time_ns": time} for number, time in self._marks],
         }
-        write_atomically(path, json.dumps(document).encode(), durable=False)
+        write_atomically(path, json_bytes(document), durable=False)

@@ -8,7 +8,6 @@ the CPU allocator does not tell of blocks that it gave out before.
 from __future__ import annotations
 
 import gzip
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 from perfscope.model.documents.run import Capture
-from perfscope.model.files import write_atomically
+from perfscope.model.files import json_bytes, write_atomically
 from perfscope.profiler.patching import Undo
 
 # Names of parameters and buffers: which ``nn.Module`` holds each, without asking the garbage collector.
@@ -226,7 +225,7 @@ class TorchTensorsCapture:
             return []
         path = directory / FILE
         if self._changed:
-            content = gzip.compress(json.dumps(_document(self._listings)).encode(), 1, mtime=0)
+            content = gzip.compress(json_bytes(_document(self._listings)), 1, mtime=0)
             write_atomically(path, content, durable=False)
             self._changed = False
         return [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 from perfscope.analyzers.hlo.scope import scope_of
 
-NO_PRODUCTS: Mapping[Product, int] = MappingProxyType({})
+NO_PRODUCTS: Mapping[Product, int] = {}
 
 
 @dataclass(frozen=True, slots=True, order=True)

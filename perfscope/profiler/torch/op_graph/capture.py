@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import PerfscopeError, UsageError
-from perfscope.model.files import write_atomically
+from perfscope.model.files import json_bytes, write_atomically
 from perfscope.model.op_graph import OP_GRAPH_SCHEMA
 from perfscope.profiler.torch import compat
 
@@ -272,7 +271,7 @@ class OpTable:
             "live_out": self._live_out,
             "parameters": sorted(self._parameters),
         }
-        text = json.dumps(document, separators=(",", ":")).encode()
+        text = json_bytes(document)
         # mtime 0: the same step gives the same bytes.
         content = gzip.compress(text, mtime=0) if path.name.endswith(".gz") else text
         write_atomically(path, content, durable=False)
