@@ -28,6 +28,7 @@ from perfscope.analyzers.readers.load import (
     Task,
     TaskResult,
     assemble,
+    different,
     discover,
     is_remote,
     of_ranks,
@@ -175,7 +176,7 @@ def _scale_out() -> Any:
 def _inputs(paths: Sequence[str | Path]) -> list[Input]:
     remote = [str(path) for path in paths if is_remote(path)]
     if not remote:
-        return list(map(discover, paths))
+        return list(map(discover, different(paths)))
     _check_distinct(remote)
     inputs: list[Input] = []
     for path in paths:

@@ -193,6 +193,9 @@ def run(
         if not quiet and recorded.leads:
             _say_alone(recorded)
         return recorded.code  # the first task speaks for all
+    if recorded.lost is not None:  # also with --quiet: a lost run is never expected
+        print(f"perfscope: {recorded.lost}", file=sys.stderr)
+        return recorded.code
     discarded = discard_if_empty(recorded)
     if not quiet:
         _say_captures(recorded, kept=not discarded, reports=not no_report)

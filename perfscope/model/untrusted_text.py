@@ -61,9 +61,9 @@ _QUERY = re.compile(rf"(?i)([?&;](?:{_WORD}|[\w-]*signature|sig|key)=)(?!\[hidde
 _OPTION = re.compile(rf"(?i)(?<![\w-])(--{_WORD}\s+)([^\s-]\S*)")
 """``--hf-token VALUE`` of a command line."""
 _TELLING = re.compile(rf"(?i)^{_WORD}$")
-_LONG_VALUE = re.compile(r"(\b\w*key\w*[\"']?\s*[=:]\s*[\"']?)([A-Za-z0-9+/_=-]{32,})", re.IGNORECASE)
+_LONG_VALUE = re.compile(r"(\b(?=\w*?key)\w++[\"']?\s*+[=:]\s*+[\"']?)([A-Za-z0-9+/_=-]{32,})", re.IGNORECASE)
 """A long hexadecimal or base64 value of anything called a key."""
-_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
+_LOGIN = re.compile(r"(://)[^/\s@]+@")
 """User, and password, in a URL."""
 _ASSIGNMENT = re.compile(r"(?P<name>-{0,2}[A-Za-z_][\w.-]*)=.*", re.DOTALL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -312,3 +313,42 @@ def test_a_file_that_is_no_safetensors_file_is_one_line(tmp_path: Path, content:
     file.write_bytes(content)
     with pytest.raises(DataError, match="not a safetensors file"):
         read_safetensors(file)
+
+
+@pytest.mark.parametrize(
+    ("entries", "data"),
+    [
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 16]}}, bytes(16)),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, bytes(16)),
+        ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(16)),
+        ({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in "ab"}, bytes(8)),
+        ({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}}, bytes(8)),
+        ({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, bytes(8)),
+    ],
+)
+def test_a_header_that_does_not_describe_the_data_is_refused(tmp_path: Path, entries: dict, data: bytes) -> None:
+    text = json.dumps(entries).encode()
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with pytest.raises(DataError):
+        read_safetensors(file)
+
+
+def test_a_name_that_stands_twice_in_a_header_is_refused(tmp_path: Path) -> None:
+    entry = '"a":{"dtype":"F32","shape":[2],"data_offsets":[%d,%d]}'
+    text = ("{" + entry % (0, 8) + "," + entry % (8, 16) + "}").encode()
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    with pytest.raises(DataError):
+        read_safetensors(file)
+
+
+def test_a_deep_header_and_a_pipe_are_one_line(tmp_path: Path) -> None:
+    text = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(DataError, match="not a safetensors file"):
+        read_safetensors(file)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="not a regular file"):
+        read_safetensors(tmp_path / "pipe")

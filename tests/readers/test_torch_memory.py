@@ -316,8 +316,25 @@ def test_a_snapshot_made_of_a_profile_is_refused(tmp_path: Path) -> None:
     with torch.profiler.profile(profile_memory=True, with_stack=True, record_shapes=True) as profile:
         torch.nn.Linear(64, 8)(torch.randn(32, 64)).sum().backward()
     path = write_snapshot(tmp_path / "cpu.pickle", _profile_to_snapshot(profile))
-    with pytest.raises(DataError, match="made of a recording"):
-        read(path)
+    trace = read_snapshot(path)
+    assert trace.source.events_only
+    assert len(trace.rows["memory"])
+
+
+def test_a_snapshot_of_torch_2_0_keeps_state_and_order(tmp_path: Path) -> None:
+    """Entries without times, blocks with a history in place of frames and of the requested size."""
+    allocator = Allocator(seed=2).run(200)
+    snapshot = allocator.snapshot()
+    for entry in snapshot["device_traces"][0]:
+        del entry["time_us"]
+    for block in (block for segment in snapshot["segments"] for block in segment["blocks"]):
+        asked, frames = block.pop("requested_size", block["size"]), block.pop("frames", [])
+        block["history"] = [{"addr": block.pop("address", 0), "real_size": asked, "frames": frames}]
+    trace = read_snapshot(write_snapshot(tmp_path / "old.pickle", snapshot))
+    memory = trace.rows["memory"]
+    assert trace.source.events_only
+    assert memory["time_ns"].tolist() == list(range(len(memory)))
+    assert memory["address"].tolist()[-len(allocator.entries) :] == [entry["addr"] for entry in allocator.entries]
 
 
 def test_a_snapshot_of_nothing_says_so(tmp_path: Path) -> None:

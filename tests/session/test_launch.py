@@ -19,6 +19,7 @@ import pytest
 from perfscope.__main__ import run as command_line
 from perfscope.commands.run import TARGET, run
 from perfscope.model.documents import run_folders
+from perfscope.model.documents.run import load_run
 from tests.session.programs import LOOP, captured, environment, plain, start, write
 
 PROBE = """
@@ -94,6 +95,14 @@ def test_a_program_that_asks_for_torch_before_it_imports_it_is_captured(tmp_path
     manifest = tmp_path / "perfscope-runs" / "latest" / "run.json"
     (process,) = json.loads(manifest.read_text())["processes"]
     assert process["steps_seen"] == 12
+
+
+def test_an_argument_that_is_not_utf_8_costs_no_run(tmp_path: Path) -> None:
+    program = write(tmp_path, ASKS_FIRST)
+    done = captured("--level", "light", program, b"data/\xff", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = [path for path in (tmp_path / "perfscope-runs").iterdir() if not path.is_symlink()]
+    assert load_run(run / "run.json").command[-1] == "data/?"
 
 
 def test_a_command_gets_its_arguments_and_python_below_it_captures(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ STACK_TRAFFIC = 4
 """Times that a value goes through memory for being kept by a loop over layers, whose stacks are filled, written to and
 read back by kernels of their own: 2.8 to 5.7 in programs of the workloads compiled for an H100."""
 
-_NUMBERED = re.compile(r"(.*?)[_\-\[.]?(\d+)\]?", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)[_\-\[.]?(?<!\d)(\d++)\]?", re.ASCII)
 """``block_3``, ``layers[3]``, ``h.3``, ``Block3``."""
 
 MIN_LAYERS = 2

@@ -9,7 +9,7 @@ from functools import lru_cache
 LONGEST = 60
 """Characters of a short name. Of a longer one the end is replaced by four digits that keep different names apart."""
 
-_TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused_(?P<ops>\w*?)_?(?P<number>\d*)$")
+_TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused_(?P<ops>\w*?)_?(?<!\d)(?P<number>\d*+)$")
 _TRITON_KINDS = {
     "poi": "pointwise", "red": "reduction", "per": "persistent reduction", "tem": "template", "for": "foreach",
     "spl": "scan", "mix": "mixed",
@@ -23,13 +23,13 @@ _CUTLASS = re.compile(r"cutlass\w*::Kernel2?<(?P<what>\w+)")
 _FUNCTORS = tuple(
     re.compile(pattern)
     for pattern in (
-        r"(\w+?)_kernel_cuda\b",
+        r"\b(\w+?)_kernel_cuda\b",
         r"\b(?!gpu_kernel)(\w+?)_kernel_impl\b",
         r"CUDAFunctor(?:OnSelf|OnOther)?_(\w+)",
         r"\b(?!ReduceOp)(\w+?)Ops<",
         r"operator(?:\(\))?<at::native::(\w+)>",
-        r"(\w+?)_functor\b",
-        r"(\w+?)Functor\b",
+        r"\b(\w+?)_functor\b",
+        r"\b(\w+?)Functor\b",
         r"::(\w+?)_kernel\b",
     )
 )
@@ -40,7 +40,8 @@ _ELEMENTWISE = re.compile(r"(elementwise|reduce|index)\w*$")
 _MULTI_TENSOR = re.compile(r"\bmulti_tensor_apply_kernel<.*?\b(?P<functor>(?!\w+Metadata)\w+?)(?:Functor)?<")
 _STD = re.compile(r"\bstd::(\w+)<")
 _LAMBDA = re.compile(
-    r"(?P<function>\w+)\((?:[^()]|\([^()]*\))*\)(?: const)?::[\[{]lambda\([^()]*\)(?: \(instance |#)(?P<number>\d+)"
+    r"\b(?P<function>\w++)\((?:[^()]++|\([^()]*+\))*+\)(?: const)?"
+    r"::[\[{]lambda\([^()]*\)(?: \(instance |#)(?P<number>\d+)"
 )
 _RETURNED = re.compile(r"^(?:typename )?std::enable_if<.*>::type (?=[\w:]+[<(])")
 _NOISE = re.compile(
@@ -48,6 +49,7 @@ _NOISE = re.compile(
     r"^split_embedding_|(?<=backward_)codegen_"
 )
 """Of long names of cuBLAS, cuDNN and FBGEMM what tells least."""
+_LENGTH = re.compile(r"\d{1,6}")
 _MANGLED = re.compile(r"_ZN[KVr]*(?=\d)")
 _GENERIC = frozenset({"Kernel", "Kernel2", "kentry", "device_kernel"})
 """Kernels of CUTLASS and Composable Kernel that run whatever their first template argument is."""
@@ -114,7 +116,7 @@ def _of_mangled(name: str) -> str:
 def _identifiers(name: str, position: int) -> tuple[list[str], int]:
     """Length-prefixed identifiers of a mangled name from a position on, and the position behind them."""
     parts: list[str] = []
-    while found := re.compile(r"\d+").match(name, position):
+    while found := _LENGTH.match(name, position):
         end = found.end() + int(found[0])
         if int(found[0]) > len(name):
             break

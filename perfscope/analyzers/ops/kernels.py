@@ -24,7 +24,10 @@ _MATRIX = re.compile(r"gemm|^Cijk_|scudnn|xmma|implicit_convolve", re.IGNORECASE
 _NO_PRODUCT = re.compile(r"gemv|splitkreduce|reduce_kernel|[cz]gemm|gemmSN|embedding", re.IGNORECASE)
 """Vectors (bound by memory at any precision), the sums after a split product, complex numbers."""
 
-_TENSILE = re.compile(r"^Cijk_\w+?_\w+?_(?P<types>F8\w*?|B8\w*?|[A-Z]+(?:_[A-Z]+)*?)_(?:Bias|HA|MT|GB|UserArgs|AS)")
+_AFTER_TYPES = ("Bias", "HA", "MT", "GB", "UserArgs", "AS")
+"""How the part of a Tensile name begins that follows the types."""
+MOST_TYPES = 6
+"""Parts of a Tensile name in which the types end (``B_BS_BH``)."""
 _TENSILE_TYPES: dict[str, Precision] = {"S": "float32", "D": "float64", "H": "float16", "B": "bfloat16"}
 
 _BY_NAME: tuple[tuple[re.Pattern[str], Precision], ...] = (
@@ -65,10 +68,9 @@ def uses_tensor_cores(kernel: str) -> bool | None:
 def _tensile(kernel: str) -> Precision | None:
     if re.search(r"xf32|F32X", kernel, re.IGNORECASE):
         return "tf32"
-    match = _TENSILE.match(kernel)
-    if match is None:
+    _, _, _, types, *following = (*kernel.split("_", 4 + MOST_TYPES), "", "", "")
+    if not types or not any(part.startswith(_AFTER_TYPES) for part in following):
         return None
-    types = match["types"]
     return "fp8" if types.startswith(("F8", "B8")) else _TENSILE_TYPES.get(types[0])
 
 

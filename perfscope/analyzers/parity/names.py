@@ -9,7 +9,7 @@ from msgspec import Struct
 
 _SHAPE_SUFFIX = re.compile(r"_[A-Z]+$")
 """``qkv_DCHK``: axes of an array, in the style of this project's workloads and of many JAX programs."""
-_NUMBERED = re.compile(r"(.*?)_?(\d+)")
+_NUMBERED = re.compile(r"(.*?)_?(?<!\d)(\d++)")
 _SAME = {
     "attention": "attn self_attn self_attention mha attn_layer",
     "mlp": "ffn feed_forward feedforward ff",

@@ -71,7 +71,10 @@ def _check_offsets(file: Path, entries: Iterable[_Entry], size: int) -> None:
 
 def _array(entry: _Entry, data: np.ndarray) -> np.ndarray:
     begin, end = entry.data_offsets
-    if min(entry.shape, default=0) < 0 or end - begin != math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize:
+    if (
+        min(entry.shape, default=0) < 0
+        or end - begin != math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize
+    ):
         raise ValueError(entry.shape)
     flat = data[begin:end].view(_DTYPES[entry.dtype])
     if entry.dtype == "BF16":

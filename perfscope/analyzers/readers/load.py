@@ -149,6 +149,14 @@ def load_paths(paths: Sequence[str | Path], ranks: frozenset[int] | None = None)
 # Discover: what lies at a path, and what of it is read by itself.
 
 
+def different(paths: Sequence[str | Path]) -> tuple[str | Path, ...]:
+    """``paths`` without links to others of them: ``runs/*`` names the newest run twice, once as ``latest``."""
+    places: dict[str, str | Path] = {}
+    for path in sorted(paths, key=lambda path: Path(path).is_symlink()):
+        places.setdefault(os.path.realpath(path), path)
+    return tuple(path for path in paths if path in places.values())
+
+
 def discover(path: str | Path) -> Input:
     """What ``path`` leads to. ``DataError``: nothing, too much, several runs, or of no known format."""
     folder = resolve(path)

@@ -54,7 +54,7 @@ _SIGNED = re.compile(
     r"(?i)((?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|awsaccesskeyid|googleaccessid|sig|"
     r"(?:access_?|api_?)?token|secret|password)=)[^&\s'\"<>]+"
 )
-_LOGIN = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@'\"]+@", re.IGNORECASE)
+_LOGIN = re.compile(r"(://)[^/\s@'\"]+@")
 
 
 def shown_url(url: str) -> str:

@@ -32,7 +32,7 @@ _OPTIMIZER = re.compile(
     r"Optimizer\.(step|zero_grad)#.*|.*torch/optim/.*\.py\(\d+\): (_?step|zero_grad)"
     r"|.*torch/nn/utils/clip_grad\.py\(\d+\): clip_grad_\w+"
 )
-_WORD = r"(?i)(.*[^a-z])?(?:{})([^a-z].*)?"
+_WORD = r"(?i)(?<![a-z])(?:{})(?![a-z])"
 _NAMED: dict[Phase, re.Pattern[str]] = {
     "backward": re.compile(_WORD.format("backward|bwd")),
     "optimizer": re.compile(_WORD.format(r"optimi[sz]er|optim|apply_(updates?|gradients?)|update_params")),
@@ -120,7 +120,7 @@ def host_phases(trace: Trace) -> dict[Phase, tuple[Intervals, Intervals]]:
     """Per phase the host time that names it (modules, ranges, autograd), and what only suggests it (recorded ops)."""
     slices = trace.rows["slices"]
     ranges, is_op = slices["kind"] == SliceKind.ANNOTATION, slices["kind"] == SliceKind.OP
-    named = {phase: named_slices(trace, pattern.fullmatch) & ranges for phase, pattern in _NAMED.items()}
+    named = {phase: named_slices(trace, pattern.search) & ranges for phase, pattern in _NAMED.items()}
     recorded = is_op & (slices["sequence"] != MISSING)
     named["backward"] |= named_slices(trace, _BACKWARD.fullmatch) | (is_op & (slices["forward_thread"] > 0))
     named["optimizer"] |= named_slices(trace, _OPTIMIZER.fullmatch)
@@ -147,7 +147,7 @@ def _instruction_phases(trace: Trace) -> Int64:
             phases[item.module, item.instruction] = "backward"
         elif "jvp(" in path:
             phases[item.module, item.instruction] = "forward"
-        elif _NAMED["optimizer"].fullmatch(item.module):
+        elif _NAMED["optimizer"].search(item.module):
             phases[item.module, item.instruction] = "optimizer"
     for row in np.flatnonzero(~ops["encloses"]).tolist():
         phase = phases.get((trace.text(int(ops["module"][row])), trace.text(int(ops["name"][row]))))

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.time.compiled_regions import compiled_kernel, user_line
 from perfscope.analyzers.time.spans import lineage, nearest_ancestor, outermost
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import Where
-from perfscope.model.frames import Frame, Owner, parse_frame, parse_module
+from perfscope.model.frames import Owner, parse_frame, parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -257,54 +258,92 @@ def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
 
 def _from_stack(trace: Trace, row: int) -> CallSite:
     """The innermost frame of the user's around a row, else of a library."""
-    kinds, known = trace.rows["slices"]["kind"], trace.fact(_sites_of_frames)
-    for ancestor in lineage(trace, row):
-        if kinds[ancestor] == _PYTHON:
-            if ancestor not in known:
-                known[ancestor] = _from_frame(trace, ancestor)
-            return known[ancestor]
-        forward = _forward_of(trace, ancestor)
-        if forward != MISSING:
-            return _from_stack(trace, forward)
-    return UNKNOWN_SITE
+    around, known = _around(trace, row), trace.fact(_sites_of_frames)
+    if around.op_forward != MISSING:
+        return _from_stack(trace, around.op_forward)
+    if around.frame == MISSING:
+        return UNKNOWN_SITE
+    if around.frame not in known:
+        known[around.frame] = _from_frame(trace, around.frame)
+    return known[around.frame]
 
 
 def _sites_of_frames(trace: Trace) -> dict[int, CallSite]:
-    """Python span -> what its stack says: filled as it is asked, for many ops run in one frame."""
+    """Call site by row of a Python span; filled when a span is looked up, because many ops run in one frame."""
     return {}
 
 
 def _from_frame(trace: Trace, row: int) -> CallSite:
-    slices = trace.rows["slices"]
-    module: str | None = None
-    library: Frame | None = None
-    result: Frame | None = None
-    index = MISSING
-    for ancestor in lineage(trace, row):
-        if slices["kind"][ancestor] != _PYTHON:
-            forward = MISSING if result else _forward_of(trace, ancestor)
-            if forward != MISSING:
-                return _from_stack(trace, forward)
-            continue
-        name = trace.text(int(slices["name"][ancestor]))
-        module = module or parse_module(name)
-        frame = parse_frame(name) if result is None else None
-        if frame is None:
-            if result is not None and module is not None:
-                break
-        elif frame.owner is Owner.USER:
-            result, index = frame, ancestor
-        elif frame.owner is Owner.LIBRARY and library is None:
-            library, index = frame, ancestor
-    result = result or library
-    if result is None:
-        return CallSite(module=module)
+    around = _around(trace, row)
+    if around.forward != MISSING:
+        return _from_stack(trace, around.forward)
+    index = around.library if around.user == MISSING else around.user
+    frame = None if index == MISSING else parse_frame(trace.text(int(trace.rows["slices"]["name"][index])))
+    if frame is None:
+        return CallSite(module=around.module)
     return CallSite(
-        file=result.file,
-        line=result.line,
-        function=result.function,
-        module=module,
+        file=frame.file,
+        line=frame.line,
+        function=frame.function,
+        module=around.module,
         running=_was_running(trace, index),
+    )
+
+
+class _Around(Struct, frozen=True, kw_only=True):
+    """What encloses a row of ``slices``, the row itself included: rows, ``MISSING`` where there is none."""
+
+    frame: int = MISSING
+    """Innermost Python span; ``MISSING`` where an op of the backward pass comes first."""
+    op_forward: int = MISSING
+    """Forward op of that op."""
+    user: int = MISSING
+    """Innermost Python span of the user's; ``MISSING`` where an op of the backward pass comes first."""
+    forward: int = MISSING
+    """Forward op of that op."""
+    library: int = MISSING
+    """Innermost Python span of a library."""
+    module: str | None = None
+    """Innermost module."""
+    spans: int = 0
+    """Number of Python spans."""
+
+
+def _arounds(trace: Trace) -> dict[int, _Around]:
+    """By row; filled when a row is looked up."""
+    return {}
+
+
+def _around(trace: Trace, row: int) -> _Around:
+    """What encloses a row; each row of a deep stack is visited once, whichever row below it is looked up."""
+    known, parents, missing = trace.fact(_arounds), trace.rows["slices"]["parent"], list[int]()
+    while row != MISSING and row not in known:
+        missing.append(row)
+        row = int(parents[row])
+    around = _Around() if row == MISSING else known[row]
+    for inner in reversed(missing):
+        around = known[inner] = _further_in(trace, inner, around)
+    return around
+
+
+def _further_in(trace: Trace, row: int, outside: _Around) -> _Around:
+    """What encloses ``row``, from what encloses its parent."""
+    slices = trace.rows["slices"]
+    if slices["kind"][row] != _PYTHON:
+        forward = _forward_of(trace, row)
+        if forward == MISSING:
+            return outside
+        return replace(outside, frame=MISSING, op_forward=forward, user=MISSING, forward=forward)
+    name = trace.text(int(slices["name"][row]))
+    frame, module = parse_frame(name), parse_module(name) or outside.module
+    owner = None if frame is None else frame.owner
+    return _Around(
+        frame=row,
+        user=row if owner is Owner.USER else outside.user,
+        forward=MISSING if owner is Owner.USER else outside.forward,
+        library=row if owner is Owner.LIBRARY else outside.library,
+        module=module,
+        spans=outside.spans + 1,
     )
 
 
@@ -341,7 +380,7 @@ def _was_running(trace: Trace, row: int) -> bool:
     """Whether every Python span that began before this one on its thread encloses it: its call was not seen."""
     slices, counted = trace.rows["slices"], trace.fact(_python_spans_before)
     first = int(np.searchsorted(slices["thread"], slices["thread"][row]))
-    around = int((slices["kind"][list(lineage(trace, row))] == _PYTHON).sum()) - 1
+    around = _around(trace, row).spans - 1
     return int(counted[row] - counted[first]) == around
 
 

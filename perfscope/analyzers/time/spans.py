@@ -107,7 +107,8 @@ def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLik
         asked = thread == value
         index = first - 1 + np.searchsorted(slices["start_ns"][first:last], time[asked], side="right")
         result[asked] = np.where(index < first, MISSING, index)
-    return _climb_until(trace, result, lambda rows, positions: slices["end_ns"][rows] > time[positions])
+    _climb_until(trace, result, lambda rows, positions: slices["end_ns"][rows] > time[positions])
+    return result
 
 
 def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Int64:
@@ -115,7 +116,27 @@ def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.b
 
     ``wanted`` is a mask over the ``slices`` table. Int64 that are ``MISSING`` stay so.
     """
-    return _climb_until(trace, np.array(rows, np.int64), lambda hit, _: wanted[hit])
+    found = np.array(rows, np.int64)
+    deep = _climb_until(trace, found, lambda hit, _: wanted[hit], MOST_CLIMBS)
+    if len(deep):
+        found[deep] = _nearest_of_all(trace, wanted)[found[deep]]
+    return found
+
+
+MOST_CLIMBS = 64
+"""Parents that are tried one after the other. Stacks of programs are seldom deeper; beyond it all rows are looked up at
+once, in steps of double length, so that a hostile depth costs no square."""
+
+
+def _nearest_of_all(trace: Trace, wanted: npt.NDArray[np.bool_]) -> Int64:
+    """``nearest_ancestor`` of every row of ``slices``."""
+    rows = np.arange(len(wanted))
+    nearest = np.append(np.where(wanted, rows, trace.rows["slices"]["parent"]), MISSING)  # MISSING is the last place
+    while True:
+        further = nearest[nearest]
+        if np.array_equal(further, nearest):
+            return np.asarray(nearest[:-1], np.int64)
+        nearest = further
 
 
 def outermost_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Int64:
@@ -145,15 +166,20 @@ def lineage(trace: Trace, row: int) -> Iterator[int]:
         row = int(parents[row])
 
 
-def _climb_until(trace: Trace, rows: Int64, holds: _Condition) -> Int64:
-    """Replaces rows by their parents until ``holds(rows, their positions)`` or no parent is left."""
+def _climb_until(trace: Trace, rows: Int64, holds: _Condition, most: int | None = None) -> Int64:
+    """Replace ``rows`` in place by their parents until ``holds(rows, their positions)`` or no parent is left.
+
+    Return the positions that are not settled after ``most`` parents.
+    """
     parents = trace.rows["slices"]["parent"]
     active = np.flatnonzero(rows != MISSING)
-    while len(active):
+    climbs = 0
+    while len(active) and (most is None or climbs < most):
         active = active[~holds(rows[active], active)]
         rows[active] = parents[rows[active]]
         active = active[rows[active] != MISSING]
-    return rows
+        climbs += 1
+    return active
 
 
 # The device work launched inside host spans, and how much of it nothing else hides.

@@ -351,16 +351,21 @@ LEAST_SHARE = 0.5
 PAUSE = 3
 """Medians of the step: what is longer holds a pause, and ends with its own range or execution."""
 
-_ENGINE_STEP = re.compile(r"execute_.*context.*generation.*|step\[.*\]")
-"""What vLLM and SGLang call one engine step; one of them is a step already."""
 _NUMBER = re.compile(r"\d+")
 
 
 def _engine_steps(trace: Trace) -> StepWindows | None:
     slices = trace.rows["slices"]
-    chosen = named_slices(trace, _ENGINE_STEP.fullmatch) & (slices["kind"] == SliceKind.ANNOTATION)
+    chosen = named_slices(trace, _is_engine_step) & (slices["kind"] == SliceKind.ANNOTATION)
     rows = _outermost(trace, np.flatnonzero(chosen))
     return _windows(trace, slices["start_ns"][rows], slices["end_ns"][rows], "ranges of engine steps")
+
+
+def _is_engine_step(name: str) -> bool:
+    """Whether vLLM or SGLang call a range of this name one engine step; a single one is a step already."""
+    if name.startswith("step["):
+        return name.endswith("]")
+    return name.startswith("execute_") and "generation" in name.partition("context")[2]
 
 
 def _repeated_range(trace: Trace) -> StepWindows | None:

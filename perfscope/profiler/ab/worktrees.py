@@ -96,6 +96,13 @@ def terminated_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _new_root(repository: Checkout) -> Path:
+    """A new folder for worktrees, outside the repository: inside it both arms would import the checkout's packages."""
+    folders = [Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/var/tmp"), repository.top.parent]  # noqa: S108
+    outside = [folder for folder in folders if not folder.is_relative_to(repository.top) and os.access(folder, os.W_OK)]
+    return Path(tempfile.mkdtemp(prefix=WORKTREES_PREFIX, dir=outside[0] if outside else None)).resolve()
+
+
 @contextlib.contextmanager
 def worktrees(
     repository: Checkout, commits: dict[Arm, str], *, links: Sequence[str] = ()
@@ -104,7 +111,7 @@ def worktrees(
 
     ``DataError`` if git cannot make one. They are removed when the block is left, however it is.
     """
-    root = Path(tempfile.mkdtemp(prefix=WORKTREES_PREFIX)).resolve()
+    root = _new_root(repository)
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(run_folders.alive(root))

@@ -138,6 +138,8 @@ class Recorded:
     """Whether this task speaks for the run: it is the first of those that write into the directory."""
     earlier: bool = False
     """Whether runs of other jobs had the name that was asked for."""
+    lost: str | None = None
+    """Why the run's files could not be written or read, in one line; ``None`` where they were."""
 
 
 def record(
@@ -169,6 +171,7 @@ def record(
     recording = None if nsys is None else nsys.place(directory, run.task)
     message = _message(options, directory, follow=follow or target.command, recording=recording)
     ended: Ended | None = None
+    lost: str | None = None
     leads = True
     try:
         with run_folders.alive(directory, run.task):
@@ -191,7 +194,8 @@ def record(
     except (OSError, DataError) as error:
         if ended is None:
             raise NotStartedError(f"{directory}: the run cannot be begun: {error}") from error
-        done = _lost(run, error)
+        cause = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+        done, lost = run, f"the run could not be kept: {cause.lower()}"
     return Recorded(
         directory=directory,
         run=done,
@@ -199,6 +203,7 @@ def record(
         task=task,
         leads=leads,
         earlier=joined is not None and joined.earlier,
+        lost=lost,
     )
 
 
@@ -224,12 +229,6 @@ def _write_first(directory: Path, run: Run) -> None:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise NotStartedError(f"{directory}: the run cannot be begun: {why}") from error
-
-
-def _lost(run: Run, error: OSError | DataError) -> Run:
-    """A run whose files could not be written or read: its program's exit code still counts."""
-    cause = str(error.strerror or error) if isinstance(error, OSError) else str(error)
-    return replace(run, notes=(*run.notes, f"the run could not be kept: {cause.lower()}"))
 
 
 def _nsys(options: CaptureOptions) -> NsysRun:

@@ -22,7 +22,7 @@ _STEP_NAME = re.compile(
     r"(?:\[pl\]\[profile\])?(?:run_)?(?:train(?:ing)?[ _-]?)?(?:step|iter|iteration|batch)(?:[ _#:=-]*\d+)?",
     re.IGNORECASE,
 )
-_NUMBER = re.compile(r"[ _#:=-]*\d+$")
+_NUMBER = re.compile(r"(?:(?<![ _#:=-])[ _#:=-]++|(?<![ _#:=\d-]))\d++$")
 
 
 class Source(IntEnum):

@@ -32,9 +32,11 @@ from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 _HASH = re.compile(r"(?<![0-9a-zA-Z])(?:(?=[0-9a-f]*\d)[0-9a-f]{8,}|(?=[a-z2-7]*\d)[a-z2-7]{40,})(?![0-9a-zA-Z])")
 """Hexadecimal, or the base 32 of inductor's cache, with at least one digit: a content hash. Words have no digit."""
-_COUNTER = re.compile(r"(?:[._]\d+|\.clone|\.remat\d*)+$")
-"""``triton_poi_fused_add_7``, ``loop_fusion.3``, ``dot.4.remat2``."""
-_TILE = re.compile(r"\d+x\d+(?:x\d+)*|(?:MT|MI|WG|SK|LBSPP[A-Z]|stages?|warps?|nt|align|splitK)_?\d+", re.IGNORECASE)
+_COUNTER = re.compile(r"(?:\d+[._]|enolc\.|\d*tamer\.)++")
+"""``triton_poi_fused_add_7``, ``loop_fusion.3``, ``dot.4.remat2``, read from the end: so the search is linear."""
+_TILE = re.compile(
+    r"(?<!\d)\d++x\d++(?:x\d++)*+|(?:MT|MI|WG|SK|LBSPP[A-Z]|stages?|warps?|nt|align|splitK)_?\d+", re.IGNORECASE
+)
 
 _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("collective", re.compile(r"nccl|rccl|oneShot|twoShot|allreduce|all-?reduce|all-?gather|reduce-?scatter", re.I)),
@@ -66,7 +68,13 @@ def without_numbers(name: str) -> str:
 def without_counters(name: str) -> str:
     """A name without hashes and without the counter at its end; arguments are kept."""
     plain = _HASH.sub("#", name).strip()
-    return _COUNTER.sub("", plain) or plain
+    return _without_end(plain, _COUNTER) or plain
+
+
+def _without_end(name: str, backwards: re.Pattern[str]) -> str:
+    """``name`` without an end whose reverse matches ``backwards``."""
+    found = backwards.match(name[::-1])
+    return name if found is None else name[: len(name) - found.end()]
 
 
 @lru_cache(maxsize=65536)
@@ -329,7 +337,8 @@ MOST_SITES = 500_000
 """Ops whose line is looked up, 30 to 80 us each and some 200 bytes: about as long as reading the trace took, up to half
 a minute. Beyond it only the rows that are shown have one."""
 
-_NAMING_COUNTER = re.compile(r"(\.\d+|\.clone|\.remat\d*)+$")
+_NAMING_COUNTER = re.compile(r"(?:\d+\.|enolc\.|\d*tamer\.)++")
+"""As ``_COUNTER``, for names of HLO, whose underscores belong to them."""
 
 _COPIES: dict[int, str] = {
     CopyKind.HOST_TO_DEVICE: "copy host to device",
@@ -491,7 +500,7 @@ def _keys_of_instructions(trace: Trace) -> dict[tuple[int, int, int], Key]:
         known = None if program == MISSING else program
         text = trace.text(name)
         place = places[trace.text(module), known, text]
-        plain = _NAMING_COUNTER.sub("", text)
+        plain = _without_end(text, _NAMING_COUNTER)
         if place.module_index is None or place.computation is None:
             keys[module, program, name] = Key(kind="host", module=trace.text(module), op=plain, work=text)
             continue

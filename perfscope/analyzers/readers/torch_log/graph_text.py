@@ -17,7 +17,7 @@ from perfscope.analyzers.readers.torch_log.unit import GraphText
 from perfscope.model.compile_log import CodeLine, GraphNode
 
 _NODE = re.compile(r'\s+([A-Za-z_]\w{0,511})(?:\s*:\s*"([^"]{0,4096})")?\s*= (.+)$')
-_INPUT = re.compile(r'([A-Za-z_]\w{0,511})\s*(?::\s*"([^"]{0,4096})")?\s*[,)]')
+_INPUT = re.compile(r'\b([A-Za-z_]\w{0,511})\s*+(?::\s*+"([^"]{0,4096})")?\s*+[,)]')
 _FILE = re.compile(r"# .{0,200}?File: (.{1,4096}?):(\d{1,9})(?: in ([^,]{1,512}))?, code: ?(.*)$")
 _CALL = re.compile(r"([A-Za-z_][\w.]{0,1023})\(")
 _ITEM = re.compile(r"[A-Za-z_]\w*\[")

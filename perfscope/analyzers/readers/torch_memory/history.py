@@ -102,6 +102,8 @@ class History(Struct, kw_only=True):
     unplaced: dict[str, int]
     repairs: dict[str, int]
     notes: list[str]
+    timed: bool = True
+    """Whether its entries have times; snapshots of torch 2.0 have their order alone."""
 
 
 def history_of(entries: Entries, rows: Rows, reserved: int) -> History:
@@ -167,11 +169,10 @@ def _failures(columns: Mapping[str, npt.NDArray[Any]], free: Int64, history: His
 
 
 def _times(times: Int64, history: History) -> Int64:
-    """In ns, never backwards."""
+    """In ns, never backwards; numbers of events where an entry has no time."""
     if (times < 0).any():
-        raise DataError(
-            "its history has no times: it was made of a recording of torch.profiler, which holds more, or by torch 2.0"
-        )
+        history.timed = False
+        return np.arange(len(times))
     if int(times.max(initial=0)) > _LAST_MICROSECOND:
         raise DataError("times beyond the year 2262: refused")
     sorted_times = np.maximum.accumulate(times)

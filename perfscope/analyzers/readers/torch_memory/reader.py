@@ -165,6 +165,10 @@ def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
             if len(part.columns["action"]) == part.before:  # nothing but marks: it does not say since when
                 part.columns, part.before = {}, 0
             parts.append(part)
+    if not all(part.timed for part in parts):  # then no device has them: all of them count events
+        strings.events_only = True
+        for part in parts:
+            part.columns |= {"time_ns": np.arange(len(part.columns["action"]))} if part.columns else {}
     memory = _memory([part for part in parts if part.columns])
     if (around := annotations.around(memory.get("time_ns", np.empty(0, np.int64)))) is not None:
         memory["op"] = around

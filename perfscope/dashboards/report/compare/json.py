@@ -275,7 +275,7 @@ MOST_KERNELS = 200
 PROFILED_LONGER = 1.1
 """A profiled step that takes this many times the plain one has the profiler in it; below, chance makes as much."""
 
-_WORKTREE = re.compile(rf"[^\s\"'(),:]*/{re.escape(WORKTREES_PREFIX)}[A-Za-z0-9_]+/(?:base|head)/")
+_WORKTREE = re.compile(rf"(?<![^\s\"'(),:])[^\s\"'(),:]*/{re.escape(WORKTREES_PREFIX)}[A-Za-z0-9_]+/(?:base|head)/")
 """What paths of a worktree begin with: it is gone, and the rest is the path in the repository."""
 
 _NO_CAUSE = "cause (step in parts, findings, exact metrics)"

@@ -213,7 +213,7 @@ _OUTERMOST = "torch/_dynamo/external_utils.py"
 """Around a module of torch's own that is called first of all."""
 
 _FILE = re.compile(r'(File "|user code at |falling back to eager[^\n]*? at |line \d+ of )(/[^":\n]+|[A-Za-z]:[^":\n]+)')
-_PATH = re.compile(r"(?<![\w/.])/(?:[\w.+-]+/)+[\w.+-]+\.py\b")
+_PATH = re.compile(r"(?<![\w/.+-])/(?:[\w.+-]+/)+[\w.+-]+\.py\b")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
