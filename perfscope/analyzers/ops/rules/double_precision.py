@@ -1,0 +1,174 @@
+"""Ops compute in float64 where float32 may do.
+
+Why it costs:
+    A float64 number has twice the bytes of a float32 number, and processors multiply half as many per cycle; GPUs for
+    workstations and inference have 1/32 or 1/64 of their float32 rate. NumPy makes float64 arrays by default, and
+    `torch.from_numpy`, `torch.tensor(array)` and `torch.as_tensor` keep the type, so float64 enters by accident.
+
+How it is found:
+    By the dtypes of ops, from the op graph of a run or the shapes of a trace. The cost is half the time of ops with
+    float64 operands: on the host their own time where it is more than
+    dispatch, on a device the exposed time of their kernels; where the peaks of the
+    device are known, products count by the ratio of its peaks. It is modelled and an upper bound. The place is the
+    line that converts the model or the default dtype (`perfscope run` records `.double()` and
+    `torch.set_default_dtype`), else the first op that makes float64 of other types, else the first that takes a float64
+    tensor from outside of the step.
+
+Fix:
+    Convert the data where it is read, and keep the model in float32::
+
+        x = torch.from_numpy(array).float()        # or array.astype(np.float32)
+        model = Net()                              # not Net().double()
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.devices import find_device
+from perfscope.analyzers.devices.roofline import peak_ratio
+from perfscope.analyzers.ops.op_class import op_class
+from perfscope.analyzers.time import op_records, op_times, step_windows, time_of, timed_cost, whole_ns
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where, fit_title
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, Trace
+
+LEAST_SHARE = 0.05
+"""Of the step: sums, schedules and metrics in float64 are wanted and take less."""
+
+DISPATCH_NS = 20_000
+"""Own time of an op on the host: shorter ones are dispatch, which float32 does not shorten."""
+
+HALF = 0.5
+"""Of the time: half the bytes, and at least twice the rate."""
+
+PRODUCTS = frozenset({"matrix product", "convolution", "attention"})
+
+examined = op_records
+
+
+class _Wide(Struct, kw_only=True):
+    """Ops of one name with float64 operands."""
+
+    name: str
+    calls: int = 0
+    time_ns: int = 0
+    saved_ns: int = 0
+
+
+def check(trace: Trace) -> Iterator[Finding]:
+    """One finding for all ops in float64."""
+    shares = _float64_shares(trace)
+    found = _on_device(trace, shares) if len(trace.rows["kernels"]) else _on_host(trace, shares)
+    cost, whole = sum(wide.saved_ns for wide in found), whole_ns(trace)
+    if cost < LEAST_SHARE * whole or not cost:
+        return
+    found.sort(key=lambda wide: -wide.time_ns)
+    where, why = _entrance(trace)
+    most = found[0].name
+    products = sum(wide.calls for wide in found if op_class(wide.name) in PRODUCTS)
+    steps = max(1, trace.fact(step_windows).count)
+    count = round((products or sum(wide.calls for wide in found)) / steps)
+    what = f"{count:,} {'matrix product' if products else 'op'}{'s' if count != 1 else ''} per step"
+    yield Finding(
+        subject="float64",
+        title=fit_title(f"{what} in float64, most time in {most}", most),
+        detail=why,
+        **timed_cost(trace, cost, whole, "modelled"),
+        where=where,
+        evidence=tuple(
+            {"op": wide.name, "calls": wide.calls, "time_ns": wide.time_ns, "saved_ns": wide.saved_ns}
+            for wide in found[:MOST_ROWS]
+        ),
+        advice="Use float32 unless the result needs 53 bits: remove `.double()` and float64 defaults, and convert data "
+        "where it is read, `torch.from_numpy(array).float()`.",
+    )
+
+
+def _float64_shares(trace: Trace) -> dict[str, float]:
+    """By op name the share of its calls that have a float64 operand; only names with some."""
+    if trace.op_graph is not None:
+        graph = trace.op_graph
+        calls = Counter(_profiled(op) for op in graph.ops)
+        wide = Counter(_profiled(op) for op in graph.ops if _is_float64(graph, op))
+    else:
+        source = trace if "shapes" in trace.recorded else trace.detail
+        if source is None or "shapes" not in source.recorded:
+            raise AbstainError("dtypes of ops were not recorded (record_shapes=True)", ("shapes",))
+        slices = source.rows["slices"]
+        typed = slices["dtypes"] != MISSING
+        doubles = [code for code, text in enumerate(source.strings) if "double" in text or "float64" in text]
+        is_wide = np.isin(slices["dtypes"], doubles)
+        calls = Counter(source.text(code) for code in slices["name"][typed].tolist())
+        wide = Counter(source.text(code) for code in slices["name"][typed & is_wide].tolist())
+    return {name: count / calls[name] for name, count in wide.items()}
+
+
+def _profiled(op: GraphOp) -> str:
+    """The name that a profiler gives an op: ``aten::add`` of ``aten.add.Tensor``."""
+    namespace, _, rest = op.name.partition(".")
+    return f"{namespace}::{rest.partition('.')[0]}"
+
+
+def _is_float64(graph: OpGraph, op: GraphOp) -> bool:
+    return any(graph.tensors[index].dtype == "float64" for index in (*op.inputs, *op.outputs))
+
+
+def _on_host(trace: Trace, shares: dict[str, float]) -> list[_Wide]:
+    times, names = trace.fact(op_times), trace.rows["slices"]["name"]
+    result: dict[str, _Wide] = {}
+    by_code = {code: shares.get(trace.text(code), 0.0) for code in np.unique(names[times.row]).tolist()}
+    for row, self_ns in zip(times.row.tolist(), times.self_ns.tolist(), strict=True):
+        share = by_code[int(names[row])]
+        if share and self_ns >= DISPATCH_NS:
+            wide = result.setdefault(trace.text(int(names[row])), _Wide(name=trace.text(int(names[row]))))
+            wide.calls += 1
+            wide.time_ns += round(share * self_ns)
+    for wide in result.values():
+        wide.saved_ns = round(HALF * wide.time_ns)
+    return list(result.values())
+
+
+def _on_device(trace: Trace, shares: dict[str, float]) -> list[_Wide]:
+    kernels, slices = trace.rows["kernels"], trace.rows["slices"]
+    members: dict[str, list[int]] = defaultdict(list)
+    linked = np.flatnonzero(kernels["op"] != MISSING)
+    for row, code in zip(linked.tolist(), slices["name"][kernels["op"][linked]].tolist(), strict=True):
+        if trace.text(code) in shares:
+            members[trace.text(code)].append(row)
+    result = []
+    for name, rows in members.items():
+        exposed = round(shares[name] * time_of(trace, "kernels", np.array(rows)).exposed_ns)
+        saved = _saved_share(trace, int(kernels["device"][rows[0]])) if op_class(name) in PRODUCTS else HALF
+        result.append(_Wide(name=name, calls=len(rows), time_ns=exposed, saved_ns=round(saved * exposed)))
+    return result
+
+
+def _saved_share(trace: Trace, device_row: int) -> float:
+    """Of a product's time on a device, by its peaks; half where they are not known."""
+    device = find_device(trace.text(int(trace.rows["devices"]["name"][device_row])))
+    try:
+        return HALF if device is None else max(HALF, 1 - 1 / peak_ratio(device, "float32", "float64"))
+    except (ValueError, KeyError):
+        return HALF
+
+
+def _entrance(trace: Trace) -> tuple[Where, str]:
+    """The line at which float64 enters, and how."""
+    for fact in trace.program_facts:
+        if fact.name == "float64" and fact.file is not None:
+            return Where(file=fact.file, line=fact.line), f"float64 is set here: {fact.value}."
+    graph = trace.op_graph
+    if graph is None:
+        return Where(), "Where float64 enters was not recorded."
+    for op in graph.ops:
+        wide = [index for index in op.inputs if graph.tensors[index].dtype == "float64"]
+        makes = any(graph.tensors[index].dtype == "float64" for index in op.outputs)
+        if op.phase != "optimizer" and (makes or wide):
+            how = "takes a float64 tensor that was made before" if wide else "makes a float64 tensor of another type"
+            return Where(op=op.name, file=op.file, line=op.line), f"The first op in float64, {op.name}, {how}."
+    return Where(), "Where float64 enters was not recorded."
