@@ -46,6 +46,7 @@ from perfscope.analyzers.time import (
     distortion,
     generation,
     host_account,
+    late_span_ns,
     step_accounts,
     step_windows,
     steps_work,
@@ -559,8 +560,7 @@ def _placed(spans: Iterable[Span], traces: Sequence[Trace]) -> tuple[Span, ...]:
 
 def _cost_order(finding: Finding) -> tuple[int, int, int, int, str]:
     """By time; those without one after all others, by severity and the bytes they move."""
-    per_step = finding.cost_ns_per_step if finding.untraced_ns_per_step is None else finding.untraced_ns_per_step
-    cost = finding.cost_ns if per_step is None else per_step
+    cost = finding.ordering_ns
     if cost is not None:
         return (0, -cost, 0, 0, finding.title)
     return (1, 0, -SEVERITIES.index(finding.severity), -(finding.cost_bytes or 0), finding.title)
@@ -571,7 +571,7 @@ def _steps(trace: Trace) -> Iterator[Step]:
     cold = {number for account in trace.fact(step_accounts) for number in account.cold}
     for step in _traced_steps(trace):
         yield replace(step, compiled=step.number in cold, what=what)
-    for number, duration in enumerate(trace.step_times_ns):
+    for number, duration in enumerate(trace.step_times_ns if late_span_ns(trace) is None else ()):
         yield Step(rank=trace.source.rank, number=number, duration_ns=duration, traced=False)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from perfscope.analyzers.time import HOST_AHEAD
+from perfscope.model.documents.step_time import StepTime, middle, step_time_of
+from perfscope.model.finding import ONCE
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
@@ -21,55 +22,101 @@ FEW_STEPS = 10
 SLOW_STEPS = "slow_steps"
 """The rule that says which steps the program itself makes slow."""
 
+OTHER_STEP = 1.1
+"""Times the job's step: savings of ranks whose step differs by more are shares of their own step."""
+
 SKEWED = 1.25
 """Mean over median: above it the median says too little of what the steps take."""
 
 
+def rank_step_times(analysis: Analysis) -> dict[int | None, StepTime]:
+    """The step time of each rank that has any; the mean of steps of which the slow ones are the program's own."""
+    uneven = any(rule == SLOW_STEPS for rule, _ in analysis.findings())
+    windows = {window.rank: (window.duration_ns, window.steps) for window in reversed(analysis.windows)}
+    ranks = dict.fromkeys([*(step.rank for step in analysis.steps), *windows])
+    times = {
+        rank: step_time_of(
+            window=windows.get(rank),
+            unprofiled=[step.duration_ns for step in analysis.steps if step.rank == rank and not step.traced],
+            profiled=[
+                step.duration_ns for step in analysis.steps if step.rank == rank and step.traced and not step.compiled
+            ],
+            uneven=uneven,
+            rank=rank,
+        )
+        for rank in ranks
+    }
+    return {rank: time for rank, time in times.items() if time is not None}
+
+
+def step_time(analysis: Analysis) -> StepTime | None:
+    """The step time that every report of the analysis shows; ``None`` where no step was timed."""
+    return middle(rank_step_times(analysis).values())
+
+
+def step_spread(analysis: Analysis, timed: StepTime) -> Spread | None:
+    """How far the steps spread that a step time is of; ``None`` where they were timed together."""
+    if timed.of == "window":
+        return None
+    mine = (step for step in analysis.steps if step.rank == timed.rank and step.traced == (timed.of == "profiled"))
+    return Spread.of([step.duration_ns for step in mine if not step.compiled])
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """A saving with what it is a share of. Times in ns."""
+
+    saves_ns: float
+    """At most ``of_ns``, unless it is paid once."""
+    of_ns: float | None
+    """``None``: not known."""
+    of: str
+    """``'step'``, ``'step of rank 3'``, ``'run'`` or ``'span'`` of the devices; ``ONCE``: ``of_ns`` is the step."""
+
+
 class Wholes:
-    """What costs are a share of: the mean step of the ranks that pay, else the longest span of their devices."""
+    """What costs are a share of: the step time of the report; of costs over the whole, the span of the devices."""
 
     def __init__(self, analysis: Analysis) -> None:
         """Of an analysis' own steps and devices."""
-        traced = any(step.traced for step in analysis.steps)
-        self._steps: dict[int | None, tuple[int, int]] = {}
-        """(summed ns, number) of steps by rank."""
-        for step in analysis.steps:
-            if step.traced == traced and not step.compiled:
-                total, number = self._steps.get(step.rank, (0, 0))
-                self._steps[step.rank] = (total + step.duration_ns, number + 1)
+        self._steps = rank_step_times(analysis)
+        self._job = middle(self._steps.values())
         self._spans: dict[int | None, int] = {}
         for device in analysis.devices:
             self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
         for account in analysis.accounts:
             self._spans[account.rank] = max(account.whole_ns, self._spans.get(account.rank, 0))
 
-        self._uneven = any(rule == SLOW_STEPS for rule, _ in analysis.findings())
-        self._untraced: dict[int | None, list[int]] = {}
-        for step in analysis.steps:
-            if not step.traced:
-                self._untraced.setdefault(step.rank, []).append(step.duration_ns)
-        for window in () if self._untraced else analysis.windows:
-            if window.steps > 0:
-                self._untraced.setdefault(window.rank, []).append(round(window.duration_ns / window.steps))
+    def share(self, finding: Finding) -> Share | None:
+        """The saving of a finding and its whole; ``None`` where no time is known.
 
-    def untraced(self, finding: Finding) -> float | None:
-        """A step without a profiler of the ranks that pay, in ns; ``None`` where none was timed.
-
-        The median, as single steps may be held up by the machine; the mean where slow ones are the program's own.
+        The step is that of the report, unless the ranks that pay have another one (``OTHER_STEP``).
         """
-        mine = {*finding.ranks, None}
-        times = [time for rank, each in self._untraced.items() if not finding.ranks or rank in mine for time in each]
-        return (fmean(times) if self._uneven else median(times)) if times else None
-
-    def of(self, finding: Finding) -> float | None:
-        """ns, ``None`` if neither steps nor devices tell."""
-        mine = {*finding.ranks, None}
+        if finding.once is not None and finding.cost_ns is not None:
+            time, _ = self._step(finding.ranks)
+            return Share(saves_ns=finding.cost_ns, of_ns=None if time is None else time.ns, of=ONCE)
         if finding.cost_ns_per_step is not None:
-            sums = [pair for rank, pair in self._steps.items() if not finding.ranks or rank in mine]
-            count = sum(number for _, number in sums)
-            return sum(total for total, _ in sums) / count if count else None
-        spans = [span for rank, span in self._spans.items() if not finding.ranks or rank in mine]
-        return max(spans, default=None)
+            time, of = self._step(finding.ranks)
+            saves = finding.cost_ns_per_step
+            if finding.untraced_ns_per_step is not None and (time is None or time.of != "profiled"):
+                saves = finding.untraced_ns_per_step
+            whole = None if time is None else time.ns
+            return Share(saves_ns=saves if whole is None else min(saves, whole), of_ns=whole, of=of)
+        if finding.cost_ns is None:
+            return None
+        if finding.run_ns is not None:
+            return Share(saves_ns=finding.cost_ns, of_ns=finding.run_ns, of="run")
+        spans = [span for rank, span in self._spans.items() if not finding.ranks or rank in {*finding.ranks, None}]
+        longest = max(spans, default=None)
+        return Share(saves_ns=min(finding.cost_ns, longest or finding.cost_ns), of_ns=longest, of="span")
+
+    def _step(self, ranks: Sequence[int]) -> tuple[StepTime | None, str]:
+        mine = middle(time for rank, time in self._steps.items() if rank in ranks)
+        if mine is None or self._job is None or not ranks:
+            return self._job, "step"
+        ratio = mine.ns / self._job.ns
+        if 1 / OTHER_STEP <= ratio <= OTHER_STEP:
+            return self._job, "step"
+        return mine, f"step of rank {mine.rank}"
 
 
 class Spread(Struct, frozen=True, kw_only=True):
@@ -100,12 +147,3 @@ class Spread(Struct, frozen=True, kw_only=True):
             low, high, how = deciles[0], deciles[-1], "p10-p90"
         middle, mean = median(durations_ns), fmean(durations_ns)
         return cls(count=len(durations_ns), median_ns=middle, low_ns=low, high_ns=high, how=how, mean_ns=mean)
-
-
-def window_mean(analysis: Analysis, host_ns: float | None) -> tuple[float, int] | None:
-    """(mean step in ns, steps) with the devices waited for, unless the host's own (``host_ns``) says the same."""
-    steps = sum(window.steps for window in analysis.windows)
-    if not steps:
-        return None
-    mean_ns = sum(window.duration_ns for window in analysis.windows) / steps
-    return None if host_ns is not None and mean_ns < HOST_AHEAD * host_ns else (mean_ns, steps)

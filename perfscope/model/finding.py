@@ -95,6 +95,21 @@ class Removed(Struct, frozen=True, kw_only=True, eq=False):
     """Whose trace, where a rule compares the ranks of a job."""
 
 
+ONCE = "once"
+"""Of a cost that no further step pays: it is no share of a step, and is as long as several."""
+
+
+class Once(Struct, frozen=True, kw_only=True):
+    """That a cost is paid a few times in a run and not in each step: compilations."""
+
+    times: int
+    """How often it was paid."""
+    steps: int | None = None
+    """Steps of the run as far as they are known: findings are ordered by the cost spread over them."""
+    last_step: int | None = None
+    """Number of the last step that paid; ``None``: not known, or before the first step."""
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """One thing that costs. ``cost_ns`` is an upper bound of what fixing it would save.
 
@@ -122,9 +137,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     untraced_ns_per_step: int | None = None
     """What of ``cost_ns_per_step`` a step without a profiler leaves (filled by the engine, or by a rule that measures
     such steps); ``None`` where no such step was timed."""
+    once: Once | None = None
+    """That ``cost_ns`` is paid a few times and not in each step; ``cost_ns_per_step`` is then ``None``."""
     path_ns: int | None = None
     """What all steps together are shorter by when the recorded dependencies are replayed without what it is about:
     ``cost_ns`` is at most that and 5 % (filled by the engine). ``None``: ``cost_ns`` is the rule's own bound."""
+    own_ns: int | None = None
+    """The rule's own bound, where ``cost_ns`` is less because of the path (filled by the engine)."""
     path_reason: str | None = None
     """Why the critical path of the recording could not judge ``cost_ns`` (filled by the engine)."""
     run_ns: int | None = None
@@ -152,6 +171,15 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The line of ``where`` and two around it, where its file is here and unchanged (filled by the engine)."""
     silenced: str | None = None
     """The reason that a comment at its line or the configuration gives for silencing it (filled by the engine)."""
+
+    @property
+    def ordering_ns(self) -> int | None:
+        """What findings are ordered by, ns: the cost of a step, of what is paid once its part of each known step."""
+        costs = (self.untraced_ns_per_step, self.cost_ns_per_step)
+        each = next((cost for cost in costs if cost is not None), self.cost_ns)
+        if each is None or self.once is None:
+            return each
+        return each // max(1, self.once.steps or 1)
 
     @property
     def by_path(self) -> bool:

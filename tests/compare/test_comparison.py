@@ -23,14 +23,14 @@ from tests.compare.runs import assert_quiet, assert_sums, gpu_run, host_run
 class TestHeadline:
     def test_the_same_run_is_quiet(self) -> None:
         found = compare([gpu_run()], [gpu_run()])
-        assert found.headline == "no change"
+        assert found.headline == "not judged"
         assert not any(cause.exact for cause in found.causes)
         assert {one.change for one in found.findings} <= {"unchanged"}
         assert found.gates(["regression", "finding:low"]) == ()
 
     def test_a_slower_kernel_alone_is_shown_and_never_judged(self) -> None:
         found = compare([gpu_run(steps=8)], [gpu_run(steps=8, slow_us=60)])
-        assert found.headline == "no change"
+        assert found.headline == "not judged"
         assert found.step_time is not None
         assert not found.step_time.gates
         assert found.gates(["regression"]) == ()
@@ -52,11 +52,11 @@ class TestHeadline:
 
     def test_moved_lines_and_renamed_kernels_are_quiet(self) -> None:
         found = compare([gpu_run(line=10)], [gpu_run(line=30, kernel="gemm_64x64_nn")])
-        assert found.headline == "no change"
+        assert found.headline == "not judged"
         assert not any(cause.exact for cause in found.causes)
 
     def test_other_iteration_counts_are_quiet(self) -> None:
-        assert compare([gpu_run(steps=2)], [gpu_run(steps=5)]).headline == "no change"
+        assert compare([gpu_run(steps=2)], [gpu_run(steps=5)]).headline == "not judged"
 
 
 class TestGates:

@@ -113,7 +113,8 @@ def test_nothing_changed_is_one_line() -> None:
     text = render(of(comparisons.unchanged_captures()))
     first, line = text.splitlines()
     assert first == marker("compare")
-    assert line.startswith("⚪ **perfscope: no change** · 4 exact metrics the same; step time (profiled) ")
+    assert line.startswith("⚪ **perfscope: not judged** · step time (profiled) ")
+    assert "; 4 exact metrics the same" in line
     assert "could not be compared" in line
     assert text.count("\n") == 2
 
@@ -146,7 +147,7 @@ def test_findings_by_time_alone_are_counted_in_the_quiet_line() -> None:
 
 def test_a_regression_of_captures_judges_no_time() -> None:
     text = render(of(comparisons.single_captures()))
-    assert re.search(r"step time \(profiled\) .* → .*, not judged \(one launch each\)", text)
+    assert re.search(r"step time \(profiled\) .* → .* \(not judged: one launch each\)", text)
     assert "not judged" in text
     assert "CI" not in text.splitlines()[1]
 

@@ -47,7 +47,7 @@ class TestText:
         first, *_ = text.splitlines()
         assert first.startswith("perfscope: regression: worse: host syncs per step 0 → 1")
         assert text.index("train.py:11") < text.index("The recorded step in parts")
-        assert "not judged (one launch each)" in " ".join(text.split())
+        assert "(not judged: one launch each)" in " ".join(text.split())
 
     @pytest.mark.parametrize("width", [20, 80, 100, 200])
     def test_it_fits(self, item: Comparison, width: int) -> None:

@@ -35,7 +35,7 @@ def test_content(schema: Draft202012Validator) -> None:
     schema.validate(held)
     assert list(held) == [
         "schema", "sources", "devices", "accounts", "hosts", "top_work", "hardware_counters", "generations", "numerics",
-        "cores", "critical_paths", "what_ifs", "steps", "windows", "outcomes",
+        "cores", "critical_paths", "what_ifs", "step_time", "steps", "windows", "outcomes",
         "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
     ]  # fmt: skip
     assert held["sources"] == [
@@ -100,6 +100,8 @@ def test_content(schema: Draft202012Validator) -> None:
         "cost_ns_per_step": 6_900_000,
         "untraced_ns_per_step": None,
         "path_ns": None,
+        "once": None,
+        "own_ns": None,
         "path_reason": None,
         "cost_bytes": None,
         "cost_over": "trace",

@@ -64,7 +64,7 @@ def test_an_analysis_draws_itself() -> None:
     page = Parsed(analysis()._repr_html_())
     assert page.open == []
     for words in (
-        "~/traces/trace.json.gz (kineto, rank 0, 120,345 events)", "16.5% of step", "host_sync: .item() makes",
+        "~/traces/trace.json.gz (kineto, rank 0, 120,345 events)", "17.0% of step", "host_sync: .item() makes",
         "host_sync: nonzero", "input_stall, launch_bound", "Not evaluated", "exposed_communication",
         "12 of 120,345 events",
     ):  # fmt: skip

@@ -19,7 +19,7 @@ from perfscope.dashboards.report.renderers.values import FindingWords, finding_w
 from perfscope.dashboards.report.sections.devices import MOST_DEVICE_ROWS, fold_devices
 from perfscope.dashboards.report.sections.findings import MOST_EVIDENCE, evidence_table
 from perfscope.dashboards.report.summary import summarize
-from perfscope.model.finding import Cell, Finding, Outcome
+from perfscope.model.finding import Cell, Finding, Once, Outcome
 from tests.build import EVERYTHING, TraceBuilder
 from tests.memory.build import MemoryBuilder
 from tests.report.analyses import BRANCH, HOST_SYNC, MS, analysis, device, source
@@ -84,18 +84,50 @@ def test_spread_says_which_it_is() -> None:
     assert (many.how, many.low_ns, many.median_ns, many.high_ns) == ("p10-p90", 10, 50, 90)
 
 
-def test_share_is_of_a_traced_step_and_not_of_an_untraced_one() -> None:
+def test_share_is_of_the_step_time_at_the_top() -> None:
     steps = (
         Step(rank=0, number=0, duration_ns=69 * MS, traced=True),
         Step(rank=0, number=0, duration_ns=20 * MS, traced=False),
     )
-    assert words(analysis(steps=steps))[0].share == "10.0% of step"
+    held = analysis(steps=steps)
+    assert "step 20.0 ms (one, without a profiler)" in summarize(held).facts
+    assert (words(held)[0].saves, words(held)[0].share) == ("6.90 ms", "34.5% of step")
 
 
-def test_a_window_is_said_as_a_mean_over_all_ranks_with_its_steps() -> None:
-    windows = tuple(TimedWindow(rank=rank, duration_ns=(160 + 8 * rank) * MS, steps=4) for rank in range(2))
+def test_no_saving_exceeds_the_step() -> None:
+    steps = (Step(rank=0, number=0, duration_ns=3 * MS, traced=False),)
+    first = words(analysis(steps=steps))[0]
+    assert (first.saves, first.share) == ("3.00 ms", "100.0% of step")
+
+
+def test_what_is_paid_once_is_no_share_of_a_step() -> None:
+    once = Finding(
+        subject="s", title="t", severity="low", basis="measured", advice="a", cost_ns=868 * MS,
+        once=Once(times=9, steps=60, last_step=9),
+    )  # fmt: skip
+    steps = (Step(rank=0, number=0, duration_ns=210 * MS, traced=False),)
+    (first,) = words(
+        analysis(steps=steps, outcomes=(Outcome(rule="recompilation", status="flagged", findings=(once,)),))
+    )
+    assert (first.saves, first.share) == ("868 ms once", "as long as 4.1 steps")
+
+
+def test_savings_of_a_rank_with_another_step_are_shares_of_its_own() -> None:
+    steps = tuple(
+        Step(rank=rank, number=0, duration_ns=ns, traced=True)
+        for rank, ns in ((0, 10 * MS), (1, 10 * MS), (2, 69 * MS), (3, 10 * MS))
+    )
+    held = analysis(steps=steps)
+    (outcome,) = (outcome for outcome in held.outcomes if outcome.rule == "host_sync")
+    finding = replace(outcome.findings[0], ranks=(2,))
+    (first,) = words(replace(held, outcomes=(replace(outcome, findings=(finding,)),)))
+    assert first.share == "10.0% of step of rank 2"
+
+
+def test_a_window_is_that_of_the_rank_in_the_middle() -> None:
+    windows = tuple(TimedWindow(rank=rank, duration_ns=(160 + 8 * rank) * MS, steps=4) for rank in range(3))
     facts = summarize(replace(analysis(steps=()), windows=windows)).facts
-    assert "step 41.0 ms (mean of 8 without a profiler, waited for at both ends)" in facts
+    assert "step 42.0 ms (mean of 4 without a profiler, waited for at both ends)" in facts
     assert not any("no steps in it" in fact for fact in facts)
 
 

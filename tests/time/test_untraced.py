@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.time import bounded
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
-from tests.build import TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder
 
 
 def steps(bare_us: float, *, compiling_us: float = 0) -> Trace:
-    """Three steps of 1,000 us, 400 of them launching and 600 in a kernel; the first may compile for longer."""
+    """Three steps of 1,000 us, 400 of them in ops and 600 in a kernel; the first may compile for longer."""
     builder = TraceBuilder(step_times_us=(bare_us,) * 5)
     start = 0.0
     for number in range(3):
@@ -20,6 +21,7 @@ def steps(bare_us: float, *, compiling_us: float = 0) -> Trace:
         builder.step(number, start, end)
         if extra:
             builder.annotation("compile_fx.compile (dynamo_timed)", start, start + extra)
+        builder.op("aten::index", start + extra, end - 604)
         builder.launched("gemm", end - 603, end - 600, end, correlation=number + 1)
         start = end
     return builder.build()
@@ -52,11 +54,37 @@ def test_compiling_is_not_the_profilers_doing() -> None:
     assert bounded(trace, "launch_bound", finding(400)).untraced_ns_per_step == 400_000
 
 
-def test_steps_without_a_profiler_that_do_not_compile_bound_no_compiling() -> None:
+def test_compiling_longer_than_a_step_without_a_profiler_is_not_paid_by_each_step() -> None:
     trace = steps(1000, compiling_us=9000)
     compiling = replace(finding(3000), covers_ns={"compilation": 9_000_000})
     result = bounded(trace, "recompilation", compiling)
-    assert (result.cost_ns_per_step, result.untraced_ns_per_step) == (3_000_000, None)
+    assert (result.cost_ns, result.cost_ns_per_step, result.untraced_ns_per_step) == (9_000_000, None, None)
+    assert result.once is not None
+    assert result.once.steps == 3 + 5
+
+
+def with_wait(*, ops: bool) -> Trace:
+    """Three steps of 100 ms on the host, 20 ms of them asleep or in Python, the rest in ops; 60 ms each unprofiled."""
+    builder = TraceBuilder(step_times_us=(60_000,) * 5, recorded=EVERYTHING - {"python_stack"})
+    for number in range(3):
+        start = number * 100_000.0
+        builder.step(number, start, start + 100_000)
+        builder.op("aten::mm", start, start + 80_000)
+        if ops:
+            builder.op("aten::copy_", start + 80_000, start + 100_000)
+    return builder.build()
+
+
+@pytest.mark.parametrize("cause", ["sleeping", "saving", "input", "other_host"])
+def test_time_in_which_nothing_is_recorded_is_not_scaled(cause: str) -> None:
+    waits = replace(finding(20), covers_ns={cause: 60_000_000}, cost_ns=60_000_000, cost_ns_per_step=20_000_000)
+    assert bounded(with_wait(ops=False), "host_bound", waits).untraced_ns_per_step == 20_000_000
+
+
+def test_ops_are_scaled_to_what_a_bare_step_leaves_beside_the_waits() -> None:
+    ops = replace(finding(80), cost_ns=240_000_000, cost_ns_per_step=80_000_000)
+    assert bounded(with_wait(ops=False), "unfused_ops", ops).untraced_ns_per_step == 40_000_000
+    assert bounded(with_wait(ops=True), "unfused_ops", ops).untraced_ns_per_step == 48_000_000
 
 
 def test_without_steps_that_were_timed_alone_nothing_is_said() -> None:

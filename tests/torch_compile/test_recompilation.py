@@ -14,7 +14,7 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.torch_compile.guards import parse_guard
 from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak, Phase
 from perfscope.model.documents.torch_plan import PlanLine, PlanRecompile
-from perfscope.model.finding import AbstainError, Finding, Outcome
+from perfscope.model.finding import AbstainError, Finding, Once, Outcome
 from perfscope.model.jax_log import CompileEvent, CompileKind
 from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import RECORDED, Source, Trace
@@ -359,7 +359,16 @@ def test_retracing_what_is_traced_inside_another_function_compiles_nothing_and_i
 
 def test_few_recompilations_in_a_long_run_are_spread_over_all_its_steps():
     (finding,) = _judge(compiled(0, 0), compiled(100, 1), compiled(200, 2), step_times_ns=(100 * MS,) * 1000).findings
-    assert (finding.cost_ns_per_step, finding.severity) == (2 * 35 * MS // 1000, "low")
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.severity) == (2 * 35 * MS, None, "low")
+    assert finding.once == Once(times=2, steps=1000, last_step=2)
+    assert "Each compilation takes 35.0 ms; they are in 2 of 1,000 steps. No step after step 2 pays." in finding.detail
+
+
+def test_compiling_in_most_steps_is_a_cost_of_each_step():
+    again = [compiled(100 * number, number) for number in range(1, 10)]
+    (finding,) = _judge(compiled(0, 0), *again, step_times_ns=(100 * MS,) * 10).findings
+    assert (finding.cost_ns_per_step, finding.once) == (9 * 35 * MS // 10, None)
+    assert "pays" not in finding.detail
 
 
 def test_torch_that_compiled_nothing_beside_jax_changes_nothing():
@@ -453,7 +462,9 @@ def test_phases_of_the_forward_and_the_backward_are_counted_and_their_moments_on
 def test_steps_that_were_timed_are_what_it_is_a_share_of():
     builder = TraceBuilder(recorded=CPU, step_times_us=(1e7,) * 1000)
     (finding,) = judge(RULE, with_log(builder, recompiled(RATES))).findings
-    assert (finding.cost_ns_per_step, finding.severity) == (3 * SECOND // 1000, "low")
+    assert (finding.cost_ns, finding.cost_ns_per_step, finding.severity) == (3 * SECOND, None, "low")
+    assert finding.once is not None
+    assert finding.ordering_ns == 3 * SECOND // 1000
 
 
 @pytest.mark.parametrize(

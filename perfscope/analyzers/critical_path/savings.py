@@ -37,7 +37,6 @@ from perfscope.model.finding import Finding, Removed
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.severity import SEVERITIES, severity_of
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns
 
 AGREES = 0.95
 """A replay that gives this part of the rule's bound says the same: the rule's bound, which may be measured, stays."""
@@ -45,6 +44,8 @@ POLLED_NS = 100_000
 """A host piece of this length that ends soon after device work may have waited for it: within ``POLL_NS`` and a
 hundredth of its own length."""
 POLL_NS = 50_000
+
+HIDDEN = "The saving is the part of its time that is on the critical path; the rest is hidden behind other work."
 
 NOT_NAMED = "which events a fix takes away does not follow from the recording"
 NO_GRAPH = "neither a host thread nor device work is recorded"
@@ -90,15 +91,15 @@ def _bounded(finding: Finding, saving: PathSaving, whole_ns: int) -> Finding:
         return replace(plain, path_ns=saved)
     severities = (finding.severity, severity_of(saved, whole_ns))
     each = finding.cost_ns_per_step
-    why = f"Its own time is {format_ns(bound)} in all; the rest is hidden, or nothing waits for it."
     return replace(
         plain,
         path_ns=saved,
+        own_ns=bound,
         cost_ns=saved,
         cost_ns_per_step=None if each is None else round(each * saved / bound),
         severity=min(severities, key=SEVERITIES.index),
         basis="modelled",
-        detail=f"{finding.detail} {why}".strip(),
+        detail=f"{finding.detail} {HIDDEN}".strip(),
     )
 
 

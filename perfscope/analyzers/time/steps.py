@@ -18,9 +18,6 @@ from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.columns import Array
 
-HOST_AHEAD = 1.1
-"""Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
-
 
 class StepWindows(Struct, frozen=True, kw_only=True):
     """The steps of a trace: recorded ones, else windows between optimizer steps, else what repeats."""
@@ -116,6 +113,11 @@ def per_step(trace: Trace, cost_ns: int | float) -> int | None:
     """A cost over the whole trace as cost of one step; None where no step is known."""
     steps = trace.fact(step_windows)
     return round(cost_ns / steps.count) if steps.count else None
+
+
+def steps_known(trace: Trace) -> int | None:
+    """Number of steps of the run that were timed in any way; ``None`` where none was."""
+    return (trace.fact(step_windows).count + max(len(trace.step_times_ns), trace.window_steps)) or None
 
 
 # When the work of a step ran, where the host dispatches it and goes on.

@@ -1,83 +1,121 @@
 """What a saving is worth in a step without a profiler.
 
-A profiler makes the host slower and leaves the device as it is. Where traced steps are longer than those that were
-timed without one, what they are longer by is taken from the time in which the device waited for the host, in equal
-shares of its causes; costs on the device stay. Steps that compiled are left out: that is not the profiler's doing. On a
-machine without an accelerator all work is the host's, and all costs shrink alike.
+A profiler makes the host slower where it records: in ops, in the Python between them, and in calls that launch work.
+Where traced steps are longer than those that were timed without one, what they are longer by is taken from that time,
+in equal shares. Time in which nothing is recorded stays as it is, whatever the cause of it: the work of a device,
+sleeping, reading and writing, waiting for data, locks, devices, processes and ranks, and Python without recorded
+stacks. Steps that compiled are left out: that is not the profiler's doing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts
-from perfscope.analyzers.time.steps import late_span_ns, step_windows, whole_ns
-from perfscope.model.finding import Finding
-from perfscope.model.trace import MISSING, Trace
+from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.host_activity import main_thread
+from perfscope.analyzers.time.step_time import trace_step_time
+from perfscope.analyzers.time.steps import step_windows, steps_known, whole_ns
+from perfscope.model.finding import Finding, Once
+from perfscope.model.intervals import covered, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+BETWEEN_OPS: tuple[Cause, ...] = ("launch", "memory")
+"""Host time that consists of recorded calls and of what lies between them: all of it is lengthened."""
 
 HOST_CAUSES: tuple[Cause, ...] = (
-    "input", "launch", "memory", "collective_setup", "garbage_collection", "saving", "sleeping", "other_host",
+    "input", "collective_setup", "garbage_collection", "saving", "sleeping", "other_host",
 )  # fmt: skip
-"""Idle time that the host makes and a profiler lengthens; compilation is told apart."""
+"""Host time in which only the recorded ops are lengthened."""
 
 HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "small_kernels"})
-"""Rules whose costs are such idle time."""
+"""Rules whose costs are time of the host where a device works."""
 
 
 def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:
     """The finding with costs of at most the steps, and what of it a step without a profiler leaves.
 
-    One that was measured in steps without a profiler stays as it is.
+    A cost that was measured in steps without a profiler, or that is paid once, stays as it is. Compiling that takes
+    longer than a whole step without a profiler is not paid by those steps.
     """
-    count = trace.fact(step_windows).count
+    count, bare = trace.fact(step_windows).count, _bare_step_ns(trace)
     if not count or finding.cost_ns_per_step is None or finding.untraced_ns_per_step is not None:
         return finding
+    if bare is not None and "compilation" in finding.covers_ns and finding.cost_ns_per_step > bare:
+        return replace(finding, cost_ns_per_step=None, once=Once(times=1, steps=steps_known(trace)))
     step = round(whole_ns(trace) / count)
     cost = min(finding.cost_ns_per_step, step)
     whole = None if finding.cost_ns is None else min(finding.cost_ns, max(whole_ns(trace), 1))
     return replace(
-        finding,
-        cost_ns=whole,
-        cost_ns_per_step=cost,
-        untraced_ns_per_step=_untraced(trace, rule, cost, compiling="compilation" in finding.covers_ns),
+        finding, cost_ns=whole, cost_ns_per_step=cost, untraced_ns_per_step=_untraced(trace, rule, finding, cost)
     )
 
 
-def _untraced(trace: Trace, rule: str, cost_ns: int, *, compiling: bool) -> int | None:
+def _untraced(trace: Trace, rule: str, finding: Finding, cost_ns: int) -> int | None:
     bare = _bare_step_ns(trace)
-    if bare is None or not trace.fact(step_accounts):
+    if bare is None:
         return None
-    if compiling and bare < cost_ns:  # those steps did not compile
-        return None
-    return min(round(cost_ns * trace.fact(_host_share_left) if _is_hosts(trace, rule) else cost_ns), round(bare))
+    lengthened = _lengthened_share(trace, rule, finding)
+    left = trace.fact(_host_share_left) if lengthened else 1.0
+    return min(round(cost_ns * (1 - lengthened * (1 - left))), round(bare))
 
 
 def _bare_step_ns(trace: Trace) -> float | None:
     """A step without a profiler, its work included; ``None`` where none was timed."""
-    if trace.step_times_ns and late_span_ns(trace) is None:
-        return float(np.median(trace.step_times_ns))
-    return trace.window_ns / trace.window_steps if trace.window_ns and trace.window_steps > 0 else None
+    time = trace_step_time(trace)
+    return None if time is None or time.of == "profiled" else time.ns
 
 
-def _is_hosts(trace: Trace, rule: str) -> bool:
-    return rule in HOST_RULES or trace.fact(step_accounts)[0].device == MISSING
+def _lengthened_share(trace: Trace, rule: str, finding: Finding) -> float:
+    """Of the finding's cost the part that a profiler lengthens, 0 to 1: by the causes that it covers."""
+    accounts = trace.fact(step_accounts)
+    if not accounts:
+        return 0.0
+    covers = {cause: value for cause, value in finding.covers_ns.items() if value > 0}
+    if not covers:
+        return float(rule in HOST_RULES or accounts[0].device == MISSING)
+    shares = max(trace.fact(_lengthened_shares), key=lambda each: sum(each.values()))
+    return sum(share * covers.get(cause, 0) for cause, share in shares.items()) / sum(covers.values())
+
+
+def _lengthened_shares(trace: Trace) -> tuple[Mapping[Cause, float], ...]:
+    """Per account the part of each cause that a profiler lengthens, 0 to 1."""
+    slices, thread = trace.rows["slices"], trace.fact(main_thread)
+    mine = (slices["kind"] == SliceKind.OP) & (slices["thread"] == thread)
+    ops = union(slices["start_ns"][mine], slices["end_ns"][mine])
+    result: list[Mapping[Cause, float]] = []
+    for account in trace.fact(step_accounts):
+        shares: dict[Cause, float] = dict.fromkeys(BETWEEN_OPS, 1.0)
+        if account.device == MISSING:
+            shares["compute"] = 1.0
+        for cause in HOST_CAUSES:
+            spans = time_of_cause(trace, account, cause)
+            whole = spans.total()
+            shares[cause] = int(covered(ops, spans.starts, spans.ends).sum()) / whole if whole else 0.0
+        if "python_stack" in trace.recorded:
+            shares["other_host"] = 1.0
+        result.append(shares)
+    return tuple(result)
 
 
 def _host_share_left(trace: Trace) -> float:
-    """Of the host's part of a traced step what a bare one has, 0 to 1, by the device that waits least for it."""
+    """Of the host's lengthened time what a bare step has, 0 to 1, by the device that waits least for it."""
     bare = _bare_step_ns(trace) or 0.0
-    return max(_share_left(account, bare) for account in trace.fact(step_accounts))
+    accounts, shares = trace.fact(step_accounts), trace.fact(_lengthened_shares)
+    return max(_share_left(*each, bare) for each in zip(accounts, shares, strict=True))
 
 
-def _share_left(account: StepAccount, bare_ns: float) -> float:
+def _share_left(account: StepAccount, shares: Mapping[Cause, float], bare_ns: float) -> float:
     steps = np.sum(list(account.causes_ns.values()), axis=0)
     compiling = np.array(account.causes_ns["compilation"])
     warm = compiling == compiling.min()
     traced = float(np.mean((steps - compiling)[warm]))  # costs are means too
     if traced <= bare_ns:
         return 1.0
-    if account.device == MISSING:
-        return bare_ns / traced
-    host = float(np.mean(np.sum([account.causes_ns[cause] for cause in HOST_CAUSES], axis=0)[warm]))
-    return max(0.0, 1 - (traced - bare_ns) / host) if host else 1.0
+    parts = [share * np.array(account.causes_ns[cause]) for cause, share in shares.items()]
+    lengthened = float(np.mean(np.sum(parts, axis=0)[warm]))
+    kept = traced - lengthened
+    # Where a bare step is shorter than what no profiler lengthens, the machine was busier while traced.
+    return (bare_ns - kept) / lengthened if lengthened and bare_ns > kept else bare_ns / traced

@@ -178,11 +178,12 @@ class FindingBlock(Struct, frozen=True, kw_only=True):
     saves: Amount | None = None
     """Time, else memory that a fix gives back; ``None`` where neither is known."""
     over: str = ""
-    """What a time is over where that is not a step: ``'per run'``, ``'in all'``."""
+    """What a time is over where that is not a step: ``'per run'``, ``'in all'``, ``'once'``."""
     share: float | None = None
-    """Of what is saved, 0 to 1."""
+    """Of what is saved, 0 to 1; of what is paid once, as many steps as it is long."""
     share_of: str = ""
-    """``'step'``, ``'span'`` of the devices, ``'run'`` of a program, ``'memory'`` at its peak."""
+    """``'step'``, ``'step of rank 3'``, ``'span'`` of the devices, ``'run'`` of a program, ``'memory'`` at its peak;
+    ``'once'``: of a cost that no further step pays."""
     ranks: tuple[int, ...] = ()
     """Those that show it, where there are several sources."""
     evidence: Table | None = None

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from perfscope.analyzers.savings import Spread, window_mean
+from perfscope.analyzers.savings import Spread, step_time
 from perfscope.dashboards.report import charts
 from perfscope.dashboards.report.blocks import Block, Column, Listing, Section, Tile, notes, table
 from perfscope.dashboards.report.json_report import document
@@ -19,7 +18,7 @@ from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.critical_path import critical_path_sections
 from perfscope.dashboards.report.sections.devices import device_sections, fold_devices
 from perfscope.dashboards.report.sections.numerics import numerics_sections
-from perfscope.dashboards.report.summary import WAITED, Summary, coverage_sections, spread_text, summarize
+from perfscope.dashboards.report.summary import Summary, coverage_sections, spread_text, step_text, summarize
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
@@ -137,17 +136,10 @@ def _step_cards(analysis: Analysis) -> Iterator[str]:
 
 
 def _tiles(summary: Summary, analysis: Analysis) -> Iterator[Tile]:
-    free = [step.duration_ns for step in analysis.steps if not step.traced]
-    spread = Spread.of(free or [step.duration_ns for step in analysis.steps])
-    waited = window_mean(analysis, median(free) if free else None)
-    if waited is not None:
-        yield Tile("step time", format_ns(waited[0]), f"mean of {waited[1]:,} {WAITED}")
-    elif spread is not None:
-        how = "no profiler on" if free else "while traced"
-        around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
-        mean = f"; mean {format_ns(spread.mean_ns)}" if spread.skewed else ""
-        note = f"median of {spread.count:,}, {how}; {around}{mean}" if spread.count > 1 else f"one, {how}"
-        yield Tile("step time", format_ns(spread.median_ns), note)
+    timed = step_time(analysis)
+    if timed is not None:
+        words = step_text(analysis, timed)
+        yield Tile("step time", format_ns(timed.ns), words.removeprefix(f"{format_ns(timed.ns)} ").strip("()"))
     yield from summary.tiles
     spans = sum(device.span_ns for device in analysis.devices)
     if spans:
@@ -186,7 +178,7 @@ def _tile(tile: Tile) -> str:
 def _steps(steps: Sequence[Step]) -> Iterator[str]:
     kinds = [
         ("no profiler on", charts.FREE_COLOR, [step for step in steps if not step.traced]),
-        ("while traced", charts.TRACED_COLOR, [step for step in steps if step.traced]),
+        ("while profiled", charts.TRACED_COLOR, [step for step in steps if step.traced]),
     ]
     yield '<div class="legend">'
     for words, color, members in kinds:

@@ -22,6 +22,7 @@ from perfscope.analyzers.predict import Estimate, Row
 from perfscope.analyzers.predict.calibrate import Calibration, InstructionError
 from perfscope.analyzers.programs import LeastTime, Program
 from perfscope.analyzers.ranks import CollectiveKind, PairKind
+from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.sections.compile import CompileSection
 from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection
 from perfscope.analyzers.sections.programs import EstimateSection, PlanSummary, ProgramsSection, ProgramTime
@@ -64,6 +65,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "cores": analysis.cores,
         "critical_paths": analysis.paths,
         "what_ifs": analysis.what_ifs,
+        "step_time": step_time(analysis),
         "steps": analysis.steps,
         "windows": analysis.windows,
         "outcomes": analysis.outcomes,

@@ -21,7 +21,7 @@ from perfscope.analyzers.coverage import (
     programs_alone,
     recordable,
 )
-from perfscope.analyzers.savings import Spread, window_mean
+from perfscope.analyzers.savings import Spread, step_spread, step_time
 from perfscope.dashboards.report.blocks import Listing, Section, Text
 from perfscope.dashboards.report.renderers.values import place_end, span_text
 from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share, host_sections
@@ -49,10 +49,8 @@ if TYPE_CHECKING:
 
     from perfscope.analyzers.engine import Analysis
     from perfscope.dashboards.report.blocks import FindingBlock, Tile
+    from perfscope.model.documents.step_time import StepTime
     from perfscope.model.trace import Source
-
-WAITED = "without a profiler, waited for at both ends"
-"""How steps were timed whose work the devices go on with behind them."""
 
 PATH_LIMIT = 64
 """Characters of the path in the headline, which is one line; the table of sources holds all."""
@@ -271,18 +269,12 @@ def _facts(analysis: Analysis) -> list[str]:
     if logs_alone(analysis) or memory_alone(analysis) or numerics_alone(analysis):
         return []
     said = []
-    free = Spread.of([step.duration_ns for step in analysis.steps if not step.traced])
-    traced = Spread.of([step.duration_ns for step in analysis.steps if step.traced and not step.compiled])
-    more = f"{_steps_are(analysis)}{_left_out(analysis)}{_host_marks(analysis)}"
-    if free is not None:
-        slower = "" if traced is None else f"; {format_ns(traced.median_ns)} while traced{more}"
-        said.append(f"step {spread_text(free, 'without a profiler')}{slower}")
-    whole = timed_window(analysis, None if free is None else free.median_ns)
-    if whole is not None:
-        said.append(whole)
-    if traced is not None and free is None:
-        said.append(f"step {spread_text(traced, 'while traced')}{more}")
-    if free is None and traced is None and whole is None:
+    timed = step_time(analysis)
+    if timed is not None:
+        said.append(
+            f"step {step_text(analysis, timed)}{_steps_are(analysis)}{_left_out(analysis)}{_host_marks(analysis)}"
+        )
+    else:
         cut = any(source.part is not None for source in analysis.sources)
         said.append(
             f"no {'whole ' if cut else ''}steps in it: savings are over {'that part' if cut else 'the whole trace'}"
@@ -332,20 +324,36 @@ def _assumed_devices(analysis: Analysis) -> list[str]:
     ]
 
 
+_HOW: dict[str, str] = {
+    "window": "without a profiler, waited for at both ends",
+    "unprofiled": "without a profiler",
+    "profiled": "while profiled",
+}
+"""How the steps of a step time were timed."""
+
+
+def step_text(analysis: Analysis, timed: StepTime) -> str:
+    """``'41.2 ms (median of 20 without a profiler, p10-p90 40.8 ms to 41.9 ms)'``."""
+    how = _HOW[timed.of]
+    if timed.count == 1:
+        return f"{format_ns(timed.ns)} (one, {how})"
+    spread = step_spread(analysis, timed)
+    around = "" if spread is None else f", {range_words(spread)}"
+    return f"{format_ns(timed.ns)} ({timed.statistic} of {timed.count:,} {how}{around})"
+
+
+def range_words(spread: Spread) -> str:
+    """``'p10-p90 40.8 ms to 41.9 ms'``."""
+    return f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
+
+
 def spread_text(spread: Spread, when: str) -> str:
-    """``'41.2 ms (median of 20 while traced, p10-p90 40.8 ms to 41.9 ms)'``."""
+    """``'41.2 ms (median of 20 while profiled, p10-p90 40.8 ms to 41.9 ms)'``."""
     middle = format_ns(spread.median_ns)
     if spread.count == 1:
         return f"{middle} (one, {when})"
-    around = f"{spread.how} {format_ns(spread.low_ns)} to {format_ns(spread.high_ns)}"
     mean = f", mean {format_ns(spread.mean_ns)}" if spread.skewed else ""
-    return f"{middle} (median of {spread.count:,} {when}, {around}{mean})"
-
-
-def timed_window(analysis: Analysis, host_ns: float | None) -> str | None:
-    """``window_mean`` in words."""
-    results = window_mean(analysis, host_ns)
-    return None if results is None else f"step {format_ns(results[0])} (mean of {results[1]:,} {WAITED})"
+    return f"{middle} (median of {spread.count:,} {when}, {range_words(spread)}{mean})"
 
 
 # What a reader must know of the sources, and what was not evaluated.

@@ -25,8 +25,10 @@ from perfscope.model.documents.bounded_json import (
     read_document,
     schema_of,
 )
+from perfscope.model.documents.compared_findings import Carried, Change, Finding, FindingChange, Where
 from perfscope.model.errors import DataError
-from perfscope.model.severity import Severity
+
+__all__ = ["Carried", "Change", "Finding", "FindingChange", "Where"]
 
 SCHEMA = "perfscope.compare/1"
 WHAT = "a comparison"
@@ -35,7 +37,11 @@ MOST_BYTES = 32 << 20
 """Of a document: ours have a few MiB at most, with 2,000 parts and their keys."""
 
 Verdict = Literal["regression", "improvement", "no change", "inconclusive"]
-Change = Literal["new", "worse", "first looked at", "fixed", "better", "no longer looked at", "unchanged"]
+Headline = Literal[
+    "regression", "regression likely", "improvement", "improvement likely", "no change", "not judged", "inconclusive"
+]
+"""``likely``: by the step time of one launch on each side. ``not judged``: all counts are the same, and one launch on
+each side does not tell whether the step time is."""
 
 
 class Side(Value, frozen=True, kw_only=True):
@@ -328,60 +334,6 @@ class Rank(Value, frozen=True, kw_only=True):
     head_ns: Ns
 
 
-class Where(Value, frozen=True, kw_only=True):
-    """Where a finding is."""
-
-    op: str | None = None
-    kernel: str | None = None
-    module: str | None = None
-    file: str | None = None
-    line: int | None = None
-
-    def label(self) -> str:
-        """``train.py:88``, else module, op, kernel or ``''``."""
-        if self.file:
-            return f"{self.file}:{self.line}" if self.line is not None else self.file
-        return self.module or self.op or self.kernel or ""
-
-
-class Finding(Value, frozen=True, kw_only=True):
-    """A finding of one side."""
-
-    subject: str
-    title: str
-    severity: Severity
-    basis: str
-    cost_ns: Ns | None = None
-    cost_ns_per_step: Ns | None = None
-    cost_bytes: Ns | None = None
-    where: Where = Where()
-    advice: str = ""
-    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MANY)] = ()
-
-
-class FindingChange(Value, frozen=True, kw_only=True):
-    """A finding on both sides; one of them at least has it."""
-
-    rule: str
-    change: Change
-    by_time: bool = False
-    base: Finding | None = None
-    head: Finding | None = None
-
-    @property
-    def shown(self) -> Finding:
-        """The head's, else the base's."""
-        finding = self.head or self.base
-        if finding is None:
-            raise ValueError("a change of no finding")
-        return finding
-
-    @property
-    def is_worse(self) -> bool:
-        """New, or costlier than it was, and not by a measured time alone: what a gate asks for."""
-        return self.change in ("new", "worse") and not self.by_time
-
-
 class NotLooked(Value, frozen=True, kw_only=True):
     """A metric that one side or both did not record."""
 
@@ -539,13 +491,19 @@ class Document(Value, frozen=True, kw_only=True):
     """All of a comparison."""
 
     schema: str
-    headline: Verdict
+    headline: Headline
     summary: str
     base: Side
     head: Side
     metrics: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)]
     cautions: Texts = ()
     """What must be known before the verdict: other programs, other machines, machines that were busy."""
+    likely: Literal["regression", "improvement"] | None = None
+    """What one launch on each side says of the step time; ``None`` where it says nothing."""
+    carried: Annotated[tuple[Carried, ...], msgspec.Meta(max_length=MANY)] = ()
+    """What most of the change of the step time is, the largest first; empty where nothing is known."""
+    settle: str = ""
+    """The command that settles whether the step time changed, where one launch on each side does not."""
     failed: Texts = ()
     gates: Texts = ()
     """What ``--fail-on`` asked for."""

@@ -397,18 +397,20 @@ def point_latest(root: Path, name: str) -> None:
 
 
 def step_ns_of(run: Run) -> int | None:
-    """Of the first rank, without a profiler, in ns: the mean with the devices waited for, else the host's median.
+    """The step time of a run (`step_time`) as far as its manifest holds it, in ns; ``None`` where no step was timed."""
+    from perfscope.model.documents.step_time import middle, step_time_of
 
-    ``None`` where no step was timed.
-    """
-    from statistics import median
-
-    for process in run.processes:
-        if process.window_ns is not None and process.window_steps > 0:
-            return round(process.window_ns / process.window_steps)
-        if process.untraced_step_ns:
-            return round(median(process.untraced_step_ns))
-    return None
+    times = (
+        step_time_of(
+            window=None if process.window_ns is None else (process.window_ns, process.window_steps),
+            unprofiled=process.untraced_step_ns,
+            profiled=(),
+            rank=process.rank,
+        )
+        for process in run.processes
+    )
+    timed = middle(time for time in times if time is not None)
+    return None if timed is None else round(timed.ns)
 
 
 RECENT_STEPS = 100

@@ -13,6 +13,7 @@ from perfscope.model.severity import SEVERITIES
 
 if TYPE_CHECKING:
     from perfscope.model.documents.compile_manifest import Compiled
+    from perfscope.model.documents.run import Run
 
 REPORT_FILE = "report.json"
 """What `perfscope run` and `compile` write beside the manifest."""
@@ -38,7 +39,6 @@ def row_of(listed: ListedRun) -> dict[str, Any]:
         "exit_code": run.exit_code,
         "ranks": len(run.processes),
         "steps": max((process.steps_seen for process in run.processes), default=0),
-        "step_ns": step_ns_of(run),
         "captures": sorted(
             {capture.pass_name for process in run.processes for capture in process.captures if capture.artifact}
         ),
@@ -46,9 +46,16 @@ def row_of(listed: ListedRun) -> dict[str, Any]:
         "commit": None if run.git is None else run.git.get("commit"),
         "dirty": bool(run.git and run.git.get("dirty")),
         "devices": [str(device.get("name", "")) for device in run.devices],
-        **findings_of(listed.directory),
+        **_reported(listed.directory, run),
         "notes": list(run.notes),
     }
+
+
+def _reported(directory: Path, run: Run) -> dict[str, Any]:
+    """``step_ns`` and findings as in the report of the run; without a report the step time of the manifest."""
+    report = _report_of(directory)
+    timed = None if report is None else report.step_time
+    return {"step_ns": step_ns_of(run) if timed is None else round(timed.ns), **_findings(report)}
 
 
 def state_words(row: dict[str, Any]) -> str:
@@ -90,6 +97,10 @@ def _compiled_row(directory: Path, compiled: Compiled) -> dict[str, Any]:
     }
 
 
+class _Once(msgspec.Struct):
+    steps: int | None = None
+
+
 class _Finding(msgspec.Struct):
     """The part of a finding that a list shows."""
 
@@ -97,12 +108,19 @@ class _Finding(msgspec.Struct):
     cost_ns: float | None = None
     cost_ns_per_step: float | None = None
     untraced_ns_per_step: float | None = None
+    once: _Once | None = None
     silenced: str | None = None
 
     def cost(self) -> float | None:
-        """ns per step without a profiler, a traced step, or over all; as findings are ordered."""
+        """ns per step without a profiler, a profiled step, or over all."""
         costs = (self.untraced_ns_per_step, self.cost_ns_per_step, self.cost_ns)
         return next((cost for cost in costs if cost is not None), None)
+
+    def order(self) -> float:
+        """As findings are ordered: what is paid once by its part of each known step; -1 where no time is known."""
+        cost = self.cost()
+        steps = 1 if self.once is None else max(1, self.once.steps or 1)
+        return -1 if cost is None else cost / steps
 
 
 class _Outcome(msgspec.Struct):
@@ -110,8 +128,24 @@ class _Outcome(msgspec.Struct):
     findings: list[_Finding]
 
 
+class _StepTime(msgspec.Struct):
+    ns: float
+
+
 class _Report(msgspec.Struct):
     outcomes: list[_Outcome]
+    step_time: _StepTime | None = None
+
+
+def _report_of(directory: Path) -> _Report | None:
+    """``None`` where there is none that can be read."""
+    file = directory / REPORT_FILE
+    try:
+        if file.stat().st_size > MOST_REPORT_BYTES:
+            return None
+        return msgspec.json.decode(file.read_bytes(), type=_Report)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def findings_of(directory: Path) -> dict[str, Any]:
@@ -119,15 +153,14 @@ def findings_of(directory: Path) -> dict[str, Any]:
 
     The worst has rule, severity and cost (ns, ``None`` where no time is known) and is ``None`` where there is none.
     """
-    file = directory / REPORT_FILE
-    try:
-        if file.stat().st_size > MOST_REPORT_BYTES:
-            return {"findings": None, "worst_finding": None}
-        report = msgspec.json.decode(file.read_bytes(), type=_Report)
-    except (OSError, msgspec.DecodeError):
+    return _findings(_report_of(directory))
+
+
+def _findings(report: _Report | None) -> dict[str, Any]:
+    if report is None:
         return {"findings": None, "worst_finding": None}
     findings = [
-        (finding.cost(), outcome.rule, finding.severity)
+        (finding.order(), finding.cost(), outcome.rule, finding.severity)
         for outcome in report.outcomes
         for finding in outcome.findings
         if finding.silenced is None
@@ -135,9 +168,8 @@ def findings_of(directory: Path) -> dict[str, Any]:
     if not findings:
         return {"findings": 0, "worst_finding": None}
     ranks: tuple[str, ...] = SEVERITIES
-    cost, rule, severity = max(
-        findings,
-        key=lambda item: (-1 if item[0] is None else item[0], ranks.index(item[2]) if item[2] in ranks else -1),
+    _, cost, rule, severity = max(
+        findings, key=lambda item: (item[0], ranks.index(item[3]) if item[3] in ranks else -1)
     )
     worst = {"rule": rule, "severity": severity, "cost_ns": cost, "count": len(findings)}
     return {"findings": len(findings), "worst_finding": worst}

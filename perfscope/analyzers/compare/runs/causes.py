@@ -40,6 +40,8 @@ class FindingChange(Struct, frozen=True, kw_only=True):
     head: Finding | None
     by_time: bool = False
     """Nothing that can be counted changed with it: a threshold on a measured time was crossed, maybe by chance."""
+    carries: bool = False
+    """Its cost changed by a large part of what the step time changed by."""
 
     @property
     def shown(self) -> Finding:

@@ -9,19 +9,42 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.compare.ab.environment import BUSY
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
+from perfscope.analyzers.compare.runs.likely import SETTLE
 from perfscope.analyzers.compare.runs.run_sets import MACHINE, environment_of
 from perfscope.analyzers.readers.load import Loaded
 from perfscope.model.documents.run import Run
 from perfscope.model.units import format_share
+
+COMMIT_DIGITS = 12
 
 HARDWARE = tuple(name for name in MACHINE if name != "system")
 
 
 def compare_loaded(base: Loaded, head: Loaded) -> Comparison:
     """`comparison.compare` of two sides, with what the manifests of runs say of them; errors as there."""
-    comparison = compare(base.traces, head.traces)
+    runs = [run for run in (base.manifest, head.manifest) if run is not None]
+    comparison = compare(base.traces, head.traces, busy=any(map(_was_busy, runs)))
     warned = tuple(cautions(base.manifest, head.manifest))
-    return replace(comparison, cautions=tuple(dict.fromkeys((*warned, *comparison.cautions))))
+    return replace(
+        comparison,
+        cautions=tuple(dict.fromkeys((*warned, *comparison.cautions))),
+        settle=comparison.settle and _settle(base.manifest, head.manifest),
+    )
+
+
+def _was_busy(run: Run) -> bool:
+    return max(run.machine_load.values(), default=0.0) >= BUSY
+
+
+def _settle(base: Run | None, head: Run | None) -> str:
+    """The command that launches both in turns, with the commits and the program of the runs as far as they tell."""
+    if base is None or head is None:
+        return SETTLE
+    commits = [str((run.git or {}).get("commit") or "")[:COMMIT_DIGITS] for run in (base, head)]
+    program = shlex.join(head.command) if head.command else "train.py"
+    if all(commits) and commits[0] != commits[1] and not any((run.git or {}).get("dirty") for run in (base, head)):
+        return f"perfscope compare commits --base {commits[0]} --head {commits[1]} -- {program}"
+    return f"perfscope compare commits --base REF -- {program}"
 
 
 def cautions(base: Run | None, head: Run | None) -> Iterator[str]:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.gates import gates_not_met, program_gate
 from perfscope.analyzers.compare.programs.pairs import NO_TARGETS, TargetOfSide, program_changes, targets
 from perfscope.analyzers.compare.programs.row import ProgramChange
 from perfscope.analyzers.compare.runs.causes import Cause, FindingChange, causes, corroborated, findings_change
 from perfscope.analyzers.compare.runs.change import TimeChange, account_change, time_change
+from perfscope.analyzers.compare.runs.likely import (
+    LIKELY,
+    SETTLE,
+    Direction,
+    carried_by,
+    carrying,
+    likely_change,
+    without_notes,
+)
 from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
 from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange, path_change, tree_change
 from perfscope.analyzers.compare.statistics import estimators
@@ -22,9 +31,11 @@ from perfscope.analyzers.compare.statistics.paired import Better, Verdict
 from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.time import HOST_AHEAD, device_times
+from perfscope.analyzers.savings import step_time
+from perfscope.analyzers.time import device_times
 from perfscope.model.documents.comparison import Account as CausesOfStep
-from perfscope.model.documents.comparison import NotLooked, Side
+from perfscope.model.documents.comparison import Carried, Headline, NotLooked, Side
+from perfscope.model.documents.step_time import StepTime
 from perfscope.model.errors import UsageError
 from perfscope.model.severity import SEVERITIES, Severity
 from perfscope.model.trace import Trace
@@ -82,20 +93,19 @@ def from_single_captures(
     better: Better = "lower",
     least: float = STEP_LEAST,
     seed: int = 0,
+    levels: tuple[float, float] | None = None,
+    by_mean: bool = False,
 ) -> MetricResult:
     """Medians of two launches' steps, in order, warm-up included. 95% interval by blocks; low confidence.
 
-    Too few steps, or times that are not positive, are inconclusive with the reason.
+    Too few steps, or times that are not positive, are inconclusive with the reason. ``levels``: the values to show in
+    place of those of the steady steps. ``by_mean``: means in place of medians.
     """
-    steady, problems = [], []
-    for which, times in (("base", base), ("head", head)):
-        part = steady_part(times)
-        if part.problem is not None:
-            problems.append(f"{which}: {part.problem}")
-        elif part.kept < LEAST_STEPS:
-            problems.append(f"{which}: {part.kept} steady steps are too few for an interval, {LEAST_STEPS} are needed")
-        steady.append(np.asarray(times, float)[part.dropped :][-MOST_STEPS:])
-    typical = [float(np.median(values)) if values.size and np.all(values > 0) else None for values in steady]
+    steady, problems = _steady(base, head)
+    location = np.mean if by_mean else np.median
+    typical = [float(location(values)) if values.size and np.all(values > 0) else None for values in steady]
+    if levels is not None:
+        typical = list(levels)
     effect = low = high = None
     if typical[0] is not None and typical[1] is not None:
         effect = typical[1] / typical[0] - 1
@@ -105,7 +115,7 @@ def from_single_captures(
         rng = np.random.default_rng(seed)
         alike = [resemblance(values) for values in steady]
         centre = math.log(typical[1] / typical[0]) if typical[0] and typical[1] else 0.0
-        half = _half_width(steady, alike, rng)
+        half = _half_width(steady, alike, rng, by_mean=by_mean)
         low, high = centre - half, centre + half
         verdict = _verdict(low, high, effect or 0.0, least, better)
         low, high = math.expm1(low), math.expm1(high)
@@ -128,13 +138,28 @@ def from_single_captures(
         low=low,
         high=high,
         level=None if low is None else 0.95,
-        estimator="median of the steady steps",
+        estimator=f"{'mean' if by_mean else 'median'} of the steps",
         least=least,
         remarks=tuple(remarks),
     )
 
 
-def _half_width(steady: Sequence[np.ndarray], alike: Sequence[Resemblance], rng: np.random.Generator) -> float:
+def _steady(base: Sequence[float], head: Sequence[float]) -> tuple[list[np.ndarray], list[str]]:
+    """The steady steps of both sides, and why an interval cannot be made of them."""
+    steady, problems = [], []
+    for which, times in (("base", base), ("head", head)):
+        part = steady_part(times)
+        if part.problem is not None:
+            problems.append(f"{which}: {part.problem}")
+        elif part.kept < LEAST_STEPS:
+            problems.append(f"{which}: {part.kept} steady steps are too few for an interval, {LEAST_STEPS} are needed")
+        steady.append(np.asarray(times, float)[part.dropped :][-MOST_STEPS:])
+    return steady, problems
+
+
+def _half_width(
+    steady: Sequence[np.ndarray], alike: Sequence[Resemblance], rng: np.random.Generator, *, by_mean: bool
+) -> float:
     """Half of the 95% interval of the log ratio: the bootstrap's standard error times Student's t.
 
     Percentiles of few, long blocks are too near to each other: t with the degrees of freedom of the independent steps,
@@ -142,14 +167,14 @@ def _half_width(steady: Sequence[np.ndarray], alike: Sequence[Resemblance], rng:
     """
     variance = 0.0
     for values, resemblance in zip(steady, alike, strict=True):
-        logs = np.log(_medians(values, resemblance.block, rng))
+        logs = np.log(_resampled(values, resemblance.block, rng, by_mean=by_mean))
         variance += float(logs.var(ddof=1)) * values.size / max(values.size - resemblance.block, 1)
     freedom = max(1, math.floor(min(resemblance.effective for resemblance in alike)) - 1)
     return estimators.quantile(0.975, freedom) * math.sqrt(variance)
 
 
-def _medians(values: np.ndarray, block: int, rng: np.random.Generator) -> np.ndarray:
-    """Medians of resamples made of blocks of consecutive values."""
+def _resampled(values: np.ndarray, block: int, rng: np.random.Generator, *, by_mean: bool) -> np.ndarray:
+    """Medians (or means) of resamples made of blocks of consecutive values."""
     per_sample = math.ceil(values.size / block)
     offsets = np.arange(block)
     chunk = max(1, MOST_AT_ONCE // values.size)
@@ -157,7 +182,7 @@ def _medians(values: np.ndarray, block: int, rng: np.random.Generator) -> np.nda
     for first in range(0, RESAMPLES, chunk):
         starts = rng.integers(0, values.size - block + 1, (min(chunk, RESAMPLES - first), per_sample))
         chosen = (starts[:, :, None] + offsets).reshape(len(starts), -1)[:, : values.size]
-        medians.append(np.median(values[chosen], axis=1))
+        medians.append((np.mean if by_mean else np.median)(values[chosen], axis=1))
     return np.concatenate(medians)
 
 
@@ -179,8 +204,6 @@ Kind = Literal[
     "memory snapshot", "compile log", "flight record", "op graph", "recording",
 ]  # fmt: skip
 """What a side is. Only sides of one kind are compared."""
-
-Headline = Literal["regression", "improvement", "no change", "inconclusive"]
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -207,6 +230,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """Call trees of the rank in the middle."""
     path: PathChange | None = None
     """Its critical paths."""
+    likely: Direction | None = None
+    """What one launch on each side says of the step time; ``None`` where it says nothing."""
+    carried: tuple[Carried, ...] = ()
+    """What most of the change of the step time is, the largest first; empty where nothing is known."""
+    settle: str = ""
+    """The command that settles whether the step time changed; ``''`` where it was judged, or there is none."""
 
     @property
     def metrics(self) -> tuple[MetricResult, ...]:
@@ -216,15 +245,25 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> Headline:
-        """Of the metrics that may fail a build: a regression of any, else an improvement of any, else no change.
+        """Of what may fail a build: a regression of any, else an improvement of any, else what is open.
 
-        Inconclusive where there is none of them, or where the time of the step may fail a build and is not settled.
+        A step time of one launch on each side is *likely* worse or better, or *not judged*; *no change* is said where
+        the step time was judged, or where nothing has one.
         """
         verdicts = [metric.verdict for metric in self.metrics if metric.gates and metric.unit != "text"]
-        for verdict in ("regression", "improvement"):
-            if verdict in verdicts:
-                return verdict
-        if self.step_time is not None and self.step_time.gates and self.step_time.verdict == "inconclusive":
+        step, likely = self.step_time, self.likely
+        judged = step is not None and step.gates
+        if "regression" in verdicts:
+            return "regression"
+        if likely == "regression":
+            return "regression likely"
+        if "improvement" in verdicts:
+            return "improvement"
+        if likely == "improvement":
+            return "improvement likely"
+        if step is not None and not judged:
+            return "not judged"
+        if judged and step is not None and step.verdict == "inconclusive":
             return "inconclusive"
         return "no change" if "no change" in verdicts else "inconclusive"
 
@@ -232,9 +271,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
         """Why a build must fail, one line each.
 
         ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``, or gates of compiled programs
-        (`program_gates.GATES`), which ask nothing of programs for different targets. Times of single captures never
-        fail one. A finding fails it where it is new or costs more than before, and something that can be counted
-        changed with it.
+        (`program_gates.GATES`), which ask nothing of programs for different targets. A finding fails it where it is new
+        or costs more than before, and a count or the step time changed with it.
         """
         wanted = list(dict.fromkeys(fail_on))
         lines: list[str] = []
@@ -246,6 +284,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
                 lines += [
                     f"{metric.name}: regression" for metric in self.metrics if metric.gates and metric.verdict == gate
                 ]
+                if self.likely == gate and self.step_time is not None:
+                    effect = self.step_time.effect or 0.0
+                    lines.append(f"{self.step_time.name}: regression likely, {effect:+.1%} (one launch each)")
             elif gate == "inconclusive":
                 lines += [f"{name}: inconclusive" for name in self.inconclusive]
             else:
@@ -274,8 +315,8 @@ def severity_named(gate: str) -> Severity:
     raise UsageError(f"--fail-on {gate}: not one of regression, inconclusive, finding:low|medium|high")
 
 
-def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
-    """Compare the traces of two runs, each of one job's ranks.
+def compare(base: Sequence[Trace], head: Sequence[Trace], *, busy: bool = False) -> Comparison:
+    """Compare the traces of two runs, each of one job's ranks. ``busy``: other programs used the machine meanwhile.
 
     ``UsageError``: they are of different kinds (a recording and a compiled program), or nothing is there.
     """
@@ -290,11 +331,17 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
     remarks = [OTHER_TARGETS.format(base=machines.base, head=machines.head)] if machines.differ else []
     remarks += _checkpoints(base, head)
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
+    step = None if time is None else _step_time(analyses, time)
+    account = None if time is None else account_change(*_ranks_of(base, head, time))
+    verdict = likely_change(step, time, findings, account, built.metrics, busy=busy)
+    if verdict is not None and step is not None:
+        step = replace(step, verdict=verdict, remarks=(LIKELY, *step.remarks))
+    findings = carrying(findings, step, verdict)
     return Comparison(
         base=sides[0],
         head=sides[1],
-        step_time=None if time is None else _step_time(analyses, time),
-        exact=built.metrics,
+        step_time=step,
+        exact=without_notes(built.metrics, faster=verdict == "improvement"),
         time=time,
         causes=causes(median, built, findings),
         findings=findings,
@@ -303,9 +350,12 @@ def compare(base: Sequence[Trace], head: Sequence[Trace]) -> Comparison:
         cautions=tuple(differences(*sides)),
         programs=programs,
         targets=machines,
-        account=None if time is None else account_change(*_ranks_of(base, head, time)),
+        account=account,
         tree=None if time is None else tree_change(*_ranks_of(base, head, time)),
         path=None if time is None else path_change(*_ranks_of(base, head, time)),
+        likely=verdict,
+        carried=carried_by(findings, account, verdict),
+        settle="" if step is None or step.gates else SETTLE,
     )
 
 
@@ -329,35 +379,53 @@ def _checkpoints(*sides: Sequence[Trace]) -> list[str]:
     ]
 
 
-def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricResult:
-    """Low confidence: from one launch on each side. Steps without a profiler where both have them, else with it.
+_KNOWN: tuple[tuple[str, str, bool], ...] = (
+    ("window_mean", f"{STEP_TIME} (mean of a window)", False),
+    ("unprofiled_median", STEP_TIME, False),
+    ("profiled_mean", f"{STEP_TIME} (profiled)", True),
+)
+"""Ways of timing steps, best first: key of ``StepTime.known_ns``, name of the metric, whether with a profiler."""
 
-    Where a step only queues its work (JAX), the windows that waited for it at both ends are the step time.
+
+def timed_name(timed: StepTime) -> str:
+    """The name of the metric that the step time of a run is."""
+    return next(name for key, name, _ in _KNOWN if key.startswith(timed.of))
+
+
+def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricResult:
+    """Low confidence: from one launch on each side. The step times of both reports, if they were timed alike.
+
+    Else the best way in which both were timed. Where slow steps are a program's own, the means of both.
     """
-    windows = [
-        [window.duration_ns / window.steps for window in analysis.windows[:1] if window.steps] for analysis in analyses
-    ]
-    waited = from_single_captures(f"{STEP_TIME} (mean of a window)", *windows) if all(windows) else None
-    for name, traced in ((STEP_TIME, False), (f"{STEP_TIME} (profiled)", True)):
-        steps = [_steps(analysis, time.median.rank, traced=traced) for analysis in analyses]
-        queued = [
-            bool(window and own) and window[0] > HOST_AHEAD * statistics.median(own)
-            for window, own in zip(windows, steps, strict=True)
-        ]
-        if all(steps) and not (waited is not None and any(queued)):
-            return from_single_captures(name, steps[0], steps[1])
-    if waited is not None:
-        return waited
-    name = STEP_TIME if time.median.per == "step" else "time of the trace"
-    return from_single_captures(name, [time.median.base_ns], [time.median.head_ns])
+    timed = [step_time(analysis) for analysis in analyses]
+    base, head = timed
+    if base is None or head is None:
+        name = STEP_TIME if time.median.per == "step" else "time of the trace"
+        return from_single_captures(name, [time.median.base_ns], [time.median.head_ns])
+    if base.of == head.of:
+        ways = [(key, name, traced) for key, name, traced in _KNOWN if key.startswith(base.of)]
+    else:
+        ways = [way for way in _KNOWN if way[0] in base.known_ns and way[0] in head.known_ns]
+    if not ways:
+        return from_single_captures(STEP_TIME, [base.ns], [head.ns])
+    key, name, traced = ways[0]
+    by_mean = key == "unprofiled_median" and "mean" in (base.statistic, head.statistic)
+    if by_mean:
+        key, name = "unprofiled_mean", f"mean {STEP_TIME}"
+    levels = base.known_ns[key], head.known_ns[key]
+    if key == "window_mean":
+        return from_single_captures(name, [levels[0]], [levels[1]])
+    steps = [_steps(analysis, each.rank, traced=traced) for analysis, each in zip(analyses, (base, head), strict=True)]
+    return from_single_captures(name, steps[0], steps[1], levels=levels, by_mean=by_mean)
 
 
 def _steps(analysis: Analysis, rank: int | None, *, traced: bool) -> list[float]:
-    """Steps of a rank in order (of the first where it has none); none where one took no time: it did not wait."""
-    ranks = dict.fromkeys(step.rank for step in analysis.steps)
-    rank = rank if rank in ranks else next(iter(ranks), None)
-    times = [float(step.duration_ns) for step in analysis.steps if step.traced is traced and step.rank == rank]
-    return times if all(ns > 0 for ns in times) else []
+    """Steps of a rank in order, without those that compiled."""
+    return [
+        float(step.duration_ns)
+        for step in analysis.steps
+        if step.traced is traced and step.rank == rank and not step.compiled
+    ]
 
 
 def kind_of(trace: Trace) -> Kind:

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from perfscope.analyzers.compare.runs.comparison import STEP_TIME, kind_of
+from perfscope.analyzers.compare.runs.comparison import STEP_TIME, kind_of, timed_name
 from perfscope.analyzers.compare.runs.run_sets import SOFTWARE, counted, environment_of
 from perfscope.analyzers.compare.runs.structure import Structure, structure
 from perfscope.analyzers.compare.statistics.estimators import location
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_path, resolve
+from perfscope.analyzers.savings import step_time
 from perfscope.model.commits import is_commit_hash
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run
@@ -32,8 +33,6 @@ MOST_METRICS = 400
 MOST_STEPS = 64
 """Ranks whose steps are kept one by one; the metric of the step is over all."""
 
-WINDOW_TIME = f"{STEP_TIME} (mean of a window)"
-PROFILED_TIME = f"{STEP_TIME} (profiled)"
 NO_RECORDING = "no recording"
 
 
@@ -75,8 +74,7 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
     analysis = analyze(traces) if traces else None
     built = structure(traces, traces) if traces else Structure(metrics=(), not_looked=())
     steps = () if run is None else tuple(_steps(run.processes))
-    profiled = not any(step.count or step.window_ns for step in steps)
-    if profiled:
+    if not any(step.count or step.window_ns for step in steps):
         steps = tuple(_traced(analysis))
     git = {} if run is None or run.git is None else run.git
     recorded_commit, recorded = git.get("commit"), git.get("branch")
@@ -100,7 +98,7 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
         hardware=hardware_of(run, analysis),
         software={name: value for name, value in known.items() if name in (*SOFTWARE, "driver")},
         perfscope=_own_version(),
-        metrics=(*_times(steps, profiled=profiled), *_exact(built))[:MOST_METRICS],
+        metrics=(*_times(analysis, run), *_exact(built))[:MOST_METRICS],
         steps=steps[:MOST_STEPS],
         findings=tuple(_findings(analysis)),
         not_looked=tuple(
@@ -134,17 +132,13 @@ def _exact(built: Structure) -> Iterator[StoredMetric]:
             )
 
 
-def _times(steps: Sequence[StoredSteps], *, profiled: bool) -> Iterator[StoredMetric]:
-    """One: of windows where they were measured, for a program that queues its work is done with a step before it ends.
-
-    Of several ranks the one in the middle, as in a comparison.
-    """
-    windows = sorted(step.window_ns for step in steps if step.window_ns is not None)
-    medians = sorted(step.median_ns for step in steps if step.median_ns is not None)
-    name = WINDOW_TIME if windows else PROFILED_TIME if profiled else STEP_TIME
-    times = windows or medians
-    if times:
-        yield StoredMetric(name=name, unit="ns", known="single captures", value=times[len(times) // 2])
+def _times(analysis: Analysis | None, run: Run | None) -> Iterator[StoredMetric]:
+    """The step time that the report of the run shows; of a run that recorded nothing that of its manifest."""
+    timed = None if analysis is None else step_time(analysis)
+    if timed is not None:
+        yield StoredMetric(name=timed_name(timed), unit="ns", known="single captures", value=timed.ns)
+    elif run is not None and (ns := run_folders.step_ns_of(run)) is not None:
+        yield StoredMetric(name=STEP_TIME, unit="ns", known="single captures", value=float(ns))
 
 
 def _steps(processes: Sequence[Process]) -> Iterator[StoredSteps]:

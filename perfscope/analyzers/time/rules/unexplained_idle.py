@@ -132,6 +132,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         detail="No other finding covers this time.",
         **timed_cost(trace, cost, account.whole_ns),
         advice=advice,
+        covers_ns=dict(ordered),
         evidence=tuple(
             {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}
             for cause, value in ordered

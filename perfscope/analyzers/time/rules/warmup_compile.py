@@ -33,8 +33,8 @@ from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import free_samples, nearest_samples, sampled_lines
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.spans import removed_time, worst_spans
-from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import MOST_ROWS, AbstainError, Finding
+from perfscope.analyzers.time.steps import steps_known, timed_cost
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Once
 from perfscope.model.intervals import Intervals
 from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
@@ -68,14 +68,17 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     spans = time_of_cause(trace, account, "compilation")
     work = host_work(trace, spans)[:MOST_ROWS]
     timed = timed_cost(trace, cost, account.whole_ns)
+    once = None
     if account.cold:  # other steps have none of it
         timed["cost_ns_per_step"] = None
+        once = Once(times=len(account.cold), steps=steps_known(trace), last_step=max(account.cold))
     yield Finding(
         subject="compilation in measured steps",
         title="code is compiled or loaded within the steps"
         + (f": {len(account.cold):,} cold step{'s' if len(account.cold) > 1 else ''}" if account.cold else ""),
         detail=_detail(account.cold, explained),
         **timed,
+        once=once,
         covers_ns={"compilation": whole},  # beside what others explain, as the largest of several rules counts
         advice="Warm up before measuring, keep shapes stable, and keep the compile caches between runs.",
         where=_site(trace, spans, work).where(),

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import step_windows
+from perfscope.analyzers.time import step_windows, steps_known
 from perfscope.analyzers.torch_compile.frames import (
     compile_log_of,
     compile_records,
@@ -59,7 +59,7 @@ from perfscope.analyzers.torch_compile.frames import (
     where_of,
 )
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
-from perfscope.model.finding import Cell, Finding, fit_title
+from perfscope.model.finding import Cell, Finding, Once, fit_title
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
@@ -296,6 +296,7 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
         severity="low" if log.settings else _severity(use.spared_ns),
         basis="measured",
         cost_ns=use.spared_ns,
+        once=Once(times=len(missed), steps=steps_known(trace)),
         where=where_of(user_place(costliest.compile.place, costliest.compile.stack)),
         evidence=tuple(
             _row(compile_time)
@@ -365,6 +366,7 @@ def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
             severity=_severity(spent),
             basis="measured",
             cost_ns=spent,
+            once=Once(times=len(members), steps=steps_known(trace)),
             where=where_of(user_place(worst.place, worst.stack)),
             evidence=tuple(
                 _row(member) for member in sorted(members, key=lambda compile_time: -compile_time.total_ns)[:MAX_ROWS]

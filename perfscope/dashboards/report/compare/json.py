@@ -21,7 +21,7 @@ from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Key
 from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange
 from perfscope.analyzers.compare.statistics.verdict import MetricResult
-from perfscope.dashboards.report.compare.words import said_of
+from perfscope.dashboards.report.compare.words import said_of, said_of_metrics
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.values import percent
 from perfscope.model.documents import comparison as types
@@ -70,7 +70,10 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
     parts = {
         "schema": SCHEMA,
         "headline": comparison.headline,
-        "summary": f"{comparison.headline}: {said_of(comparison.metrics)}",
+        "summary": f"{comparison.headline}: {said_of(comparison)}",
+        "likely": comparison.likely,
+        "carried": comparison.carried,
+        "settle": comparison.settle,
         "cautions": comparison.cautions,
         "failed": failed,
         "gates": gates,
@@ -299,7 +302,7 @@ def ab_document(
     headline = verdict_over(judged)
     values |= {
         "headline": headline,
-        "summary": f"{headline}: {said_of(judged)}",
+        "summary": f"{headline}: {said_of_metrics(judged)}",
         "failed": list(failed),
         "gates": list(gates),
         "metrics": [*gating, *exact],

@@ -125,18 +125,18 @@ def _mark(document: Document) -> str:
 
 
 def _quiet(document: Document) -> str:
-    texts = [said_of(document.metrics)]
+    texts = [said_of(document)]
     by_time = sum(finding.change != "unchanged" for finding in document.findings)
     if by_time:
         texts.append(f"{by_time} finding{'' if by_time == 1 else 's'} changed ({BY_TIME})")
     if document.not_looked:
         texts.append(f"{len(document.not_looked)} could not be compared")
     sides = " → ".join(map(code, short_titles(document)))
-    return f"{_mark(document)} **perfscope: no change** · {inline('; '.join(texts))} · {sides}"
+    return f"{_mark(document)} **perfscope: {document.headline}** · {inline('; '.join(texts))} · {sides}"
 
 
 def _markdown(document: Document, rows: int) -> Iterator[str]:
-    yield f"### perfscope: {_mark(document)} {document.headline}: {inline(said_of(document.metrics))}"
+    yield f"### perfscope: {_mark(document)} {document.headline}: {inline(said_of(document))}"
     facts = [" → ".join(code(name) for name in short_titles(document))]
     if document.method.pairs:
         facts.append(pair_words(document.method))

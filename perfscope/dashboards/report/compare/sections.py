@@ -130,7 +130,7 @@ def verdict_section(document: Document) -> Section:
     gates = tuple(f"gate not met: {line}" for line in document.failed[:MOST_LINES])
     return Section(
         title=document.headline.capitalize(),
-        summary=said_of(document.metrics),
+        summary=said_of(document),
         tone=TONES.get(document.headline, "plain"),
         blocks=(Listing(items=gates),) if gates else (),
     )
@@ -241,7 +241,7 @@ FINDING_COLUMNS: tuple[Column[FindingChange], ...] = (
 
 def _findings(findings: Sequence[FindingChange]) -> Section:
     changed = [change for change in findings if change.change != "unchanged"]
-    believed = [change for change in changed if not change.by_time]
+    believed = [change for change in changed if change.carries or not change.by_time]
     advised = [change for change in findings if change.is_worse and change.shown.advice][:MOST_ADVISED]
     return Section(
         title="Findings",
@@ -258,7 +258,7 @@ def _findings(findings: Sequence[FindingChange]) -> Section:
 
 
 def _folded(title: str, findings: Sequence[FindingChange], *, by_time: bool | None = None) -> Table:
-    kept = [change for change in findings if by_time is None or change.by_time == by_time]
+    kept = [change for change in findings if by_time is None or (change.by_time == by_time and not change.carries)]
     return _table(FINDING_COLUMNS, kept, title=f"{title[:1].upper()}{title[1:]} ({len(kept):,})", detail=True)
 
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Level
+from perfscope.analyzers.compare.runs.likely import LIKELY, NOTED
 from perfscope.analyzers.compare.runs.structure import NEUTRAL
 from perfscope.dashboards.report.blocks import Effect
-from perfscope.dashboards.report.renderers.values import amount, amount_text, effect_text, number, number_text, percent
+from perfscope.dashboards.report.renderers.values import (
+    amount,
+    amount_text,
+    effect_text,
+    number,
+    number_text,
+    percent,
+    signed_ns,
+)
+from perfscope.dashboards.report.sections.account import cause_words
 from perfscope.model.documents.comparison import CausePart
 from perfscope.model.units import format_ns
-from perfscope.model.untrusted_text import NAME_LIMIT, sanitize
+from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.compare.runs.comparison import Comparison
     from perfscope.analyzers.compare.statistics.verdict import MetricResult
     from perfscope.dashboards.report.blocks import Tone, Value
+    from perfscope.model.documents.compared_findings import Carried
     from perfscope.model.documents.comparison import (
         Cause,
         Document,
@@ -40,6 +52,14 @@ NO_VERDICT = "not judged"
 
 SINGLE = "single captures"
 
+NOTHING_EXACT = "no exact metric on both sides"
+
+MOST_NOTED = 3
+"""Counts that are named as notes."""
+
+MOST_CARRIED = 2
+"""Findings that are named as what a change is made of."""
+
 IDENTICAL = "identical: same fingerprint"
 """Of compiled programs: the same ops, shapes and schedule, whatever they are called."""
 
@@ -59,7 +79,9 @@ COMMIT_DIGITS = 12
 
 TONES: dict[str, Tone] = {
     "regression": "worse",
+    "regression likely": "worse",
     "improvement": "better",
+    "improvement likely": "better",
     "inconclusive": "open",
     "differs": "open",
     "new": "worse",
@@ -96,32 +118,77 @@ _EXPECTED = frozenset({None, *(LEVEL_WORDS[level] for level in (Level.SAME, Leve
 
 def headline(document: Document) -> str:
     """The verdict and what it rests on, one line."""
-    return f"{document.headline}: {said_of(document.metrics)}"
+    return f"{document.headline}: {said_of(document)}"
 
 
-def said_of(metrics: Sequence[Judged]) -> str:
-    """What the metrics say together, one line: the judged time with its interval, then what is worse, or better."""
+def said_of(comparison: Document | Comparison) -> str:
+    """What a comparison says, one line: a likely step time, then what is worse, or better, then what is a note."""
+    metrics = comparison.metrics
+    single = next((metric for metric in metrics if metric.known == SINGLE and not metric.gates), None)
+    texts = list(_judged_words(metrics))
+    if single is None:
+        return "; ".join(texts or [NOTHING_EXACT])
+    moved = any(metric.gates and metric.verdict in ("regression", "improvement") for metric in metrics)
+    carried = ", ".join(map(carried_words, comparison.carried[:MOST_CARRIED]))
+    time = _single_words(single, judged=comparison.likely is not None or not moved)
+    if carried:
+        time += f", of it {carried}" if comparison.likely else f"; {carried}, by measured time alone"
+    if moved and not comparison.likely:
+        return "; ".join([*texts, time])
+    return "; ".join([time, *texts, *_settle(single, comparison.settle)])
+
+
+def said_of_metrics(metrics: Sequence[Judged]) -> str:
+    """What judged metrics say together, one line."""
+    return "; ".join(list(_judged_words(metrics)) or [NOTHING_EXACT])
+
+
+def _judged_words(metrics: Sequence[Judged]) -> Iterator[str]:
+    """The judged time with its interval, what is worse, what is better, else what is the same; then notes."""
     timed = next((metric for metric in metrics if metric.gates and metric.low is not None), None)
-    texts = [] if timed is None else [_interval_words(timed)]
-    if timed is not None and timed.verdict in ("no change", "inconclusive"):
-        texts[0] += f": {timed.verdict}"  # the headline may be that of another metric
+    if timed is not None:  # the headline may be that of another metric
+        is_open = timed.verdict in ("no change", "inconclusive")
+        yield _interval_words(timed) + (f": {timed.verdict}" if is_open else "")
     judged = [metric for metric in metrics if metric.gates and metric.unit != "text" and metric is not timed]
     for word, grown in (("regression", "worse"), ("improvement", "better")):
         changed = [metric for metric in judged if metric.verdict == word]
         if changed:
             more = f", {len(changed)} {grown} in all" if len(changed) > 1 else ""
-            texts.append(f"{grown}: {sanitize(changed[0].name)} {_sides(changed[0])}{more}")
+            yield f"{grown}: {sanitize(changed[0].name)} {_sides(changed[0])}{more}"
     moved = any(metric.verdict in ("regression", "improvement") for metric in judged)
     same = sum(metric.verdict == "no change" for metric in judged)
     if same and not moved:
-        texts.append(f"{same} exact metric{'' if same == 1 else 's'} the same")
+        yield f"{same} exact metric{'' if same == 1 else 's'} the same"
     prints = [metric for metric in metrics if metric.unit == "text"]
     if prints and not moved and all(metric.base == metric.head is not None for metric in prints):
-        texts.append(IDENTICAL)
-    if not texts:
-        texts.append("no exact metric on both sides")
-    texts += [_single_words(metric) for metric in metrics if metric.known == SINGLE and not metric.gates][:1]
-    return "; ".join(texts)
+        yield IDENTICAL
+    noted = [f"{sanitize(metric.name)} {_sides(metric)}" for metric in metrics if NOTED in metric.remarks]
+    if noted:
+        yield f"noted: {', '.join(noted[:MOST_NOTED])}"
+
+
+def _single_words(metric: Judged, *, judged: bool) -> str:
+    """``step time 323 ms → 523 ms, +62.0% (one launch each)``; ``judged``: here or by the headline."""
+    if metric.base is None or metric.head is None:
+        return "time not judged (one launch each)"
+    base, head = side_text(metric, "base"), side_text(metric, "head")
+    change = "" if metric.effect is None else f", {percent(metric.effect)}"
+    how = "one launch each" if judged else f"{NO_VERDICT}: one launch each"
+    return f"{sanitize(metric.name)} {base} → {head}{change} ({how})"
+
+
+def _settle(metric: Judged, settle: str) -> Iterator[str]:
+    """How to settle a change of the step time that one launch on each side shows; nothing where it shows none."""
+    if settle and metric.effect is not None and abs(metric.effect) >= (metric.least or 0.0):
+        yield f"settle it with `{sanitize(settle, TEXT_LIMIT)}`"
+
+
+def carried_words(carried: Carried) -> str:
+    """``+200 ms other host work in `tokenize`, train.py:18``."""
+    what = cause_words(carried.cause, on_host=carried.on_host) if carried.cause else sanitize(carried.rule)
+    where = f" in `{sanitize(carried.function, NAME_LIMIT)}`" if carried.function else ""
+    place = f"{',' if where else ' at'} {sanitize(carried.place)}" if carried.place else ""
+    return f"{signed_ns(carried.delta_ns)} {what.removeprefix('idle: ')}{where}{place}"
 
 
 def _interval_words(metric: Judged) -> str:
@@ -130,15 +197,6 @@ def _interval_words(metric: Judged) -> str:
     level = 0.95 if metric.level is None else metric.level
     ends = f"{percent(metric.low)} … {percent(metric.high)}"
     return f"{sanitize(metric.name)} {percent(metric.effect)} ({100 * level:.3g}% CI {ends})"
-
-
-def _single_words(metric: Judged) -> str:
-    """The time of one launch a side: both values, and that nothing is concluded from them."""
-    if metric.base is None or metric.head is None:
-        return "time not judged (one launch each)"
-    base, head = side_text(metric, "base"), side_text(metric, "head")
-    change = "" if metric.effect is None else f", {percent(metric.effect)}"
-    return f"{sanitize(metric.name)} {base} → {head}{change}, not judged (one launch each)"
 
 
 def _sides(metric: Judged) -> str:
@@ -179,8 +237,12 @@ def verdict(metric: Judged) -> str:
     """The verdict in words; of single captures none."""
     if NEUTRAL in metric.remarks:
         return "differs"
+    if NOTED in metric.remarks:
+        return "noted"
     if metric.unit == "text":
         return "the same" if metric.base == metric.head else "differs"
+    if LIKELY in metric.remarks:
+        return f"{metric.verdict} likely"
     if metric.gates or metric.known != SINGLE:
         return metric.verdict
     return NO_VERDICT if metric.verdict == "inconclusive" else f"{NO_VERDICT} (looks like {metric.verdict})"
@@ -203,7 +265,7 @@ def _is_timed(metric: Metric) -> bool:
 def is_quiet(document: Document) -> bool:
     """Whether there is nothing to tell: no verdict but no change, and no finding, count or gate that says otherwise."""
     return (
-        document.headline == "no change"
+        document.headline in ("no change", "not judged")
         and not document.failed
         and all(
             metric.verdict == "no change" or verdict(metric) == "differs" or not metric.gates

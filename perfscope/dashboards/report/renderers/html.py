@@ -198,7 +198,7 @@ def finding_card(block: FindingBlock, *, opened: bool) -> str:
     per = ", ".join(filter(None, (block.over, share)))
     saves = f"<b>{escape(amount)}</b>{f'<span>{escape(per)}</span>' if per else ''}" if amount else NO_TIME_HTML
     known = [f"{escape(what)} <code>{escape(name)}</code>" for what, name in words.place]
-    known += [escape(text) for text in (f"moves {words.moves}" if words.moves else "", words.traced) if text]
+    known += [escape(f"moves {words.moves}")] if words.moves else []
     detail = f'<div class="detail">{prose(words.detail)}</div>' if words.detail else ""
     code = f"<pre>{escape(chr(10).join(words.around))}</pre>" if words.around else ""
     evidence = f"<h3>Evidence</h3>{''.join(_table(block.evidence))}" if block.evidence is not None else ""

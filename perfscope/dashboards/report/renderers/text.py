@@ -277,7 +277,7 @@ def finding_text(
     head = RichText(f"  {number}. " if number else "  ")
     head.append(f"{words.gain:<{widths[0]}}", "dim" if words.gain == NO_TIME else SEVERITY_STYLES[words.severity])
     head.append(f"  {words.share:>{widths[1]}}" if widths[1] else "").append("  ").append(words.rule, "bold")
-    known = "; ".join(filter(None, (words.basis, words.on_ranks.strip(" ()"), words.traced)))
+    known = "; ".join(filter(None, (words.basis, words.on_ranks.strip(" ()"))))
     fitting = (text for text in (f" ({known})", f" ({words.basis})") if len(head) + len(text) <= width)
     head.append(next(fitting, ""))
     beside = len(head) + INDENT + len(words.where) <= width

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from perfscope.dashboards.report.blocks import Amount, Badge, Effect, Marked, Range, paragraphs
+from perfscope.model.finding import ONCE
 from perfscope.model.units import format_bytes, format_count, format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 
@@ -37,6 +38,9 @@ WORDS = NAMES | {"text"}
 
 
 _METRIC_UNITS: dict[str, Unit] = {"ns": "ns", "bytes": "bytes", "FLOP": "quantity"}
+
+MANY_STEPS = 10
+"""From which on a number of steps is given without a decimal."""
 
 MOST_PERCENT = 10
 """Relative change from which on percents are given without a decimal: +196.0%, but +1,234%."""
@@ -291,11 +295,9 @@ class FindingWords(Struct, frozen=True, kw_only=True):
     """``'6.90 ms'`` per step, ``'6.90 ms in all'``, ``'6.90 ms per run'``, ``'14.0 MiB'``; ``''`` where nothing is
     known."""
     share: str
-    """``'17.2% of step'``; ``''`` if unknown."""
+    """``'17.2% of step'``, of what is paid once ``'as long as 4.1 steps'``; ``''`` if unknown."""
     on_ranks: str
     """``' (ranks 0-7)'``, ``''`` where there is one source only."""
-    traced: str
-    """``'10.7 ms while traced'`` where ``saves`` is of steps without a profiler."""
     moves: str
     """What it moves through memory."""
     where: str
@@ -327,7 +329,6 @@ def finding_words(block: FindingBlock) -> FindingWords:
     code, around, link = _code_of(finding)
     advice = shorten(clean(" ".join(filter(None, (finding.advice, finding.record)))), TEXT_LIMIT).strip()
     paragraph = next((part.text for part in paragraphs(advice) if not part.is_code), "")
-    traced, free = finding.cost_ns_per_step, finding.untraced_ns_per_step
     where = finding.where.label()
     places = (
         ("at", where if finding.where.file is not None else None),
@@ -343,9 +344,8 @@ def finding_words(block: FindingBlock) -> FindingWords:
         severity=finding.severity,
         basis=BY_PATH if finding.by_path else finding.basis,
         saves=f"{number_text(block.saves, 'count')}{f' {block.over}' if block.over else ''}",
-        share="" if block.share is None else f"{format_share(block.share, 1)} of {block.share_of}",
+        share=_share(block),
         on_ranks=ranks,
-        traced="" if traced is None or free in (None, traced) else f"{format_ns(traced)} while traced",
         moves="" if moved is None else format_bytes(moved),
         where="" if where == "-" else sanitize(where, TEXT_LIMIT),
         place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in places if name),
@@ -357,6 +357,14 @@ def finding_words(block: FindingBlock) -> FindingWords:
         around=around,
         link=link,
     )
+
+
+def _share(block: FindingBlock) -> str:
+    if block.share is None:
+        return ""
+    if block.share_of == ONCE:
+        return f"as long as {f'{block.share:,.0f}' if block.share >= MANY_STEPS else f'{block.share:.1f}'} steps"
+    return f"{format_share(block.share, 1)} of {block.share_of}"
 
 
 def _detail(finding: Finding) -> str:

@@ -132,7 +132,7 @@ def _title(account: StepAccount, devices: int) -> str:
         return f"{whose}: whole capture, {mean}"
     if account.cold:
         mean += f" ({len(account.cold):,} that compiled left out)"
-    return f"{whose}: {f'mean of {count:,} steps' if count > 1 else 'one step'}, {mean}"
+    return f"{whose}: {f'mean of {count:,} profiled steps' if count > 1 else 'one profiled step'}, {mean}"
 
 
 def _busy(accounts: Sequence[StepAccount]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.savings import Wholes
 from perfscope.dashboards.report.blocks import Amount, FindingBlock, Head, Listing, Section, Table
-from perfscope.model.finding import source_label
+from perfscope.model.finding import ONCE, source_label
 from perfscope.model.untrusted_text import NAME_LIMIT
 
 if TYPE_CHECKING:
@@ -62,24 +62,22 @@ def recording_sections(analysis: Analysis) -> tuple[Section, ...]:
 def _block(
     rule: str, finding: Finding, wholes: Wholes, starts: Mapping[str, int], *, several: bool, alone: bool
 ) -> FindingBlock:
-    cost, over, of = finding.cost_ns_per_step, "", "span" if finding.cost_ns_per_step is None else "step"
-    if cost is None and finding.cost_ns is not None:
-        cost, over = finding.cost_ns, "per run" if alone else "in all"
-    whole = wholes.of(finding)
-    if finding.untraced_ns_per_step is not None:
-        cost, whole = finding.untraced_ns_per_step, wholes.untraced(finding)
-    if whole is None and finding.run_ns is not None:
-        whole, of = finding.run_ns, "run"
-    saves = None if cost is None else Amount(cost, "ns")
-    if cost is None and finding.cost_bytes and finding.bytes_are == "freed":
-        cost, whole, of, saves = finding.cost_bytes, finding.memory_bytes, "memory", Amount(finding.cost_bytes, "bytes")
+    share, over = wholes.share(finding), ""
+    if share is not None and share.of == ONCE:
+        over = ONCE
+    elif share is not None and finding.cost_ns_per_step is None:
+        over = "per run" if alone else "in all"
+    saves = None if share is None else Amount(share.saves_ns, "ns")
+    whole, of = (None, "") if share is None else (share.of_ns, share.of)
+    if saves is None and finding.cost_bytes and finding.bytes_are == "freed":
+        saves, whole, of = Amount(finding.cost_bytes, "bytes"), finding.memory_bytes, "memory"
     return FindingBlock(
         rule=rule,
         finding=finding,
         saves=saves,
         over=over,
-        share=None if cost is None or not whole else cost / whole,
-        share_of="" if saves is None else of,
+        share=None if saves is None or not whole else saves.value / whole,
+        share_of=of,
         ranks=finding.ranks if several else (),
         evidence=evidence_table(finding.evidence, starts) if finding.evidence else None,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import comb
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from perfscope.analyzers.devices.roofline import flops_ns
 from perfscope.analyzers.hlo.program_device import recorded_device
 from perfscope.analyzers.ops import short_kernel_name
 from perfscope.analyzers.programs import programs
-from perfscope.analyzers.time import step_accounts, step_windows
+from perfscope.analyzers.savings import step_time
+from perfscope.analyzers.time import step_accounts, trace_step_time
 from perfscope.analyzers.time.account import account_windows
 from perfscope.dashboards.report.blocks import Tile
 from perfscope.dashboards.report.html_report import nothing_found, overview_parts
@@ -70,28 +70,16 @@ def utilization_of(trace: Trace) -> Used | None:
 
 def _of_graph(trace: Trace) -> Used | None:
     graph, device = trace.op_graph, recorded_device(trace)
-    timed = _step_ns(trace)
+    timed = trace_step_time(trace)
     if graph is None or graph.device == "cpu" or device is None or timed is None:
         return None
     wanted = [op for op in graph.ops if op.flops and not op.recompute]
     least = [_least_ns(graph, op, device) for op in wanted]
     known = [item for item in least if item is not None]
-    step_ns, how = timed
-    if not known or step_ns <= 0:
+    if not known:
         return None
-    return Used(mfu=sum(known) / step_ns, exact=len(known) == len(least), over=how, device=device.name)
-
-
-def _step_ns(trace: Trace) -> tuple[float, str] | None:
-    """(a step in ns, how it was timed): the devices waited for, else without a profiler, else while traced."""
-    if trace.window_ns is not None and trace.window_steps:
-        return trace.window_ns / trace.window_steps, "the mean step without a profiler"
-    if trace.step_times_ns:
-        return median(trace.step_times_ns), "the median step without a profiler"
-    steps = trace.fact(step_windows)
-    if not steps.count:
-        return None
-    return float(median((steps.ends - steps.starts).tolist())), "the median step while traced"
+    how = f"the {timed.statistic} step {'while profiled' if timed.of == 'profiled' else 'without a profiler'}"
+    return Used(mfu=sum(known) / timed.ns, exact=len(known) == len(least), over=how, device=device.name)
 
 
 def _least_ns(graph: OpGraph, op: GraphOp, device: Device) -> float | None:
@@ -245,18 +233,17 @@ def _mfu(gathered: Any) -> list[Tile]:
 
 
 def _interval(job: Job) -> str:
-    """Between what the median step lies, in a sentence; ``''`` where there are too few steps to say."""
-    steps = job.analysis.steps
-    rank = next((step.rank for step in steps), None)  # ranks of a job wait for each other: one of them is taken
-    mine = [step for step in steps if step.rank == rank]
-    free = [step.duration_ns for step in mine if not step.traced]
-    times = free or [step.duration_ns for step in mine]
+    """Between what the step time lies, in a sentence; ``''`` where it is no median, or there are too few steps."""
+    timed = step_time(job.analysis)
+    if timed is None or timed.statistic != "median":
+        return ""
+    times = [step.duration_ns for step in job.analysis.steps if step.rank == timed.rank and not step.traced]
     results = median_interval(times)
     if results is None:
         return ""
-    how = "without a profiler" if free else "while traced"
-    whose = "" if rank is None or len(mine) == len(steps) else f" of rank {rank}"
+    whose = "" if timed.rank is None or len(job.analysis.sources) == 1 else f" of rank {timed.rank}"
     return (
-        f"Median step {format_ns(median(times))}, {100 * CONFIDENCE:.0f}% interval {format_ns(results[0])} to "
-        f"{format_ns(results[1])} ({len(times):,} steps{whose} {how}, by their order, taken as independent)."
+        f"Step time {format_ns(timed.ns)}, {100 * CONFIDENCE:.0f}% interval of the median {format_ns(results[0])} to "
+        f"{format_ns(results[1])} ({len(times):,} steps{whose} without a profiler, by their order, taken as "
+        "independent)."
     )

@@ -64,11 +64,11 @@ from perfscope.analyzers.torch_compile.frames import (
     plain_function,
     where_of,
 )
+from perfscope.analyzers.torch_compile.paid_times import PaidTimes
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title
 from perfscope.model.intervals import Intervals
 from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import RECORDED, Trace
-from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from perfscope.analyzers.torch_compile.guards import Guard
@@ -138,9 +138,10 @@ class Again(Struct, frozen=True, kw_only=True):
     """Steps it is spread over; ``None`` where nobody counted steps."""
 
     @property
-    def per_step_ns(self) -> int | None:
-        """The time as that of one step; ``None`` where no step is known."""
-        return None if self.over_steps is None else self.spans.total() // self.over_steps
+    def times(self) -> PaidTimes:
+        """When it was paid."""
+        steps = [row.step for row in self.rows if row.step is not None]
+        return PaidTimes(total_ns=self.spans.total(), times=len(self.rows), steps=tuple(steps), seen=self.over_steps)
 
 
 def compiled_again(trace: Trace) -> tuple[Again, ...]:
@@ -292,7 +293,7 @@ def _of_sizes(trace: Trace, again: Again, guard: Guard, sizes: list[int]) -> Fin
         again,
         subject=f"{function} compiled for each size of {tensor} in dimension {dimension}",
         title=fit_title(
-            f"{function} is compiled for {len(sizes):,} sizes of {symbol}: {format_ns(again.spans.total())} in all",
+            f"{function} is compiled for {len(sizes):,} sizes of {symbol}",
             function,
             symbol,
         ),
@@ -305,7 +306,7 @@ def _of_sizes(trace: Trace, again: Again, guard: Guard, sizes: list[int]) -> Fin
 
 def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why: str, advice: str) -> Finding:
     """At the line that most often made the guard necessary, else the frame's; the most expensive rows first."""
-    limited, steps = again.frame.limit is not None, {row.step for row in again.rows if row.step is not None}
+    limited, times = again.frame.limit is not None, again.times
     lines = Counter(row.place for row in again.rows if row.guard is not None and row.place is not None).most_common(1)
     rows: list[dict[str, Cell]] = [
         {
@@ -317,9 +318,7 @@ def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why:
         }
         for row in again.rows
     ]
-    detail = f"{why}."
-    if again.over_steps is not None and steps:
-        detail += f" It happens in {len(steps):,} step{'s' if len(steps) > 1 else ''}."
+    detail = f"{why}. {times.words()}"
     if limited:
         detail += " Then the limit of compilations is reached, and new calls run eagerly."
         advice += " Raising torch._dynamo.config.recompile_limit only moves the limit."
@@ -329,8 +328,9 @@ def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why:
         detail=detail,
         severity=_severity(trace, again),
         basis="measured",
-        cost_ns=again.spans.total(),
-        cost_ns_per_step=again.per_step_ns,
+        cost_ns=times.total_ns,
+        cost_ns_per_step=times.per_step_ns,
+        once=times.once,
         where=where_of(lines[0][0] if lines else again.frame.user_place),
         evidence=tuple(sorted(rows, key=lambda row: -int(row["spent_ns"] or 0))[:MAX_ROWS]),
         covers_ns=_covers(trace, again.spans),
@@ -347,9 +347,9 @@ def _covers(trace: Trace, spans: Intervals) -> dict[str, int]:
 
 def _severity(trace: Trace, again: Again) -> Severity:
     """Share of the step; where no step is known of all the time in which the log compiled something."""
-    if again.per_step_ns is not None:
-        step = median(trace.step_times_ns) if trace.step_times_ns else 0
-        return severity_of(again.per_step_ns, max(step, again.per_step_ns))
+    times = again.times
+    if times.seen is not None:
+        return times.severity(median(trace.step_times_ns) if trace.step_times_ns else 0)
     log = trace.compile_log
     return severity_of(again.spans.total(), compile_spans(trace, log.compiles).total() if log is not None else 0)
 

@@ -9,7 +9,7 @@ from statistics import median
 from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import per_step, removed_time, time_within
+from perfscope.analyzers.time import removed_time, time_within
 from perfscope.analyzers.torch_compile.jax_compilations import (
     Cause,
     Compilation,
@@ -18,8 +18,9 @@ from perfscope.analyzers.torch_compile.jax_compilations import (
     growing_dimension,
     joined,
 )
+from perfscope.analyzers.torch_compile.paid_times import PaidTimes
 from perfscope.model.finding import Cell, Finding, Where, fit_title
-from perfscope.model.severity import Severity, severity_of
+from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
@@ -93,62 +94,62 @@ def _finding(trace: Trace, again: _Again) -> Finding:
     where = Counter((row.file, row.line) for row in again.rows if row.file is not None).most_common(1)
     file, line = where[0][0] if where else (again.function.defined_file, again.function.defined_line)
     covered = time_within(trace, "compilation", spans)
-    total = spans.total()
-    cost, each = _cost(trace, again, total, covered)
+    times = _paid(trace, again, spans.total())
     return Finding(
         subject=f"recompilation of {name}",
-        title=fit_title(_title(again, total), name),
-        detail=_detail(again, total),
-        severity=_severity(trace, again, total, each),
+        title=fit_title(_title(again), name),
+        detail=_detail(again, times),
+        severity=_severity(trace, again, times),
         basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=each,
+        cost_ns=times.total_ns,
+        cost_ns_per_step=times.per_step_ns,
+        once=times.once,
         where=Where(file=file, line=line),
         evidence=tuple(_row(row) for row in sorted(again.rows, key=lambda row: -row.spans.total())[:MAX_ROWS]),
         covers_ns={"compilation": covered},
         spans=spans_within(trace, spans),
         advice=_advice(again),
-        removes=() if each is None else (removed_time(spans),),
+        removes=(removed_time(spans),) if again.repeated else (),
     )
 
 
-def _cost(trace: Trace, again: _Again, total: int, covered: int) -> tuple[int, int | None]:
-    """Cost in ns, and per step: in the recorded steps where they show it, else spread over the steps of the run."""
-    if not again.repeated:
-        return total, None
+def _paid(trace: Trace, again: _Again, total: int) -> PaidTimes:
     steps = [row.step for row in trace.compile_events if row.step is not None]
-    spread = total // max(max(steps) - min(steps) + 1, len(trace.step_times_ns))
-    recorded = per_step(trace, covered)
-    return (covered, recorded) if covered and recorded is not None and recorded <= spread else (total, spread)
+    return PaidTimes(
+        total_ns=total,
+        times=len(again.rows),
+        steps=tuple(row.step for row in again.rows if row.step is not None),
+        # those timed without a profiler are not all, those in the log may be few
+        seen=max(max(steps) - min(steps) + 1, len(trace.step_times_ns)) if steps else None,
+    )
 
 
-def _severity(trace: Trace, again: _Again, total: int, each: int | None) -> Severity:
-    if each is None:
-        return "medium" if total >= HIGH_ONCE_NS else "low"
-    step_ns = median(trace.step_times_ns) if trace.step_times_ns else each
-    return severity_of(each, max(step_ns, each))
+def _severity(trace: Trace, again: _Again, times: PaidTimes) -> Severity:
+    if not again.repeated:
+        return "medium" if times.total_ns >= HIGH_ONCE_NS else "low"
+    return times.severity(median(trace.step_times_ns) if trace.step_times_ns else 0)
 
 
-def _title(again: _Again, total: int) -> str:
+def _title(again: _Again) -> str:
     name, count = again.function.name, len(again.rows)
     often = f"{count:,} more times" if count > 1 else "once more"
     arguments = _arguments(again)
     match again.cause:
         case "made anew":
-            return f"{name} is jitted anew and compiled {often}: {format_ns(total)}"
+            return f"{name} is jitted anew and compiled {often}"
         case "weak type" if arguments:
-            return f"{name} is compiled {often}: {arguments[0]} is weakly typed at first, {format_ns(total)}"
+            return f"{name} is compiled {often}: {arguments[0]} is weakly typed at first"
         case "dtype" | "sharding" if arguments:
-            return f"{name} is compiled {often}: the {again.cause} of {arguments[0]} changes, {format_ns(total)}"
+            return f"{name} is compiled {often}: the {again.cause} of {arguments[0]} changes"
         case "placement":
-            return f"{name} is compiled {often}: its arguments are placed differently, {format_ns(total)}"
+            return f"{name} is compiled {often}: its arguments are placed differently"
         case "static value" if arguments:
-            return f"{name} is compiled {often}, for each value of static {arguments[0]}: {format_ns(total)}"
+            return f"{name} is compiled {often}, for each value of static {arguments[0]}"
         case "shape" if arguments:
             grows = growing_dimension(again.of_cause)
             what = f"{grows[0]} grows" if grows else f"the shape of {arguments[0]} changes"
-            return f"{name} is compiled {often}: {what}, {format_ns(total)}"
-    return f"{name} is compiled {often}: {format_ns(total)}"
+            return f"{name} is compiled {often}: {what}"
+    return f"{name} is compiled {often}"
 
 
 def _arguments(again: _Again) -> list[str]:
@@ -166,13 +167,12 @@ def _argument(path: str) -> str:
     return path
 
 
-def _detail(again: _Again, total: int) -> str:
-    count = len(again.rows)
+def _detail(again: _Again, times: PaidTimes) -> str:
+    count, total = len(again.rows), times.total_ns
     whole = [median(times) for times in zip(*((r.trace_ns, r.lower_ns, r.compile_ns) for r in again.rows), strict=True)]
     parts = f"tracing {format_ns(whole[0])}, lowering {format_ns(whole[1])}, XLA {format_ns(whole[2])}"
     each = f"Each takes {format_ns(total / count)} ({parts})" if count > 1 else f"It takes {format_ns(total)} ({parts})"
-    after = "" if again.repeated else "; no step after it pays"
-    return f"{_why(again)}{each}{after}."
+    return f"{_why(again)}{each}. {times.which_steps()}".rstrip()
 
 
 def _why(again: _Again) -> str:

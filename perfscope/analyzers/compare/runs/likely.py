@@ -1,0 +1,178 @@
+"""What one launch on each side says of the step time, and what carries the change.
+
+Launches of one program differ: in memory layout, clocks and what else the machine does. So one launch on each side
+proves nothing, but a step that became longer by half is no chance on most machines. The change is called *likely* where
+
+* it is ``LIKELY_LEAST`` or more and the interval of the steps excludes zero, or without one ``FEW_LEAST`` or more;
+* and a second measurement of the same launches agrees: the recorded steps changed in the same direction by at least
+  ``AGREES`` of it (or ``FEW_LEAST``), or findings that came, went, grew or shrank explain as much;
+* and on a machine that did other work meanwhile, the program explains ``AGREES`` of it: a count changed in the same
+  direction, or findings or causes of the account did, other than the time of the same ops.
+
+Counts that became more while the step became faster are notes: the step is what they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from perfscope.analyzers.compare.runs.causes import FindingChange, cost_of
+from perfscope.analyzers.compare.runs.change import TimeChange
+from perfscope.analyzers.compare.runs.structure import ExactMetric
+from perfscope.analyzers.compare.statistics.verdict import MetricResult
+from perfscope.model.documents.compared_findings import Carried
+from perfscope.model.documents.comparison import Account
+from perfscope.model.frames import parse_frame
+
+LIKELY_LEAST = 0.1
+"""Relative change of the step: launches of one program on a machine of their own differ by a few percent."""
+
+FEW_LEAST = 0.25
+"""The same where there are too few steps for an interval."""
+
+AGREES = 0.5
+"""Of the change, that the second measurement has to show."""
+
+CARRIES = 0.2
+"""Of the change of the step: a finding whose cost changed by as much carries it."""
+
+SETTLE = "perfscope compare commits --base REF -- train.py"
+"""The command that settles a change of the step time of a program in a repository."""
+
+LIKELY = "by the step time of one launch on each side, and another measurement of them agrees"
+"""Remark of a step time that is likely worse or better."""
+
+NOTED = "the step became faster: a note"
+"""Remark of a count that became worse while the step became faster."""
+
+Direction = Literal["regression", "improvement"]
+
+
+def likely_change(
+    step: MetricResult | None,
+    time: TimeChange | None,
+    findings: Sequence[FindingChange],
+    account: Account | None = None,
+    metrics: Sequence[ExactMetric] = (),
+    *,
+    busy: bool = False,
+) -> Direction | None:
+    """Whether the step time of two launches, which may fail no build by itself, became worse or better.
+
+    ``busy``: other programs used the machine while one of the sides ran.
+    """
+    if step is None or step.gates or step.effect is None or time is None or time.median.per != "step":
+        return None
+    if not isinstance(step.base, int | float) or not isinstance(step.head, int | float):
+        return None
+    decided = step.low is not None and step.high is not None
+    if step.low is not None and step.high is not None and step.low <= 0 <= step.high:
+        return None
+    effect = max(step.effect, -step.effect / (1 + step.effect))
+    if effect < (LIKELY_LEAST if decided else FEW_LEAST):
+        return None
+    sign = 1 if step.effect > 0 else -1
+    verdict: Direction = "regression" if sign > 0 else "improvement"
+    needed = AGREES * abs(step.head - step.base)
+    explained = sum(sign * change_ns(change) for change in findings)
+    recorded = sign * time.median.share
+    if recorded < min(AGREES * abs(step.effect), FEW_LEAST) and explained < needed:
+        return None
+    if busy and explained < needed and sign * _own_work_ns(account) < needed:
+        counts = any(metric.result.verdict == verdict for metric in metrics if not metric.neutral)
+        return verdict if counts else None
+    return verdict
+
+
+def _own_work_ns(account: Account | None) -> int:
+    """Change of the step by all causes but the time of ops on the host, which other programs lengthen, too."""
+    if account is None:
+        return 0
+    chance = {"compute"} if account.on_host else set()
+    return sum(amount.head_ns - amount.base_ns for cause, amount in account.causes.items() if cause not in chance)
+
+
+def change_ns(change: FindingChange) -> int:
+    """How much more a finding costs than before, ns per step; what is paid once is not in it."""
+    sides = [
+        0 if side is None or side.once is not None else (cost_of(side) or 0) for side in (change.base, change.head)
+    ]
+    return sides[1] - sides[0]
+
+
+def carrying(
+    findings: Iterable[FindingChange], step: MetricResult | None, verdict: Direction | None
+) -> tuple[FindingChange, ...]:
+    """The findings, those that carry a change of the step first.
+
+    Where the step is likely worse or better they are no longer judged *by time alone*. Otherwise the change is large:
+    ``LIKELY_LEAST`` of the step.
+    """
+    if step is None or not isinstance(step.base, float) or not isinstance(step.head, float):
+        return tuple(findings)
+    marked = []
+    for change in findings:
+        moved = change_ns(change)
+        if verdict is not None and moved / (CARRIES * (step.head - step.base)) >= 1:
+            marked.append(replace(change, by_time=False, carries=True))
+        else:
+            marked.append(replace(change, carries=abs(moved) >= LIKELY_LEAST * max(step.base, step.head)))
+    return tuple(sorted(marked, key=lambda change: (not change.carries, -abs(change_ns(change)) * change.carries)))
+
+
+def carried_by(
+    findings: Sequence[FindingChange], account: Account | None, verdict: Direction | None
+) -> tuple[Carried, ...]:
+    """What a change is made of: findings that carry it, else of a likely one the cause that moved most with it."""
+    sign = {"regression": 1, "improvement": -1, None: 0}[verdict]
+    named = tuple(_carried(change, account) for change in findings if change.carries and sign * change_ns(change) >= 0)
+    if named or account is None or not sign:
+        return named
+    moved = {cause: amount.head_ns - amount.base_ns for cause, amount in account.causes.items()}
+    most = max(moved, key=lambda cause: sign * moved[cause], default=None)
+    if most is None or sign * moved[most] <= 0:
+        return ()
+    return (Carried(cause=most, delta_ns=moved[most], on_host=account.on_host),)
+
+
+def _carried(change: FindingChange, account: Account | None) -> Carried:
+    """A finding with at most what its cause changed by: one that came may have been there below its threshold."""
+    covers, where, moved = change.shown.covers_ns, change.shown.where, change_ns(change)
+    cause = max(covers, key=covers.__getitem__, default="")
+    amount = None if account is None else account.causes.get(cause)
+    if amount is not None and 0 < abs(amount.head_ns - amount.base_ns) < abs(moved):
+        moved = amount.head_ns - amount.base_ns
+    return Carried(
+        rule=change.rule,
+        cause=cause,
+        delta_ns=moved,
+        place=where.label() if where.file is not None else "",
+        function=_function(change),
+        on_host=account is not None and account.on_host,
+    )
+
+
+def _function(change: FindingChange) -> str:
+    """The function that the evidence of a finding names first; ``''`` where it names none."""
+    for row in change.shown.evidence[:1]:
+        frame = parse_frame(str(row.get("host_was_in") or ""))
+        if frame is not None:
+            return frame.function
+    return ""
+
+
+def without_notes(metrics: Iterable[ExactMetric], *, faster: bool) -> tuple[ExactMetric, ...]:
+    """The metrics; where the step became ``faster`` counts that became worse are neutral. Memory is no such count."""
+    return tuple(
+        replace(metric, neutral=True, result=_noted(metric.result))
+        if faster and metric.result.verdict == "regression" and metric.result.unit != "bytes"
+        else metric
+        for metric in metrics
+    )
+
+
+def _noted(result: MetricResult) -> MetricResult:
+    return replace(result, verdict="inconclusive", remarks=(*result.remarks, NOTED))
