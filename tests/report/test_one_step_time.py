@@ -1,0 +1,87 @@
+"""Every surface says the same step time: reports, lists of runs, comparisons, histories and the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.compare.runs.comparison import compare
+from perfscope.analyzers.compare.runs.run_record import record_of
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.readers.load import load_path
+from perfscope.analyzers.savings import step_time
+from perfscope.dashboards.report import html_report, json_report, llm, markdown, text
+from perfscope.dashboards.report.sections.findings import finding_blocks
+from perfscope.model.documents import run_folders
+from perfscope.model.documents.run_list import REPORT_FILE, row_of
+from perfscope.model.units import format_ns
+from tests.conftest import REPOSITORY, corpus_files
+
+RUNS = sorted(path.parent for path in (REPOSITORY / "fixtures").glob("cpu-*/run.json"))
+
+MOST_BYTES = 3 << 20
+"""Of a file of the corpus: larger ones say nothing more and take long."""
+
+TRACES = [path for path in corpus_files("kineto", "*") if path.is_file() and path.stat().st_size < MOST_BYTES][:12]
+
+
+def shown(analysis: Analysis) -> dict[str, str]:
+    """The step time as each format of a report shows it; empty where no step was timed."""
+    forms = {
+        "text": text.render(analysis, width=400),
+        "markdown": markdown.render(analysis),
+        "llm": llm.render(analysis),
+    }
+    found = {name: re.search(r"(?<!\w)step (\d[\d.,]* [num]?s) \(", form) for name, form in forms.items()}
+    tile = re.search(r'step time</div><div class="big">([^<]*)</div>', html_report.render(analysis))
+    times = {name: match[1] for name, match in found.items() if match is not None}
+    return times if tile is None else {**times, "html": tile[1]}
+
+
+def assert_one_number(path: Path) -> None:
+    """The formats of the report, a comparison with itself and the stored record agree, and no saving exceeds it."""
+    traces = load_path(path).traces
+    analysis = analyze(traces)
+    timed = step_time(analysis)
+    if timed is None:
+        assert shown(analysis) == {}
+        return
+    assert set(shown(analysis).values()) == {format_ns(timed.ns)}
+    assert len(shown(analysis)) == 4
+    assert json_report.document(analysis)["step_time"]["ns"] == timed.ns
+    found = compare(traces, traces).step_time
+    assert found is not None
+    assert (found.base, found.head) == (timed.ns, timed.ns)
+    stored = {metric.name: metric.value for metric in record_of(path).metrics}
+    assert stored[found.name] == timed.ns
+    for block in finding_blocks(analysis):
+        if block.share_of.startswith("step"):
+            assert block.saves is not None
+            assert block.share is not None
+            assert block.share <= 1
+            assert block.share * timed.ns == pytest.approx(block.saves.value) or "rank" in block.share_of
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+def test_runs(path: Path, tmp_path: Path) -> None:
+    assert_one_number(path)
+    folder = tmp_path / "20260101-000000-train-0001"
+    shutil.copytree(path, folder)
+    (listed,) = run_folders.list_runs(tmp_path)
+    timed = step_time(analyze(load_path(path).traces))
+    assert timed is not None
+    if timed.of != "profiled":
+        assert row_of(listed)["step_ns"] == round(timed.ns)
+    (folder / REPORT_FILE).write_text(json.dumps(json_report.document(analyze(load_path(path).traces))))
+    assert row_of(listed)["step_ns"] == round(timed.ns)
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not TRACES, reason="the corpus of real traces is absent")
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_traces_of_other_projects(path: Path) -> None:
+    assert_one_number(path)
