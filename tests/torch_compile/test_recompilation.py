@@ -255,7 +255,7 @@ def test_a_function_compiled_in_every_step_is_flagged_with_reason_and_time():
     assert finding.cost_ns == 3 * 35 * MS  # the nested trace is no time of its own; step 0 had to compile
     assert finding.cost_ns_per_step == 3 * 35 * MS // 4
     assert (finding.where.label(), finding.severity) == ("train.py:131", "high")
-    assert finding.title == "step is compiled 3 more times: the shape of x changes, 105 ms"
+    assert finding.title == "step is compiled 3 more times: the shape of x changes"
     assert [(row["step"], row["cause"], row["spent_ns"]) for row in finding.evidence] == [
         (step, "shape", 35 * MS) for step in (1, 2, 3)
     ]
@@ -279,7 +279,7 @@ WEAK = (
 
 def test_one_more_compilation_for_a_weak_type_is_flagged_with_the_leaf():
     (finding,) = _judge(retraced(0, ""), retraced(1000, WEAK)).findings
-    assert finding.title == "step is compiled once more: sched['avg'] is weakly typed at first, 200 ms"
+    assert finding.title == "step is compiled once more: sched['avg'] is weakly typed at first"
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.where.line) == (200 * MS, None, 131)
     assert "sched['avg']" in finding.advice
 
@@ -302,7 +302,7 @@ def test_one_more_shape_or_the_same_slip_at_another_line_is_clean():
         ("different input types: * at x, now i32[] and before f32[]", "the dtype of x changes"),
         ("different input types: * at x, now f32[8]({}) and before f32[8]({Auto: ('d',)})", "the sharding of x"),
         ("Tracing context doesn't match, e.g. due to config or context manager. * jax_enable_x64 differs: now True and "
-         "before False", "is compiled once more: 200 ms"),
+         "before False", "is compiled once more"),
     ],
 )  # fmt: skip
 def test_slips_are_told_apart(reason: str, title: str) -> None:
@@ -361,7 +361,8 @@ def test_few_recompilations_in_a_long_run_are_spread_over_all_its_steps():
     (finding,) = _judge(compiled(0, 0), compiled(100, 1), compiled(200, 2), step_times_ns=(100 * MS,) * 1000).findings
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.severity) == (2 * 35 * MS, None, "low")
     assert finding.once == Once(times=2, steps=1000, last_step=2)
-    assert "Each compilation takes 35.0 ms; they are in 2 of 1,000 steps. No step after step 2 pays." in finding.detail
+    assert "Each takes 35.0 ms" in finding.detail
+    assert finding.detail.endswith("It is paid in 2 of 1,000 steps. No step after step 2 pays.")
 
 
 def test_compiling_in_most_steps_is_a_cost_of_each_step():
