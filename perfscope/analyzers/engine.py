@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
+from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
 from perfscope.analyzers.ops import CountedWork, TopWork, counted_work, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
@@ -236,6 +237,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """What the thread that drives the program did in them, one per source that recorded it."""
     top: TopWork | None = None
     """The costliest kernels, ops, modules and lines of all sources together."""
+    large: tuple[LargePart, ...] = ()
+    """What takes a fifth of the step, with the finding or the reason of each; else the largest part."""
     counted: tuple[CountedWork, ...] = ()
     """Hardware counters by op, one per recording that has them."""
     generations: tuple[Generation, ...] = ()
@@ -329,6 +332,7 @@ class Examined(ReadTrace, frozen=True, kw_only=True):
     warm_accounts: tuple[StepAccount, ...]
     host: HostAccount | None
     top: TopWork | None
+    large: tuple[LargePart, ...]
     counted: CountedWork | None
     generation: Generation | None
     numerics: NumericsSummary | None
@@ -359,13 +363,15 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
     for rule in sorted((rule for rule in rules if rule.rest is not None), key=lambda rule: rule.last):
         found = [(other, finding) for other, outcome in outcomes.items() for finding in outcome.findings]
         outcomes[rule.id] = _over_programs(rule, trace, found)
+    top = top_work(trace)
     return Examined(
         trace=trace,
         devices=tuple(trace.fact(device_times)),
         accounts=tuple(trace.fact(step_accounts)),
         warm_accounts=trace.fact(warm_accounts),
         host=trace.fact(host_account),
-        top=top_work(trace),
+        top=top,
+        large=large_parts(trace, top, tuple(outcomes.values())),
         counted=counted_work(trace),
         generation=trace.fact(generation),
         numerics=numerics_summary(trace),
@@ -407,6 +413,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         warm_accounts=tuple(account for item in examined for account in item.warm_accounts),
         hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
+        large=merge_large_parts([item.large for item in examined], _steps_ns(examined)),
         counted=tuple(item.counted for item in examined if item.counted is not None),
         generations=tuple(item.generation for item in examined if item.generation is not None),
         numerics=tuple(item.numerics for item in examined if item.numerics is not None),
@@ -414,6 +421,11 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
     )
+
+
+def _steps_ns(examined: Sequence[Examined]) -> int:
+    """Steps of all devices together, ns."""
+    return sum(account.whole_ns for item in examined for account in item.warm_accounts)
 
 
 def judge(rule: Rule, trace: Trace) -> Outcome:

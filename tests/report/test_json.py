@@ -34,8 +34,8 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "accounts", "hosts", "top_work", "hardware_counters", "generations", "numerics",
-        "cores", "critical_paths", "what_ifs", "step_time", "steps", "windows", "outcomes",
+        "schema", "sources", "devices", "accounts", "hosts", "top_work", "large_parts", "hardware_counters",
+        "generations", "numerics", "cores", "critical_paths", "what_ifs", "step_time", "steps", "windows", "outcomes",
         "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
     ]  # fmt: skip
     assert held["sources"] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.ops.achieved import (
+    NOTHING,
     Achieved,
     Utilization,
     call_roof,
@@ -34,12 +35,14 @@ from perfscope.analyzers.ops.hardware_counters import (
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
+from perfscope.analyzers.ops.movement import times_of_ops
 from perfscope.analyzers.ops.op_call import OpCost
 from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, module_label, top_work
 
 __all__ = [
+    "NOTHING",
     "NOT_KNOWN",
     "PRECISIONS",
     "Achieved",
@@ -79,6 +82,7 @@ __all__ = [
     "spans_of_slices",
     "spans_of_windows",
     "spans_within",
+    "times_of_ops",
     "top_work",
     "uses_tensor_cores",
 ]

@@ -140,7 +140,7 @@ class Movement(Struct, frozen=True, kw_only=True, eq=False):
         return sum(calls for _, calls, _ in self.lines)
 
 
-def op_work(trace: Trace) -> tuple[Int64, Int64]:
+def times_of_ops(trace: Trace) -> tuple[Int64, Int64]:
     """(row of ``slices``, ns) of each op with work in the steps: device work it launched, else time in it alone."""
     windows = trace.fact(account_windows)
     steps = union(windows.starts, windows.ends)
@@ -162,7 +162,7 @@ def op_work(trace: Trace) -> tuple[Int64, Int64]:
 
 def movements(trace: Trace) -> tuple[Movement, ...]:
     """All that takes at least ``LEAST_PART`` of the steps, the costliest first."""
-    rows, times = trace.fact(op_work)
+    rows, times = trace.fact(times_of_ops)
     whole = trace.fact(account_windows).whole_ns
     causes = _causes(trace, rows)
     causes[np.isin(rows, trace.fact(_products_of_one_hot))] = "one_hot"
@@ -189,7 +189,7 @@ def _products_of_one_hot(trace: Trace) -> Int64:
         readers |= open_
     numbers = {graph.ops[op].sequence for op in readers} - {None}
     readers |= {op.index for op in graph.ops if op.phase == "backward" and op.sequence in numbers}
-    rows, times = trace.fact(op_work)
+    rows, times = trace.fact(times_of_ops)
     longest = rows[np.argsort(-times, kind="stable")][:MOST_SITES].tolist()
     return np.array(
         [row for row in longest if (op := graph_op(trace, row)) is not None and op.index in readers], np.int64

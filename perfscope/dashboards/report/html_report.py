@@ -265,12 +265,14 @@ def findings(summary: Summary, *, most: int = MOST_FINDINGS, opened: int = OPENE
     rows = summary.findings[:most]
     if not rows:
         yield card("Findings", f"<p>{nothing_found(summary)}</p>")
+        yield from sections_html(summary.large)
         return
     yield f"<h2>Findings{', the largest saving first' if len(summary.timed) > 1 else ''}</h2>"
     yield from (finding_card(row, opened=index < opened) for index, row in enumerate(rows))
     if len(rows) < len(summary.findings):
         left = len(summary.findings) - len(rows)
         yield card("More", f"<p>{left:,} more findings; the JSON report holds all.</p>")
+    yield from sections_html(summary.large)
 
 
 def nothing_found(summary: Summary) -> str:

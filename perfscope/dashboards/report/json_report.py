@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.critical_path import WhatIf
+from perfscope.analyzers.large_parts import LargePart
 from perfscope.analyzers.memory import HeldCategory, Memory, Reserved
 from perfscope.analyzers.memory.holders import Holder
 from perfscope.analyzers.memory.picture import MemoryPicture
@@ -59,6 +60,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "accounts": analysis.accounts,
         "hosts": analysis.hosts,
         "top_work": analysis.top,
+        "large_parts": analysis.large,
         "hardware_counters": analysis.counted,
         "generations": analysis.generations,
         "numerics": analysis.numerics,
@@ -109,7 +111,7 @@ def _compile_detail(section: CompileSection) -> dict[str, Any] | None:
 _PROPERTIES_OF_ACHIEVED = ("flops_per_s", "bytes_per_s", "roofline_share")
 
 
-def _achieved(record: WorkRow | TopWork) -> dict[str, Any] | None:
+def _achieved(record: WorkRow | TopWork | LargePart) -> dict[str, Any] | None:
     """``None`` where nothing was costed."""
     known: Achieved = record.achieved
     more = {name: getattr(known, name) for name in _PROPERTIES_OF_ACHIEVED}
@@ -160,6 +162,7 @@ SHAPES: Shapes = {
     WhatIf: Shape(added=_properties("saved_ns")),
     TopWork: Shape(added=_properties("costed_share") | {"achieved": _achieved}),
     WorkRow: Shape(added={"achieved": _achieved}),
+    LargePart: Shape(left_out=("busy",), added=_properties("share", "judged") | {"achieved": _achieved}),
     Utilization: Shape(added=_properties("costed_share", "mfu", "hfu")),
     # Compiled programs, and their modelled time.
     ProgramsSection: Shape(

@@ -119,6 +119,9 @@ def _head(summary: Summary, path: str) -> Iterator[str]:
     yield f"## Findings: {len(summary.findings)}, the largest saving first"
     if summary.nothing:
         yield _plain(summary.nothing)
+    for section in summary.large:
+        yield ""
+        yield from _section(section, TOP_ROWS)
 
 
 def _section(section: Section, most: int) -> Iterator[str]:

@@ -99,6 +99,7 @@ def _head(summary: Summary) -> Iterable[str]:
     yield from (open_section(section) for section in leading or device_sections(summary.devices))
     if summary.findings:
         yield _table(summary.findings[:FIRST_FINDINGS])
+    yield from map(open_section, summary.large)
     yield from map(open_section, summary.recording)
 
 

@@ -35,6 +35,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_fact, estimat
 from perfscope.dashboards.report.sections.findings import finding_blocks, recording_sections
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
 from perfscope.dashboards.report.sections.hardware_counters import counted_sections
+from perfscope.dashboards.report.sections.large_parts import large_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.numerics import numerics_fact, numerics_sections
 from perfscope.dashboards.report.sections.plan import plan_sections
@@ -90,6 +91,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """What tells the ranks, and of how many sources; empty without ranks."""
     account: tuple[Section, ...] = ()
     """Where the step went, of the device that computes least; empty where nothing tells."""
+    large: tuple[Section, ...] = ()
+    """What takes a fifth of the step and is in no finding, with the reason of each; without findings the largest."""
     memory_alone: bool = False
     """Memory snapshots, and no recording of a run."""
     top: tuple[Section, ...] = ()
@@ -151,6 +154,7 @@ def summarize(analysis: Analysis) -> Summary:
         ),
         devices=device_rows(analysis),
         account=account_sections(analysis.warm_accounts),
+        large=large_sections(analysis.large, findings=bool(findings)),
         memory_alone=memory_alone(analysis),
         explained="" if (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
         nothing="" if findings else _nothing(analysis),

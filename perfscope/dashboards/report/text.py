@@ -140,6 +140,8 @@ def _screen(
         yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
         yield from _gap(brief)
     yield from findings_part(summary, width, verbose=verbose, brief=brief, links=links)
+    for section in summary.large:
+        yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
     for section in summary.recording:
         yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
         yield from _gap(brief)

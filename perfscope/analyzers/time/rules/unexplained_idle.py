@@ -18,12 +18,11 @@ graphs; for dependency fewer streams and events, or larger kernels; for unexplai
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, step_accounts
+from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, covered_ns, step_accounts
 from perfscope.analyzers.time.cores import doubtful_causes
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
@@ -146,15 +145,6 @@ def _unrecorded(waits: Intervals) -> bool:
     """Whether most of the time with work queued is in waits that no front end takes."""
     lengths = waits.ends - waits.starts
     return bool(lengths[lengths >= UNRECORDED_NS].sum() * 2 > lengths.sum())
-
-
-def covered_ns(found: Sequence[tuple[str, Finding]]) -> dict[str, int]:
-    """Time by cause that findings explain, ns. Findings of one rule name different time, those of two may not."""
-    of_rules: dict[tuple[str, str], int] = defaultdict(int)
-    for rule, finding in found:
-        for cause, value in finding.covers_ns.items():
-            of_rules[cause, rule] += value
-    return {cause: max(of_rules[pair] for pair in of_rules if pair[0] == cause) for cause, _ in of_rules}
 
 
 def _uncovered(account: StepAccount, covered: Mapping[str, int]) -> dict[Cause, int]:

@@ -51,6 +51,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
             *_account(asked, view),
             _first(asked, view),
+            *([Fragment(html=view["large"])] if view["large"] else []),
             numerics,
             html.Div([*filter(None, cells), *_missing(view)], className="ps-over-cells"),
             html.Details(

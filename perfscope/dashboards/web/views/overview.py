@@ -20,6 +20,7 @@ from perfscope.analyzers.time import step_accounts, trace_step_time
 from perfscope.analyzers.time.account import account_windows
 from perfscope.dashboards.report.blocks import Tile
 from perfscope.dashboards.report.html_report import nothing_found, overview_parts
+from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.critical_path import part_words
 from perfscope.dashboards.report.summary import summarize
@@ -153,6 +154,7 @@ def view(job: Job) -> dict[str, Any]:
     return {
         "parts": overview_parts(summary, job.analysis, _mfu(job.gathered), first=tiles(job.analysis)),
         "nothing": "" if summary.findings else nothing_found(summary),
+        "large": "".join(sections_html(summary.large)),
         "planned": told_of(job.analysis),
         "interval": _interval(job),
         "missing": missing(job.analysis, (item.held for item in job.gathered)),

@@ -1,0 +1,78 @@
+"""Parts of at least a fifth of the step that no finding is about: why each is fine, or what is not known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.large_parts import LARGE_SHARE
+from perfscope.dashboards.report.blocks import Listing, Section
+from perfscope.dashboards.report.sections.account import cause_words
+from perfscope.model.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.large_parts import LargePart
+
+FIRST_PARTS = 3
+"""Lines without ``-v``."""
+
+TERA, GIGA = 1e12, 1e9
+
+
+def large_sections(parts: Sequence[LargePart], *, findings: bool) -> tuple[Section, ...]:
+    """One section; none where findings are about all of them. ``findings``: there are findings beside it."""
+    rest = [part for part in parts if part.rule is None and (part.share >= LARGE_SHARE or not findings)]
+    if not rest:
+        return ()
+    if rest[0].share < LARGE_SHARE:
+        title, summary = "What the step consists of", "no op, kernel or line takes a fifth of it; the largest"
+    else:
+        title = "Also large" if findings else "What the step consists of"
+        summary = "parts of a fifth or more" + (" that are in no finding" if findings else "")
+    items = tuple(map(_line, rest))
+    return (Section(title=title, summary=summary, blocks=(Listing(items=items, few=FIRST_PARTS, rest="parts"),)),)
+
+
+def _line(part: LargePart) -> str:
+    """``'`aten::addmm` 46.2% of the step, model.py:88: at 84% of its roofline (modelled)'``."""
+    of = "the step" if part.steps else "the run" if part.reason == "bound" else "the time"
+    name = cause_words(part.name, on_host=part.on_host) if part.kind == "cause" else part.name
+    inside = f" in {part.inside}" if part.inside else f", mostly {part.mainly}" if part.mainly else ""
+    place = f", {part.where}" if part.where else ""
+    return f"{name}{inside}, {100 * part.share:.1f}% of {of}{place}: {_why(part)}"
+
+
+def _why(part: LargePart) -> str:
+    reached, known = _reached(part), part.achieved.roofline_share
+    peaks = "this CPU" if part.on_host else "this device"
+    share = "" if known is None else f"at {100 * min(known, 1.0):.0f}% of its roofline (modelled)"
+    words = {
+        "at_roofline": share,
+        "below_roofline": f"{share}; no rule says why",
+        "bound": f"modelled at its least time{f', bound by {part.bound}' if part.bound else ''}",
+        "few_rows": f"few rows per call ({_intensity(part):.2g} FLOP per byte), so reading the operands bounds it; "
+        "more rows per call cost little more",
+        "short_calls": f"{_calls(part)} of {format_ns(part.time_ns // max(1, part.calls))}: mostly the price of a call",
+        "communication": "what of it is exposed is in the account",
+        "no_peak": f"not judged: the peaks of {peaks} are not known{reached}",
+        "no_cost": "not judged: its cost is not known",
+        "no_rule": "not judged: no rule found what causes it",
+    }
+    return words[part.reason]
+
+
+def _calls(part: LargePart) -> str:
+    calls = part.calls / max(1, part.steps)
+    return f"{calls:,.0f} calls{' per step' if part.steps else ''}"
+
+
+def _intensity(part: LargePart) -> float:
+    return part.achieved.flops / part.achieved.bytes if part.achieved.bytes else 0.0
+
+
+def _reached(part: LargePart) -> str:
+    """What it reached, by modelled FLOPs or bytes."""
+    flops, moved = part.achieved.flops_per_s, part.achieved.bytes_per_s
+    if flops:
+        return f" (reached {flops / GIGA:,.0f} GFLOP/s)" if flops < TERA else f" (reached {flops / TERA:,.1f} TFLOP/s)"
+    return f" (moved {format_bytes(moved)}/s)" if moved else ""
