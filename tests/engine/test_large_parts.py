@@ -17,27 +17,28 @@ FLOATS = '["float", "float"]'
 
 
 def on_host(ops: list[tuple[str, float]], *, rows: int = 0, rules: tuple[str, ...] = ("data_movement",)) -> Analysis:
-    """Three steps of 1,000 us with these ops, one after the other."""
+    """Three steps of 1,000 us with these ops, one after the other, and small ones of ten names in the rest."""
     t = TraceBuilder(recorded=ON_HOST)
+    left = 1000 - sum(us for _, us in ops)
+    filled = [*ops, *((f"aten::small_{number}", left / 10) for number in range(10))]
     for step in range(3):
         at = step * 1000.0
         t.step(step, at, at + 1000)
-        for name, us in ops:
+        for name, us in filled:
             shapes = PRODUCT.format(rows=rows) if rows and name == "aten::mm" else None
             t.op(name, at, at + us, shapes=shapes, dtypes=FLOATS if shapes else None)
             at += us
     return analyze(t.build(), rules=rules)
 
 
-def on_device(us: float, *, name: str = "NVIDIA A100-SXM4-80GB", rows: int = 4096) -> Analysis:
-    """A step of 1,000 us with one product on a device."""
+def on_device(us: float, *, name: str = "NVIDIA A100-SXM4-80GB", idle: float = 1) -> Analysis:
+    """A step with one product on a device, and some idle time."""
+    dtypes = '["c10::BFloat16", "c10::BFloat16"]'
     t = TraceBuilder()
     t.device(0, name)
-    t.step(0, 0, 1000)
-    t.op(
-        "aten::mm", 10, 20, external_id=1, shapes=PRODUCT.format(rows=rows), dtypes='["c10::BFloat16", "c10::BFloat16"]'
-    )
-    t.kernel("ampere_bf16_s16816gemm_bf16", 30, 30 + us, external_id=1)
+    t.step(0, 0, us + idle)
+    t.op("aten::mm", 0, 1, external_id=1, shapes=PRODUCT.format(rows=4096), dtypes=dtypes)
+    t.kernel("ampere_bf16_s16816gemm_bf16", 0, us, external_id=1)
     return analyze(t.build(), rules=("data_movement",))
 
 
@@ -86,7 +87,7 @@ def test_a_device_that_is_not_in_the_catalogue_has_no_peak() -> None:
 
 
 def test_idle_time_without_a_finding_is_a_part_of_its_own() -> None:
-    part = next(part for part in on_device(100).large if part.kind == "cause")
+    part = next(part for part in on_device(100, idle=900).large if part.kind == "cause")
     assert part.reason == "no_rule"
     assert part.share > LARGE_SHARE
 
