@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of, causes_of_sources, one_per_cause
+from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
+from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
 from perfscope.analyzers.ops import CountedWork, TopWork, counted_work, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
@@ -58,7 +59,6 @@ from perfscope.analyzers.time import (
 from perfscope.model import hooks
 from perfscope.model.errors import log_failure
 from perfscope.model.finding import (
-    TITLE_LENGTH,
     AbstainError,
     Cell,
     Finding,
@@ -66,7 +66,6 @@ from perfscope.model.finding import (
     Rule,
     Scope,
     Span,
-    fit_title,
     source_label,
 )
 from perfscope.model.severity import SEVERITIES
@@ -75,93 +74,8 @@ from perfscope.model.trace import MISSING, RECORDED, Source, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-# One outcome over compiled programs that were handed in together and are not ranks of one job.
-
-
-MOST_NAMED = 3
-"""Programs that are named in a reason; of more the number says enough."""
-
 NOTHING_TO_JUDGE = "there are no"
 """How the reason begins where a rule found none of the records that it judges."""
-
-
-def merge_programs(outcomes: Sequence[Outcome], labels: Sequence[str]) -> Outcome:
-    """What a rule says of all programs. Clean means that it looked at each of them and found nothing.
-
-    Programs that show the same thing at the same place are one finding: there is one line to change. Its title
-    and costs are those of the program that it costs most, which it names; they are never summed, for the
-    programs need not run together. ``outcomes`` have one rule and each its findings worst first.
-    """
-    blind = [(label, outcome) for label, outcome in zip(labels, outcomes, strict=True) if outcome.status == "abstained"]
-    reason = _reason(blind, len(outcomes)) if blind else None
-    return _merged_outcome(outcomes, tuple(_merged(outcomes, labels)), reason)
-
-
-def _merged_outcome(outcomes: Sequence[Outcome], findings: tuple[Finding, ...], reason: str | None) -> Outcome:
-    """``reason``: why some of them could not evaluate; ``None`` where all could."""
-    return Outcome(
-        rule=outcomes[0].rule,
-        status="flagged" if findings else "clean" if reason is None else "abstained",
-        reason=reason,
-        findings=findings,
-        examined=sum(outcome.examined for outcome in outcomes),
-        examined_what=max(outcomes, key=lambda outcome: outcome.examined).examined_what,
-        missing=tuple(dict.fromkeys(key for outcome in outcomes for key in outcome.missing)),
-    )
-
-
-def _reason(blind: Sequence[tuple[str, Outcome]], programs: int) -> str:
-    """The commonest reason, and of which programs it is true where not of all."""
-    counts = Counter(outcome.reason or "no reason given" for _, outcome in blind)
-    (reason, count), *others = counts.most_common()
-    if count == programs:
-        return reason
-    whose = [label for label, outcome in blind if (outcome.reason or "no reason given") == reason]
-    named = ", ".join(whose[:MOST_NAMED]) + (f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else "")
-    more = f"; {len(blind) - count:,} more for other reasons" if others else ""
-    return f"{named}: {reason}{more}"
-
-
-def _merged(outcomes: Sequence[Outcome], labels: Sequence[str]) -> list[Finding]:
-    groups: dict[object, list[tuple[str, Finding]]] = {}
-    for label, outcome in zip(labels, outcomes, strict=True):
-        for finding in outcome.findings:
-            groups.setdefault(cause_of(finding), []).append((label, finding))
-    return [_one(members) for members in groups.values()]
-
-
-def _one(members: list[tuple[str, Finding]]) -> Finding:
-    members = sorted(members, key=lambda pair: _by_cost(pair[1]))
-    label, worst = members[0]
-    others = len({name for name, _ in members} - {label})
-    rows = [_row(name, row) for name, finding in members for row in _kept(finding, alone=not others)]
-    count = sum(finding.count for _, finding in members)
-    title = fit_title(f"{label}: {worst.title}", label)
-    named = len(title) <= TITLE_LENGTH
-    return replace(
-        worst,
-        title=title if named else worst.title,
-        detail=worst.detail if named else f"In {label}. {worst.detail}".strip(),
-        evidence=tuple(rows[:MOST_ROWS]),
-        count=count,
-    )
-
-
-def _kept(finding: Finding, *, alone: bool) -> Sequence[Mapping[str, Cell]]:
-    return finding.evidence if alone else finding.evidence[:ROWS_OF_EACH]
-
-
-def _row(label: str, row: Mapping[str, Cell]) -> dict[str, Cell]:
-    return {"program": label, **{key: cell for key, cell in row.items() if key != "program"}}
-
-
-def _by_cost(finding: Finding) -> tuple[int, int, int]:
-    """Those with a time first; then by time, by bytes, by severity."""
-    severity = ("high", "medium", "low").index(finding.severity)
-    if finding.cost_ns is not None:
-        return (0, -finding.cost_ns, severity)
-    return (1, -(finding.cost_bytes or 0), severity)
-
 
 _log = logging.getLogger(__name__)
 
@@ -413,7 +327,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         warm_accounts=tuple(account for item in examined for account in item.warm_accounts),
         hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
-        large=merge_large_parts([item.large for item in examined], _steps_ns(examined)),
+        large=merge_large_parts([(item.large, item.warm_accounts) for item in examined]),
         counted=tuple(item.counted for item in examined if item.counted is not None),
         generations=tuple(item.generation for item in examined if item.generation is not None),
         numerics=tuple(item.numerics for item in examined if item.numerics is not None),
@@ -421,11 +335,6 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
     )
-
-
-def _steps_ns(examined: Sequence[Examined]) -> int:
-    """Steps of all devices together, ns."""
-    return sum(account.whole_ns for item in examined for account in item.warm_accounts)
 
 
 def judge(rule: Rule, trace: Trace) -> Outcome:
@@ -537,7 +446,7 @@ def merge_outcomes(outcomes: Sequence[Outcome], traces: Sequence[Trace]) -> Outc
     if blind:
         whose = "all sources" if len(blind) == len(outcomes) else ", ".join(label for label, _ in blind)
         reason = f"{whose}: {blind[0][1].reason}"
-    return _merged_outcome(outcomes, _merge_findings(outcomes, labels, traces), reason)
+    return merged_outcome(outcomes, _merge_findings(outcomes, labels, traces), reason)
 
 
 def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: Sequence[Trace]) -> tuple[Finding, ...]:

@@ -29,8 +29,8 @@ from perfscope.analyzers.ops import (
     short_kernel_name,
     times_of_ops,
 )
-from perfscope.analyzers.time import covered_ns, named_slices, outermost_ancestor, warm_accounts
-from perfscope.model.finding import MOST_SPANS, Finding, Outcome
+from perfscope.analyzers.time import named_slices, outermost_ancestor, warm_accounts
+from perfscope.model.finding import MOST_SPANS, Finding, Outcome, covered_ns
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -72,11 +72,12 @@ Reason = Literal[
     "no_peak",
     "no_cost",
     "no_rule",
+    "machine",
 ]
 """``bound``: modelled at its least time. ``no_peak``: the device's peaks are not known. ``no_rule``: idle time that no
-rule explains."""
+rule explains. ``machine``: the thread was ready to run and other work had the core."""
 
-FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication"})
+FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication", "machine"})
 """The others are not judged."""
 
 
@@ -138,13 +139,16 @@ def large_parts(trace: Trace, top: TopWork | None, outcomes: Sequence[Outcome]) 
     return tuple(sorted(parts, key=lambda part: -part.share)[:MOST_PARTS])
 
 
-def merge_large_parts(of_traces: Sequence[Sequence[LargePart]], whole_ns: int) -> tuple[LargePart, ...]:
+def merge_large_parts(
+    of_traces: Sequence[tuple[Sequence[LargePart], Sequence[StepAccount]]],
+) -> tuple[LargePart, ...]:
     """Those of all traces together that are large, the largest first; the first of all if none is.
 
-    ``whole_ns``: steps of all devices of all traces.
+    Of each trace its parts and its accounts.
     """
+    whole_ns = sum(account.whole_ns for _, accounts in of_traces for account in accounts)
     by_name: dict[tuple[PartKind, str], list[LargePart]] = defaultdict(list)
-    for parts in of_traces:
+    for parts, _ in of_traces:
         for part in parts:
             by_name[part.kind, part.name].append(part)
     merged = [_together(members, whole_ns) for members in by_name.values()]
@@ -393,7 +397,7 @@ def _idle(accounts: Iterable[StepAccount], found: Sequence[tuple[str, Finding]],
                 whole_ns=whole,
                 busy=1.0,
                 steps=steps,
-                reason="finding" if named else "no_rule",
+                reason="finding" if named else "machine" if name == "core_wait" else "no_rule",
                 rule=rule if named else None,
                 on_host=on_host,
             )

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.engine import Analysis, analyze, merge_programs
+from perfscope.analyzers.engine import Analysis, analyze
+from perfscope.analyzers.merge_programs import merge_programs
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.errors import DataError
 from perfscope.model.finding import NAME_LENGTH, TITLE_LENGTH, Finding, Outcome, fit_title

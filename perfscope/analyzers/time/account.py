@@ -24,7 +24,6 @@ compute. The rest of the main thread's time is divided alike.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, cast, get_args
 
@@ -40,7 +39,7 @@ from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divid
 from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.spans import named_slices, spans_by_thread
 from perfscope.analyzers.time.steps import step_windows, steps_work
-from perfscope.model.finding import AbstainError, Finding
+from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
     EMPTY,
     Int64,
@@ -303,15 +302,6 @@ def check_step_accounts(trace: Trace) -> None:
         sums = np.sum([account.causes_ns[cause] for cause in CAUSES], axis=0)
         if (sums != windows.ends - windows.starts).any():
             raise ValueError(f"device {account.ordinal}: the causes do not sum to the steps")
-
-
-def covered_ns(found: Sequence[tuple[str, Finding]]) -> dict[str, int]:
-    """Time by cause that findings explain, ns. Findings of one rule name different time, those of two may not."""
-    of_rules: dict[tuple[str, str], int] = defaultdict(int)
-    for rule, finding in found:
-        for cause, value in finding.covers_ns.items():
-            of_rules[cause, rule] += value
-    return {cause: max(of_rules[pair] for pair in of_rules if pair[0] == cause) for cause, _ in of_rules}
 
 
 class IdleIntervals(Struct, frozen=True, kw_only=True):

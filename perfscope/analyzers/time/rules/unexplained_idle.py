@@ -22,12 +22,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, covered_ns, step_accounts
+from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.cores import doubtful_causes
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import AbstainError, Finding, Scope
+from perfscope.model.finding import AbstainError, Finding, Scope, covered_ns
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
