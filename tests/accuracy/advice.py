@@ -39,8 +39,8 @@ class AdviceCase:
     """Packages without which the case is left out."""
     rules: tuple[str, ...] = ()
     """Rules of which each is the right first finding; empty: a control, or ``says`` alone is the answer."""
-    line: str = ""
-    """Text of the line to be named; empty: no line is asked for."""
+    line: tuple[str, ...] = ()
+    """Texts of lines of which one is to be named; empty: no line is asked for."""
     file: str = ""
     """File of ``line``, if it is not the program: a path of the repository."""
     fix: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class AdviceCase:
         path = REPOSITORY / self.file if self.file else self.path
         assert path is not None, f"{self.title}: the line of a recording needs its file"
         numbered = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        places = frozenset((path.name, number) for number, text in numbered if self.line in text)
+        places = frozenset((path.name, number) for number, text in numbered if any(line in text for line in self.line))
         if not places:
             raise ValueError(f"{self.title}: no line of {path.name} has {self.line!r}")
         return places

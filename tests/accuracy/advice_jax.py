@@ -19,7 +19,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_weak_state",
         "google-deepmind/optax 1440, mujoco 2306",
         rules=COMPILES,
-        line="def update(state, x)",
+        line=("def update(state, x)",),
         fix=("weak", "average|best"),
     ),
     _case(
@@ -28,7 +28,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_jit_in_loop",
         "pyro-ppl/numpyro 2247 (2026), jax-ml/jax 1832",
         rules=COMPILES,
-        line="jax.jit(jax.grad(loss_of))",
+        line=("jax.jit(jax.grad(loss_of))",),
         fix=("once|outside|before the loop",),
         forbidden=("pad",),
     ),
@@ -86,7 +86,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_cache_concat",
         "cactus-compute/needle 44 (2026), tapnet 44",
         rules=COMPILES,
-        line="def decode(",
+        line=("def decode(", "decode(params, keys"),
         fix=("pad|fixed|dynamic_update_slice|alloc",),
     ),
     _case(
@@ -95,7 +95,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_metrics_each_step",
         "p-doom/jasmine 158, NovaSky-AI/SkyRL 642",
         rules=("host_sync",),
-        line="history.append",
+        line=("history.append",),
         fix=("every N steps|device",),
     ),
     _case(
@@ -105,7 +105,7 @@ JAX: tuple[AdviceCase, ...] = (
         "optax, jax-ml/jax 1832",
         rules=("unfused_optimizer", "nothing_jitted", "eager_jax", "not_jitted", "unjitted"),
         fix=("jax.jit",),
-        line="adam(params",
+        line=("adam(params",),
     ),
     _case(
         "host",
@@ -114,7 +114,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax-ml/jax 20326 and 6312",
         rules=("launch_bound", "host_bound", "small_calls", "nothing_jitted"),
         fix=("vmap",),
-        line="score(weights, sample) for",
+        line=("score(weights, sample) for",),
     ),
     _case(
         "input",
@@ -123,7 +123,7 @@ JAX: tuple[AdviceCase, ...] = (
         "Herculens and own loaders",
         rules=("host_bound", "input_stall"),
         fix=("thread|process|prefetch|worker|numpy",),
-        line="state = (1103515245",
+        line=("state = (1103515245", "values.append(state", "for _ in range(1500)"),
     ),
     _case(
         "host",
@@ -131,7 +131,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_saves_npz",
         "p-doom/jasmine 55, maxtext 871",
         rules=("host_bound", "slow_steps"),
-        line="np.savez(",
+        line=("np.savez(",),
         fix=("thread|async|background|AsyncCheckpointer|less often",),
     ),
     _case(
@@ -141,7 +141,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax-ml/jax, debug flags",
         rules=("debug_mode", "debug_modes", "debug_switch"),
         fix=("jax_debug_nans",),
-        line="jax_debug_nans",
+        line=("jax_debug_nans",),
     ),
     _case(
         "switches",
@@ -150,7 +150,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax-ml/jax, debug flags",
         rules=("debug_mode", "debug_modes", "debug_switch", "nothing_jitted"),
         fix=("jax_disable_jit",),
-        line="jax_disable_jit",
+        line=("jax_disable_jit",),
     ),
     _case(
         "switches",
@@ -174,7 +174,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_print_callback",
         "jax-ml/jax, debug.print",
         rules=("host_callback",),
-        line="jax.debug.callback",
+        line=("jax.debug.callback",),
         fix=("callback|remove",),
         true_too=("host_bound",),
     ),
@@ -184,7 +184,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_remat_everything",
         "AI-Hypercomputer/maxtext, remat policies",
         rules=("excess_remat",),
-        line="@jax.checkpoint",
+        line=("@jax.checkpoint",),
         fix=("checkpoint|policy",),
     ),
     _case(
@@ -193,7 +193,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_scan_over_batch",
         "jax-ml/jax 16611",
         rules=("sequential_scan",),
-        line="jax.lax.scan",
+        line=("jax.lax.scan",),
         fix=("vmap|batch",),
     ),
     _case(
@@ -202,7 +202,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_attention_f32_scores",
         "flax and haiku models",
         rules=("unfused_attention",),
-        line="jnp.einsum",
+        line=("jnp.einsum",),
         fix=("dot_product_attention",),
     ),
     _case(
@@ -211,7 +211,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_promoted_to_f32",
         "Physical-Intelligence/openpi 738",
         rules=("full_precision_matmul", "silent_promotion", "widened_matmul"),
-        line='x + params["position"]',
+        line=('x + params["position"]',),
         fix=("bfloat16|bf16",),
     ),
     _case(
@@ -220,7 +220,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_no_donation",
         "goodfire-ai/spd 971 (2026), elegy 226",
         rules=("donation_missed",),
-        line="def train_step",
+        line=("def train_step", "@jax.jit"),
         fix=("donate",),
     ),
     _case(
@@ -229,7 +229,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_kept_arrays",
         "jax-ml/jax, kept arrays",
         rules=("memory_leak",),
-        line="predictions.append(out)",
+        line=("predictions.append(out)",),
         fix=("device_get|host|np.asarray|drop",),
     ),
     _case(
@@ -238,7 +238,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_gathered_constraint",
         "openxla/xla 15207, jax-ml/jax 21562",
         rules=("resharding_collective",),
-        line="with_sharding_constraint",
+        line=("with_sharding_constraint",),
         fix=("gather|whole",),
     ),
     _case(
@@ -246,7 +246,7 @@ JAX: tuple[AdviceCase, ...] = (
         "eight devices do the same work",
         "jax_replicated_work",
         "jax-ml/jax 28372, patrick-kidger/equinox 759",
-        rules=("repeated_work", "replicated_work", "replicated_compute"),
+        rules=("repeated_work",),
         fix=("shard",),
     ),
     _case(

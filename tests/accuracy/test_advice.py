@@ -66,7 +66,7 @@ def test_the_results_are_of_the_table() -> None:
 
 CASE = AdviceCase(
     name="a read", framework="torch", kind="reads", thread="own", program="grad_norms.py", rules=("host_sync",),
-    line="history.append", fix=("every N steps",),
+    line=("history.append",), fix=("every N steps",),
 )  # fmt: skip
 LINE = next(iter(CASE.places))[1]
 
