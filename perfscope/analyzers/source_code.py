@@ -16,6 +16,7 @@ from pathlib import Path, PurePath
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perfscope.analyzers.fix_lines import fix_line
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 
@@ -34,7 +35,7 @@ AROUND = 2
 def with_code(
     outcomes: Sequence[Outcome], sources: Sequence[str] = (), ignore: Sequence[str] = ()
 ) -> tuple[Outcome, ...]:
-    """The outcomes with its excerpt at each finding, and the reason where a comment or ``ignore`` silences it.
+    """Return the outcomes with the excerpt and the line of the fix at each finding, and why it is silenced, if it is.
 
     ``sources``: paths of the recordings; a relative path of a finding is looked up in the working directory and
     beside the folder of runs that a recording lies in. ``ignore``: patterns as ``third_party/*``.
@@ -48,6 +49,7 @@ def with_code(
                     finding,
                     silenced=_reason(outcome.rule, finding, code, ignore),
                     excerpt=code.excerpt(finding.where),
+                    fix_line=fix_line(outcome.rule, finding, code.recorded_text),
                 )
                 for finding in outcome.findings
             ),
@@ -120,6 +122,11 @@ class _Code:
             return None
         first = max(1, where.line - AROUND)
         return Excerpt(path=known.path, first=first, lines=known.lines[first - 1 : where.line + AROUND])
+
+    def recorded_text(self, file: str) -> str:
+        """The text of a file that was last changed before the recording; ``''`` where it cannot be read."""
+        known = self._file(file)
+        return "" if known is None or known.changed_s > self._recorded_s else "\n".join(known.lines)
 
     def _file(self, file: str) -> _File | None:
         if not file.endswith(".py"):

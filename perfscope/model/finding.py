@@ -168,6 +168,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Times that the rule found this cause; title and place are those of the costliest (filled by the engine)."""
     removes: tuple[Removed, ...] = ()
     """What a fix takes away, where that is known; the engine makes ``path_ns`` of it and drops it."""
+    fix_line: int | None = None
+    """Line in the file of ``where`` that the fix changes, if it is another one (filled by the engine)."""
     excerpt: Excerpt | None = None
     """The line of ``where`` and two around it, where its file is here and unchanged (filled by the engine)."""
     silenced: str | None = None

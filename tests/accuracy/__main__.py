@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     failed += not advised(advice, Path(folder) / "advice")
     if not RESULTS.exists():
         return 1
+    keep_advice()
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     PAGE.write_text(page(results), encoding="utf-8")
     print(f"{PAGE.relative_to(REPOSITORY)} is written")
@@ -111,14 +112,15 @@ def keep(result: dict[str, Any]) -> None:
     )
 
 
-def keep_advice(result: dict[str, Any]) -> None:
-    """Put one verdict into the file, as `keep` does."""
+def keep_advice(result: dict[str, Any] | None = None) -> None:
+    """Put one verdict into the file, as `keep` does; without one only those of cases that are gone are dropped."""
     held = _held()
-    results = {(case["framework"], case["kind"], case["name"]): case for case in [*held.get("advice", ()), result]}
+    verdicts = [*held.get("advice", ()), *(() if result is None else (result,))]
+    results = {(case["framework"], case["kind"], case["name"]): case for case in verdicts}
     order = [(case.framework, case.kind, case.name) for case in ADVICE]
     _write(
         held,
-        advice_date=datetime.now(UTC).date().isoformat(),
+        advice_date=held.get("advice_date", "") if result is None else datetime.now(UTC).date().isoformat(),
         advice_not_judged=[case.title for case, key in zip(ADVICE, order, strict=True) if key not in results],
         advice=[results[key] for key in order if key in results],
     )

@@ -102,7 +102,8 @@ def report_of(case: AdviceCase, folder: Path) -> Said:
         analysis = analyze(load_path(source).traces)
     except PerfscopeError as error:
         return Said(findings=(), screen=f"{printed}\n{error}")
-    return Said(findings=summarize(analysis).findings, screen=f"{printed}\n{render(analysis)}")
+    findings = tuple(block for block in summarize(analysis).findings if block.finding.about == "program")
+    return Said(findings=findings, screen=f"{printed}\n{render(analysis)}")
 
 
 def _run(case: AdviceCase, program: Path, folder: Path) -> str:
@@ -162,7 +163,8 @@ def _faults(case: AdviceCase, block: FindingBlock) -> list[str]:
     text = text_of(block)
     faults = []
     where = finding.where
-    named = where.file is not None and (Path(where.file).name, where.line) in places
+    lines = () if where.file is None else (where.line, finding.fix_line)
+    named = any((Path(where.file or "").name, line) in places for line in lines)
     if places and not (named or any(f"{file}:{line}" in text for file, line in places)):
         faults.append(f"names {where.label()}, not {', '.join(f'{file}:{line}' for file, line in sorted(places))}")
     faults += [f"has no {words!r}" for words in case.fix if not re.search(words, text, re.IGNORECASE)]

@@ -352,7 +352,7 @@ def finding_words(block: FindingBlock) -> FindingWords:
         detail=sanitize(_detail(finding), TEXT_LIMIT),
         advice=advice,
         fix=shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT),
-        lead="Fix" if finding.advice else "To see more",
+        lead=_lead(finding),
         code=code,
         around=around,
         link=link,
@@ -365,6 +365,14 @@ def _share(block: FindingBlock) -> str:
     if block.share_of == ONCE:
         return f"as long as {f'{block.share:,.0f}' if block.share >= MANY_STEPS else f'{block.share:.1f}'} steps"
     return f"{format_share(block.share, 1)} of {block.share_of}"
+
+
+def _lead(finding: Finding) -> str:
+    if not finding.advice:
+        return "To see more"
+    if finding.fix_line is None or finding.where.file is None:
+        return "Fix"
+    return f"Fix at {sanitize(PurePath(finding.where.file).name, NAME_LIMIT)}:{finding.fix_line}"
 
 
 def _detail(finding: Finding) -> str:
