@@ -124,6 +124,7 @@ def test_content(schema: Draft202012Validator) -> None:
         "record": "",
         "ranks": [0],
         "covers_ns": {},
+        "fix_line": None,
         "count": 1,
     }
 
