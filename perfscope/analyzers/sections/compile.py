@@ -1,4 +1,4 @@
-"""What torch.compile did in all ranks as one bounded section of an analysis; what breaks in it breaks nothing else."""
+"""What torch.compile did in all ranks, and what jax compiled, as bounded sections; a failure breaks nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.sections import guarded
-from perfscope.analyzers.torch_compile import CompileSummary, compile_summary
+from perfscope.analyzers.torch_compile import CompileSummary, compile_ns, compile_summary, compiled_functions
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
@@ -61,6 +61,33 @@ class RankCompile(Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
+class JaxFunction(Struct, frozen=True, kw_only=True):
+    """Compilations of one function, or of one operation that jax runs by itself. Times in ns, moments once."""
+
+    name: str
+    file: str | None
+    """Of the user's line that called it first."""
+    line: int | None
+    compilations: int
+    trace_ns: int
+    lower_ns: int
+    compile_ns: int
+    """In XLA."""
+    total_ns: int
+
+
+class JaxCompile(Struct, frozen=True, kw_only=True):
+    """What jax compiled in the whole run, of the process that compiled longest."""
+
+    total_ns: int
+    """Moments once: functions may be traced inside others."""
+    programs: int
+    functions: tuple[JaxFunction, ...]
+    """The longest first."""
+    left: int
+    """Functions that are not listed."""
+
+
 class CompileSection(Struct, frozen=True, kw_only=True):
     """Ranks side by side, and of the one that compiled longest what it compiled; bounded, the rest is counted."""
 
@@ -74,6 +101,8 @@ class CompileSection(Struct, frozen=True, kw_only=True):
     """Breaks and recompilations that those rows stand for."""
     problems: tuple[str, ...] = ()
     """Why a trace's compilations are not in here."""
+    jax: JaxCompile | None = None
+    """``None``: no compilation of jax was logged."""
 
 
 NO_COMPILE = CompileSection()
@@ -91,8 +120,9 @@ def compile_section(traces: Sequence[Trace]) -> CompileSection:
                 label = f"source {index}" if summary.rank is None else f"rank {summary.rank}"
                 result.append((label, summary))
                 logs[label] = trace.compile_log
+    jax = max(filter(None, map(_jax, traces)), key=lambda one: one.total_ns, default=None)
     if not result:
-        return replace(NO_COMPILE, problems=tuple(problems))
+        return replace(NO_COMPILE, problems=tuple(problems), jax=jax)
     label, longest = max(result, key=lambda pair: pair[1].total_ns)
     detail, left, records = _bounded(longest)
     return CompileSection(
@@ -102,6 +132,31 @@ def compile_section(traces: Sequence[Trace]) -> CompileSection:
         left=left,
         left_records=records,
         problems=tuple(problems),
+        jax=jax,
+    )
+
+
+def _jax(trace: Trace) -> JaxCompile | None:
+    if not trace.compile_events:
+        return None
+    functions = trace.fact(compiled_functions)
+    return JaxCompile(
+        total_ns=compile_ns(trace),
+        programs=sum(len(one.compilations) for one in functions),
+        functions=tuple(
+            JaxFunction(
+                name=one.name,
+                file=one.compilations[0].file,
+                line=one.compilations[0].line,
+                compilations=len(one.compilations),
+                trace_ns=sum(row.trace_ns for row in one.compilations),
+                lower_ns=sum(row.lower_ns for row in one.compilations),
+                compile_ns=sum(row.compile_ns for row in one.compilations),
+                total_ns=one.spans.total(),
+            )
+            for one in functions[:MOST_ROWS]
+        ),
+        left=max(0, len(functions) - MOST_ROWS),
     )
 
 

@@ -1,8 +1,9 @@
-"""What torch.compile did: frames, graphs, breaks, compile time."""
+"""What torch.compile did (frames, graphs, breaks, compile time) and what jax compiled."""
 
 from __future__ import annotations
 
 from perfscope.analyzers.torch_compile.frames import plain_function, planned_breaks, where_of
+from perfscope.analyzers.torch_compile.jax_compilations import compile_ns, compiled_functions
 from perfscope.analyzers.torch_compile.summary import (
     BreakSummary,
     CompileSummary,
@@ -20,7 +21,9 @@ __all__ = [
     "GraphGroup",
     "KernelSummary",
     "RecompileSummary",
+    "compile_ns",
     "compile_summary",
+    "compiled_functions",
     "plain_function",
     "planned_breaks",
     "where_of",

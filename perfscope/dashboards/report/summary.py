@@ -35,6 +35,7 @@ from perfscope.dashboards.report.sections.estimate import estimate_fact, estimat
 from perfscope.dashboards.report.sections.findings import finding_blocks, recording_sections
 from perfscope.dashboards.report.sections.generation import generation_fact, generation_sections
 from perfscope.dashboards.report.sections.hardware_counters import counted_sections
+from perfscope.dashboards.report.sections.jax_compile import jax_compile_fact, jax_compile_sections
 from perfscope.dashboards.report.sections.large_parts import large_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.numerics import numerics_fact, numerics_sections
@@ -148,6 +149,7 @@ def summarize(analysis: Analysis) -> Summary:
                     numerics_fact(analysis.numerics),
                     estimate_fact(analysis.estimate),
                     compiled,
+                    jax_compile_fact(analysis.compile.jax),
                     memory_fact(analysis.memory),
                 ),
             ),
@@ -193,6 +195,7 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
         *estimate_sections(analysis.estimate),
         *programs_sections(analysis.programs),
         *compile_sections(analysis.compile),
+        *jax_compile_sections(analysis.compile.jax),
         *collectives_sections(analysis.collectives),
         *memory_sections(analysis.memory),
     )

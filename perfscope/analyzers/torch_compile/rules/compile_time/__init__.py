@@ -1,4 +1,4 @@
-"""torch.compile works for minutes before the program does, and a cache would have spared it.
+"""Compiling takes long before the program works, and a cache or another form of the program would spare it.
 
 Why it costs:
     Dynamo traces a function, AOT autograd makes its backward, inductor lowers, fuses and generates code, and g++ or
@@ -19,8 +19,15 @@ How it is found:
     by itself, with torch's reason. Of several ranks: whether all of them compiled the same functions cold at the
     same time, where one could have done it for all.
 
+    In JAX programs from the log of compilations and the compiled programs: a function that compiles for five seconds or
+    more and in which the same products stand eight times or more (a Python loop over layers), constants of 16 MiB or
+    more in a program (arrays that a jitted function closes over), and a minute or more of compiling without a cache on
+    disk.
+
 Fix:
-    Keep the cache between starts: a `TORCHINDUCTOR_CACHE_DIR` that outlives the container, or the artifacts of one
+    In JAX loop over equal layers with `jax.lax.scan` (`nn.scan`, `nnx.scan` in Flax), pass arrays as arguments, and set
+    `jax_compilation_cache_dir`. In PyTorch keep the cache between starts: a `TORCHINDUCTOR_CACHE_DIR` that outlives the
+    container, or the artifacts of one
     run for all others::
 
         artifacts = torch.compiler.save_cache_artifacts()    # after the first steps; (bytes, info) or None
@@ -87,6 +94,12 @@ examined = compile_records
 
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield cold compiling of a minute or more, and what caches refuse of ten seconds or more."""
+    if trace.compile_events or (trace.hlo and trace.compile_log is None):
+        from perfscope.analyzers.torch_compile.rules.compile_time.jax import jax_findings
+
+        yield from jax_findings(trace)
+        if trace.compile_log is None:
+            return
     compile_log_of(trace)
     use = trace.fact(cache_use)
     if use.spared_ns >= MIN_COLD_NS:

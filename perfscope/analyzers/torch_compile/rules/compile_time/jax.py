@@ -1,0 +1,202 @@
+"""What ``compile_time`` says of JAX programs: equal blocks written out, large constants, no cache on disk."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.program import control_runs, fused, where_of
+from perfscope.analyzers.torch_compile.jax_compilations import CompiledFunction, compile_ns, compiled_functions
+from perfscope.model.finding import Finding, Where, fit_title
+from perfscope.model.trace import Trace
+from perfscope.model.units import format_bytes, format_ns
+
+MIN_UNROLLED_NS = 5 * 10**9
+"""Of one function: starting Python and importing jax takes about that. A shorter wait is part of any start."""
+
+MIN_BLOCKS = 8
+"""Equal blocks written out: fewer are a matter of taste, and XLA may fuse across them."""
+
+MIN_CONSTANT_BYTES = 16 << 20
+"""Constants of one program. XLA folds and copies them while it compiles, and each program holds its own copy."""
+
+MIN_COLD_NS = 60 * 10**9
+"""A minute of compiling without a cache on disk, as for torch.compile."""
+
+MAX_ROWS = 20
+
+_UNSAFE = re.compile(r"[^\w.-]")
+
+
+class Blocks(Struct, frozen=True, kw_only=True):
+    """Products that stand many times in a program."""
+
+    times: int
+    """How often most of the repeated lines' products stand in it: the number of blocks."""
+    share: float
+    """Of the program's products those that are repeated so, 0 to 1."""
+    where: Where
+    """Of the first of them."""
+
+
+def jax_findings(trace: Trace) -> Iterator[Finding]:
+    """Findings on functions of the program that take long to compile."""
+    modules = defaultdict(list)
+    for module in trace.hlo:
+        modules[module.name.partition("(")[0]].append(module)
+    functions = trace.fact(compiled_functions)
+    for function in functions:
+        name = _UNSAFE.sub("_", f"jit({function.name})").rstrip("_")
+        found = [(module, blocks) for module in modules.get(name, ()) if (blocks := blocks_of(module)) is not None]
+        if found and function.compilations[0].spans.total() >= MIN_UNROLLED_NS:
+            yield _unrolled(trace, function, max((blocks for _, blocks in found), key=lambda blocks: blocks.times))
+    for module in trace.hlo:
+        constants = constants_of(module)
+        if sum(one.shape.bytes for one, _ in constants) >= MIN_CONSTANT_BYTES:
+            yield _constants(module, constants)
+    total = compile_ns(trace)
+    cached = any(event.kind.startswith("cache_") for event in trace.compile_events)
+    if total >= MIN_COLD_NS and not cached:
+        yield _cold(functions, total)
+
+
+def blocks_of(module: HloModule) -> Blocks | None:
+    """Equal blocks of a program's forward pass; ``None`` where fewer than ``MIN_BLOCKS`` are written out."""
+    products: Counter[tuple[object, ...]] = Counter()
+    first: dict[tuple[object, ...], Instruction] = {}
+    for name in control_runs(module):
+        for launched in module.computations[name].instructions:
+            for one in fused(module, launched):
+                if one.opcode in ("dot", "convolution") and "transpose(" not in one.op_name and one.file is not None:
+                    key = (one.file, one.line, one.shape.dtype, one.shape.dims, one.op_name)
+                    products[key] += 1
+                    first.setdefault(key, one)
+    repeated = {key: count for key, count in products.items() if count >= MIN_BLOCKS}
+    if not repeated:
+        return None
+    counts = Counter(repeated.values())
+    times = max(counts, key=lambda count: (counts[count], -count))
+    where = where_of(first[next(iter(repeated))])
+    return Blocks(
+        times=times,
+        share=sum(repeated.values()) / sum(products.values()),
+        where=Where(file=where.file, line=where.line),
+    )
+
+
+def constants_of(module: HloModule) -> list[tuple[Instruction, Instruction | None]]:
+    """Constants of a mebibyte or more, the largest first, each with the first op that reads it."""
+    found = []
+    for name in control_runs(module):
+        computation = module.computations[name]
+        large = {one.name: one for one in computation.instructions if one.opcode == "constant" and _is_large(one)}
+        readers: dict[str, Instruction] = {}
+        for one in computation.instructions if large else ():
+            for operand in one.operands:
+                if operand in large:
+                    readers.setdefault(operand, one)
+        found += [(one, readers.get(one.name)) for one in large.values()]
+    return sorted(found, key=lambda pair: -pair[0].shape.bytes)
+
+
+def _is_large(one: Instruction) -> bool:
+    return one.shape.bytes >= 1 << 20
+
+
+def _call(function: CompiledFunction) -> Where:
+    first = function.compilations[0]
+    if first.file is None:
+        return Where(file=function.defined_file, line=function.defined_line)
+    return Where(file=first.file, line=first.line)
+
+
+def _unrolled(trace: Trace, function: CompiledFunction, blocks: Blocks) -> Finding:
+    first = function.compilations[0]
+    total = first.spans.total()
+    steps = sum(trace.step_times_ns)
+    longer = f" All {len(trace.step_times_ns):,} timed steps take {format_ns(steps)}." if steps else ""
+    return Finding(
+        subject=f"equal blocks written out in {function.name}",
+        title=fit_title(
+            f"{function.name} compiles for {format_ns(total)}: {blocks.times:,} equal blocks are written out",
+            function.name,
+        ),
+        detail=f"Tracing takes {format_ns(first.trace_ns)}, lowering {format_ns(first.lower_ns)}, XLA "
+        f"{format_ns(first.compile_ns)}. The products of {blocks.where.label()} stand {blocks.times:,} times in the "
+        f"program, so compiling grows with the number of layers.{longer}",
+        severity="medium",
+        basis="measured",
+        cost_ns=round(total * blocks.share * (1 - 1 / blocks.times)),
+        where=_call(function),
+        evidence=({
+            "function": function.name,
+            "blocks": blocks.times,
+            "block": blocks.where.label(),
+            "trace_ns": first.trace_ns,
+            "lower_ns": first.lower_ns,
+            "compile_ns": first.compile_ns,
+            "share_of_products": blocks.share,
+        },),
+        advice="Loop over the layers with jax.lax.scan, so that one block is compiled: stack their weights "
+        "(jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)) and scan(lambda x, p: (block(p, x), None), x, "
+        "stacked). Flax has nn.scan and nnx.scan. jax.config.jax_compilation_cache_dir keeps programs between starts.",
+    )  # fmt: skip
+
+
+def _constants(module: HloModule, constants: list[tuple[Instruction, Instruction | None]]) -> Finding:
+    total = sum(one.shape.bytes for one, _ in constants)
+    label = module.name.partition("(")[0].partition(".")[0]
+    reader = next((reader for _, reader in constants if reader is not None and reader.file is not None), None)
+    where = Where(module=module.name) if reader is None else Where(file=reader.file, line=reader.line)
+    return Finding(
+        subject=f"large constants in {label}",
+        title=fit_title(f"{format_bytes(total)} of constants are compiled into {label}", label),
+        detail="Arrays that a jitted function closes over are part of the program: XLA reads and folds them while it "
+        "compiles, each program holds a copy, and a new value compiles again.",
+        severity="medium" if total >= 8 * MIN_CONSTANT_BYTES else "low",
+        basis="structural",
+        cost_bytes=total,
+        bytes_are="held",
+        where=where,
+        evidence=tuple(
+            {
+                "constant": one.name,
+                "shape": f"{one.shape.dtype}[{','.join(map(str, one.shape.dims))}]",
+                "size_bytes": one.shape.bytes,
+                "read_at": None if reader is None or reader.file is None else f"{reader.file}:{reader.line}",
+            }
+            for one, reader in constants[:MAX_ROWS]
+        ),
+        advice="Pass the array as an argument of the jitted function instead of closing over it: "
+        "jax.jit(lambda weights, x: ...)(weights, x).",
+    )
+
+
+def _cold(functions: tuple[CompiledFunction, ...], total: int) -> Finding:
+    worst = functions[0]
+    return Finding(
+        subject="no compilation cache",
+        title=f"XLA compiles for {format_ns(total)} at each start: no cache on disk",
+        detail=f"{len(functions):,} functions are compiled; {worst.name} takes {format_ns(worst.spans.total())}.",
+        severity="medium",
+        basis="measured",
+        cost_ns=total,
+        where=_call(worst),
+        evidence=tuple(
+            {
+                "function": one.name,
+                "compilations": len(one.compilations),
+                "spent_ns": one.spans.total(),
+                "trace_ns": sum(row.trace_ns for row in one.compilations),
+                "lower_ns": sum(row.lower_ns for row in one.compilations),
+                "compile_ns": sum(row.compile_ns for row in one.compilations),
+            }
+            for one in functions[:MAX_ROWS]
+        ),
+        advice='Keep programs between starts: jax.config.update("jax_compilation_cache_dir", "/path/that/stays") '
+        "before the first jitted call.",
+    )
