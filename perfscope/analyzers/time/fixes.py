@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.time.account import Cause
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.model_calls import generation
@@ -71,6 +72,7 @@ _DOES: Mapping[FrameKind, str] = {
     FrameKind.TRAINER: "is in a library's own loop",
     FrameKind.SERVING: "is in the server around the model",
     FrameKind.DISPATCH: "is in the framework between ops",
+    FrameKind.EAGER_OP: "dispatches operations one by one",
     FrameKind.AUTOGRAD: "is in the backward pass between ops",
     FrameKind.OPTIMIZER: "is in the optimizer between ops",
     FrameKind.COMPILED_CALL: "calls compiled functions",
@@ -136,7 +138,7 @@ _JAX: Mapping[FrameKind, str] = {
     FrameKind.LOADER: "Prefetch batches in other threads or processes, and `jax.device_put` the next one while the "
     "step runs.",
     FrameKind.WORKER_START: "Keep the workers of the loader (`persistent_workers=True` of PyTorch's).",
-    FrameKind.DISPATCH: "Put the function in one `jax.jit`: each operation outside of it is dispatched alone.",
+    FrameKind.EAGER_OP: "Put the function in one `jax.jit`: each operation outside of it is dispatched alone.",
     FrameKind.OPTIMIZER: "Put the optimizer's update in the jitted step.",
     FrameKind.COMPILED_CALL: "Give each call more work: several steps in one call (`jax.lax.scan`), or larger batches. "
     "Pass fewer, larger arrays: each one costs time in every call.",
@@ -147,7 +149,8 @@ _BY_FRAMEWORK: Mapping[Framework, Mapping[FrameKind, str]] = {
     "jax": {**_ANY, **_JAX},
     "none": _ANY,
 }
-_NNX = " A Flax NNX module is taken apart in every call unless `nnx.cached_partial` keeps it."
+_NNX = "Keep the module taken apart between calls: `nnx.cached_partial(step, model, ...)`; a Flax NNX module is taken "
+_NNX += "apart in every call. Several steps in one call (`jax.lax.scan`) take it apart once."
 
 _TOKENIZER: Mapping[ProgramPhase, str] = {
     "training": "Tokenize once before training and store the ids, or in the workers of the loader.",
@@ -162,8 +165,9 @@ def frame_fix(kind: FrameKind, where: Situation, *, flax_nnx: bool = False) -> s
         return _TOKENIZER.get(where.phase, _TOKENIZE_AHEAD)
     if kind is FrameKind.OPTIMIZER and where.phase not in ("training", "unknown"):
         return ""
-    fix = _BY_FRAMEWORK[where.framework].get(kind, "")
-    return fix + (_NNX if flax_nnx and kind is FrameKind.COMPILED_CALL and where.framework == "jax" else "")
+    if flax_nnx and kind is FrameKind.COMPILED_CALL and where.framework == "jax":
+        return _NNX
+    return _BY_FRAMEWORK[where.framework].get(kind, "")
 
 
 _MOVED: Mapping[ProgramPhase, str] = {
@@ -178,6 +182,50 @@ def move(what: str, where: Situation) -> str:
     """Return the fix for work of the program's own. ``what``: a function or a line of it."""
     how = _MOVED.get(where.phase, "do it once before the loop, in another process, or in a thread")
     return f"Move {what} out of the step: {how}."
+
+
+# What to do about idle time of a cause that no rule explains further.
+
+
+_CAUSES: Mapping[Cause, str] = {
+    "exposed_communication": "Start collectives earlier, so that independent work runs beside them.",
+    "exposed_copy": "Start copies earlier, from pinned memory and on a stream of their own.",
+    "sync": "Read results on the host less often, or after the next step is launched.",
+    "input": "Fetch the next batch while the step runs.",
+    "collective_setup": "Make the process groups and run a collective of each before the loop.",
+    "garbage_collection": "Call `gc.freeze()` after the warm-up, and collect every N steps at most.",
+    "saving": "Log every N steps, and save in another thread.",
+    "compilation": "Warm up before measuring, and keep shapes stable.",
+}
+_CAUSES_BY_FRAMEWORK: Mapping[Framework, Mapping[Cause, str]] = {
+    "torch": {
+        **_CAUSES,
+        "launch": "Launch less often: larger batches, `torch.compile`, or a `torch.cuda.CUDAGraph` around the step.",
+        "memory": "Keep shapes stable, so that the caching allocator keeps the memory it has.",
+        "saving": "Log every N steps, and save asynchronously (`torch.distributed.checkpoint.async_save`).",
+        "dependency": "Fuse kernels that follow each other, or run independent work on another stream.",
+    },
+    "jax": {
+        **_CAUSES,
+        "exposed_copy": "Call `jax.device_put` on the next batch while this step runs, and read results later.",
+        "collective_setup": "Run the step once before the loop.",
+        "launch": "Launch less often: put the step in one `jax.jit`, and several steps in one `jax.lax.scan`.",
+        "memory": "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`).",
+        "saving": "Log every N steps, and save asynchronously (`ocp.AsyncCheckpointer`).",
+        "dependency": "Put the whole step in one `jax.jit`, so that XLA fuses what follows each other.",
+    },
+    "none": {
+        **_CAUSES,
+        "launch": "Launch less often: merge kernels, or capture what repeats in a CUDA graph.",
+        "memory": "Allocate before the loop, or from a pool (`cudaMallocAsync`).",
+        "dependency": "Fuse kernels that follow each other, or run independent work on another stream.",
+    },
+}
+
+
+def cause_fix(cause: Cause, where: Situation) -> str:
+    """Return what to do about time of a cause of the account; ``""`` where the cause alone tells nothing to do."""
+    return _CAUSES_BY_FRAMEWORK[where.framework].get(cause, "")
 
 
 # What to do about reads of a value by the host, by kind of read.

@@ -64,14 +64,16 @@ class FrameKind(IntEnum):
     """A call that may wait for the device, by its name: ``.item()``, ``.cpu()``."""
     DEBUGGING = 25
     """Run-time checks and stack walks."""
-    RANGE = 26
+    EAGER_OP = 26
+    """A JAX operation outside of compiled code: dispatched alone."""
+    RANGE = 27
     """A range that the program or a library annotates: its name is no function."""
-    OP = 27
+    OP = 28
 
 
 K = FrameKind
 WAITS = frozenset({K.SLEEP, K.LOCK, K.QUEUE})
-ENGINES = frozenset({K.AUTOGRAD, K.OPTIMIZER, K.COMPILED_CALL, K.DISPATCH})
+ENGINES = frozenset({K.AUTOGRAD, K.OPTIMIZER, K.COMPILED_CALL, K.DISPATCH, K.EAGER_OP})
 """The framework's own work for what the program computes: no line of the program is to be moved for it."""
 
 COMPUTES = ENGINES | {K.COLLECTIVE, K.COMPILER}
@@ -197,6 +199,11 @@ _JAX: dict[str, FrameKind | _Functions] = {
     "jaxlib": K.DISPATCH,
     "jax/_src/pjit.py": K.COMPILED_CALL,
     "jax/_src/interpreters/pxla.py": K.COMPILED_CALL,
+    "jax/_src/traceback_util.py": K.COMPILED_CALL,
+    "jax/_src/numpy": K.EAGER_OP,
+    "jax/_src/lax": K.EAGER_OP,
+    "jax/_src/nn": K.EAGER_OP,
+    "jax/_src/random.py": K.EAGER_OP,
     "jax/_src/api.py": _only(
         K.DEVICE_WAIT, "try_to_block", "block_until_ready", "device_get", "_device_get", rest=K.COMPILED_CALL
     ),

@@ -28,6 +28,7 @@ from perfscope.analyzers.time.host_activity import (
 from perfscope.analyzers.time.samples import (
     SampledLine,
     device_waits,
+    first_below,
     free_samples,
     in_calls,
     inner_calls,
@@ -46,6 +47,9 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 
 LEAST_SAMPLES = 10
 """Of steps without a profiler: fewer do not tell which line has most of the time."""
+
+UNANIMOUS = 4
+"""Samples that are enough where all of them are of one line."""
 
 HALF = 0.5
 KNOWN_SHARE = 0.2
@@ -75,6 +79,8 @@ class HostLine(Struct, frozen=True, kw_only=True):
     """Its function holds the step or the loop."""
     direct: bool = True
     """``name`` is the site's own function, or called by its line: no library's function stands between."""
+    calls: str = ""
+    """The function that the line calls in most of the time, where that is known."""
     inner: tuple[HostLine, ...] = ()
     """What the line starts, where it has most of the time and does nothing itself."""
 
@@ -89,7 +95,8 @@ class HostLines(Struct, frozen=True, kw_only=True):
 
     lines: tuple[HostLine, ...]
     source: str
-    """``recorded`` or ``nothing`` of the time itself, ``free`` of steps without a profiler, ``detail`` of that pass."""
+    """``recorded`` or ``nothing`` (of most of it) in the time itself, ``few``: too few samples in it tell; ``free`` of
+    steps without a profiler, ``detail`` of that pass."""
 
     def kind(self) -> FrameKind:
         """The kind of frame with most of the time; ``UNKNOWN`` where none has half of it."""
@@ -142,7 +149,7 @@ def host_lines(trace: Trace, cause: Cause, spans: Intervals, account: StepAccoun
             lines = tuple(_recorded_line(trace.detail, item, detailed, timed=False) for item in detailed)
             return HostLines(lines=lines, source="detail")
     lines = tuple(_recorded_line(trace, item, work, timed=True) for item in work)
-    return HostLines(lines=lines, source="recorded" if told else "nothing")
+    return HostLines(lines=lines, source="few" if few else "recorded" if 2 * told >= whole else "nothing")
 
 
 # From stacks sampled in steps without a profiler.
@@ -162,11 +169,11 @@ def _free_lines(trace: Trace, cause: Cause, share_of_step: float) -> tuple[HostL
         inner = inner_calls(trace, line) if not number and not line.direct and line.share > HALF else ()
         parts = tuple(_free_line(trace, part, explained) for part in inner)
         lines.append(_free_line(trace, line, explained, inner=parts))
-    if cause == "other_host" and explained < 1:
+    if cause == "other_host" and explained < 1 and framework(trace) != "jax":
         rest = every[in_calls(trace, every) & ~np.isin(every, rows) & ~trace.fact(device_waits)[every]]
         lines += [_free_line(trace, line, 1 - explained) for line in sampled_lines(trace, rest)]
         rows = np.concatenate((rows, rest))
-    if len(rows) < LEAST_SAMPLES:
+    if len(rows) < LEAST_SAMPLES and not (len(rows) >= UNANIMOUS and len(lines) == 1):
         return ()
     return tuple(sorted(lines, key=lambda line: -line.share))
 
@@ -195,6 +202,7 @@ def _free_line(trace: Trace, line: SampledLine, scale: float, *, inner: tuple[Ho
         kind=_kind_of_samples(trace, np.array(line.rows, np.int64)),
         holds_step=(site.file, site.function) in trace.fact(step_functions),
         direct=line.direct,
+        calls=first_below(trace, np.array(line.rows, np.int64)),
         inner=inner,
     )
 
@@ -214,19 +222,24 @@ def _kind_of_samples(trace: Trace, rows: Int64) -> FrameKind:
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     time: dict[FrameKind, int] = defaultdict(int)
-    kinds, calls = shown_kinds(trace, rows).tolist(), in_calls(trace, rows).tolist()
+    kinds = shown_kinds(trace, rows).tolist()
     jax = framework(trace) == "jax"
     files, lasts = trace.rows["frames"]["file"], samples["lasts_ns"][rows].tolist()
-    for frame, number, in_call, ns in zip(samples["frame"][rows].tolist(), kinds, calls, lasts, strict=True):
+    for frame, number, ns in zip(samples["frame"][rows].tolist(), kinds, lasts, strict=True):
         kind = FrameKind(number)
         if jax and kind is FrameKind.USER and frame != MISSING and files[frame] == MISSING:
             text = known.texts[frame]
-            if in_call:
-                kind = FrameKind.COMPILED_CALL
-            elif text.partition(".")[0] not in _KNOWN_MODULES and not hasattr(builtins, text):
+            if text.partition(".")[0] not in _KNOWN_MODULES and not hasattr(builtins, text):
                 kind = FrameKind.UNKNOWN
         time[kind] += ns
     return max(time, key=lambda kind: time[kind], default=FrameKind.UNKNOWN)
+
+
+_OF_STEPS = [FrameKind.AUTOGRAD, FrameKind.OPTIMIZER, FrameKind.COMPILED_CALL, FrameKind.DEVICE_WAIT]
+"""What a step does and the helpers that it calls seldom do."""
+
+LEAST_OF_STEPS = 3
+"""Samples: with fewer, all of the framework's frames tell where the step is."""
 
 
 def step_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
@@ -237,7 +250,9 @@ def step_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
     samples, known = trace.rows["samples"], trace.fact(stacks)
     rows = free_samples(trace, trace.fact(main_thread))
     kinds = shown_kinds(trace, rows)
-    works = in_calls(trace, rows) | trace.fact(device_waits)[rows] | np.isin(kinds, [*ENGINES, FrameKind.DEVICE_WAIT])
+    works = np.isin(kinds, _OF_STEPS)
+    if works.sum() < LEAST_OF_STEPS:
+        works = in_calls(trace, rows) | trace.fact(device_waits)[rows] | np.isin(kinds, list(ENGINES))
     parents, files = trace.rows["frames"]["parent"].tolist(), trace.rows["frames"]["file"].tolist()
     time: dict[tuple[str | None, str | None], int] = defaultdict(int)
     sites: dict[int, CallSite] = {}
@@ -285,6 +300,8 @@ def kind_of_slice(trace: Trace, row: int) -> FrameKind:
     if row == MISSING:
         return FrameKind.UNKNOWN
     slices, kind = trace.rows["slices"], FrameKind.UNKNOWN
+    if np.isin(slices["name"][row], trace.rows["steps"]["name"]):
+        return kind  # a step's own span says nothing
     for ancestor in reversed(list(lineage(trace, row))):
         text = trace.text(int(slices["name"][ancestor]))
         own, is_python = frame_kind(text), slices["kind"][ancestor] == SliceKind.PYTHON

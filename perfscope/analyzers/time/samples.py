@@ -57,13 +57,15 @@ def stacks(trace: Trace) -> Stacks:
     user, loader = np.full(count, MISSING, np.int64), np.zeros(count, bool)
     best, framework = np.full(count, int(Owner.FRAMEWORK), np.int64), np.zeros(count, bool)
     kinds: list[FrameKind] = []
-    texts = []
+    texts, jitted = [], trace.fact(jitted_functions)
     columns = (frames[name].tolist() for name in ("file", "line", "name", "parent"))
     for row, (file, line, name, parent) in enumerate(zip(*columns, strict=True)):
         path, function = trace.text(file), trace.text(name)
         texts.append(f"{path}({line}): {function.rpartition('.')[2]}" if path else function)
         above = parent if parent != MISSING and parent < row else MISSING
         own, outer = frame_kind(texts[-1]), kinds[above] if above != MISSING else FrameKind.UNKNOWN
+        if not path and function.rpartition(".")[2] in jitted:
+            own = FrameKind.COMPILED_CALL
         kinds.append(kind_below(outer, own, is_python=bool(path)))
         loader[row] = (above != MISSING and loader[above]) or own is FrameKind.LOADER
         owner = owner_of(path) if path else Owner.FRAMEWORK
@@ -77,6 +79,12 @@ def stacks(trace: Trace) -> Stacks:
     return Stacks(
         user=user, texts=tuple(texts), in_framework=framework, in_loader=loader, kinds=np.array(kinds, np.int64)
     )
+
+
+def jitted_functions(trace: Trace) -> frozenset[str]:
+    """Names of functions that JAX compiled and that ran in the recording."""
+    modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code != MISSING}
+    return frozenset(name.removeprefix("jit_") for name in modules if name.startswith("jit_"))
 
 
 def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None = None) -> CallSite:
@@ -253,10 +261,7 @@ def free_samples(trace: Trace, thread: int) -> Int64:
 def in_calls(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     """Of rows of ``samples``: the innermost line is a framework's own, or calls a function that JAX compiled."""
     known, frame = trace.fact(stacks), trace.rows["samples"]["frame"][rows]
-    modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code != MISSING}
-    jitted = {name.removeprefix("jit_") for name in modules if name.startswith("jit_")}
-    calls_jitted = np.array([known.texts[row].rpartition(".")[2] in jitted for row in frame.tolist()], bool)
-    return np.asarray((frame != MISSING) & (calls_jitted | known.in_framework[frame]), bool)
+    return np.asarray((frame != MISSING) & known.in_framework[frame], bool)
 
 
 def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
@@ -272,6 +277,17 @@ def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     of_ops = np.array([(sites[row].file, sites[row].line) in calls_ops for row in frame.tolist()], bool)
     outside = (frame != MISSING) & ~of_ops & ~known.in_loader[frame] & ~in_calls(trace, rows)
     return np.asarray(outside & ~trace.fact(device_waits)[rows], bool)
+
+
+def first_below(trace: Trace, rows: Int64) -> str:
+    """The function that the user's line calls in most of the time of ``rows`` of ``samples``; ``''``: none is known."""
+    time: dict[str, int] = defaultdict(int)
+    known = trace.fact(stacks)
+    for row in rows.tolist():
+        below = _below_user(trace, row)
+        text = known.texts[below[0]] if below else ""
+        time[text.rpartition("): ")[2]] += int(trace.rows["samples"]["lasts_ns"][row])
+    return max(time, key=lambda name: time[name], default="")
 
 
 class SampledLine(Struct, frozen=True, kw_only=True):

@@ -31,6 +31,9 @@ NEARLY_ALL = 0.9
 ONLY_THERE = 10.0
 """Times its share in other steps that a call has in slow ones to be work of their own."""
 
+LEAST_SHARE = 0.1
+"""Of the time of all steps: below it the longer steps of a busy machine may be the cause."""
+
 LEAST_STEPS = 10
 """Without a profiler: the median of fewer does not tell which of them are slow."""
 

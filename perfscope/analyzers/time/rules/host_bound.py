@@ -12,11 +12,12 @@ the line of the sampled stacks in it (`perfscope run`); where the timed steps ha
 sampled in other steps, or to the functions of the detail pass. Of a JAX program most of it may be the framework's own
 work for each call of a compiled function, which is named as that. A thread that sleeps or waits shows by its processor
 time; one that waits for the interpreter's lock shows where another thread of the program works in Python meanwhile, and
-is a finding of its own that names that thread and its line. What only some steps do is judged by `slow_steps`. Without
-an accelerator in the recording the main thread's time outside every op and data loader is judged, if every step has it:
-on an accelerator it would be idle time unless the device is still busy then. What the host waited for a core
-(`perfscope run` on Linux) is a cause of its own and no work; work that is less than half of it is not named. All of it
-is measured; the saving is an upper bound.
+is a finding of its own that names that thread and its line. What only some steps do is judged by `slow_steps`; where
+that is silent, saving in some of the traced steps is judged here, as its frames leave no doubt. Without an accelerator
+in the recording the main thread's time outside every op and data loader is judged, if most steps have it: on an
+accelerator it would be idle time unless the device is still busy then. What the host waited for a core (`perfscope run`
+on Linux) is a cause of its own and no work; work that is less than half of it is not named. All of it is measured; the
+saving is an upper bound.
 
 Fix: it depends on what the frame with most of the time is. Work of the program's own moves out of the loop (done once,
 before), to another process (`DataLoader(num_workers=...)`), or to a thread that runs while the device computes. The
@@ -43,6 +44,8 @@ from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
 from perfscope.analyzers.time.host_lines import HALF, HostLine, HostLines, host_lines
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import lock_wait, sampled_site, stacks
+from perfscope.analyzers.time.slow_steps import LEAST_SHARE as SLOW_SHARE
+from perfscope.analyzers.time.slow_steps import slow_steps
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
@@ -55,7 +58,7 @@ LEAST_SHARE = HIGH_SHARE
 """Of the step, all of the host's work together: a twentieth is what teams schedule a task for."""
 
 LEAST_SHARE_ON_HOST = 0.1
-"""Of every step, where no accelerator is in the recording: below it other processes of the machine may be the cause."""
+"""Of most steps, where no accelerator is in the recording: below it other processes of the machine may be the cause."""
 
 PART_SHARE = MEDIUM_SHARE
 """Of the step, and of half of the steps where no accelerator is in the recording: a kind of work with less gets no
@@ -101,7 +104,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         if cause in doubtful:
             continue
         rare = account.device == MISSING and median(account.shares([cause])) < PART_SHARE
-        if total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare:
+        often = total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare
+        if often or (cause == "saving" and _saves_at_times(trace, account)):
             work = _work(trace, account, cause)
             key = (work.subject, work.line.site.where().label())
             works[key] = work if key not in works else works[key].merged(work)
@@ -118,8 +122,18 @@ def check(trace: Trace) -> Iterable[Finding]:
 def keeps_idle(account: StepAccount) -> bool:
     """Whether the host's own work is enough of the step to be named."""
     if account.device == MISSING:
-        return min(account.shares(_CAUSES), default=0.0) >= LEAST_SHARE_ON_HOST
+        shares = account.shares(_CAUSES)
+        return bool(len(shares)) and median(shares) >= LEAST_SHARE_ON_HOST
     return _host_ns(account) >= LEAST_SHARE * account.whole_ns
+
+
+def _saves_at_times(trace: Trace, account: StepAccount) -> bool:
+    """Whether saving takes much of the traced steps together, and no finding of `slow_steps` has it."""
+    if account.total_ns["saving"] < LEAST_SHARE_ON_HOST * account.whole_ns:
+        return False
+    slow = trace.fact(slow_steps)
+    saves = (FrameKind.LOGGING, FrameKind.CHECKPOINT)
+    return slow is None or slow.share < SLOW_SHARE or not any(call.kind in saves for call in slow.calls)
 
 
 def _host_ns(account: StepAccount) -> int:
@@ -174,6 +188,8 @@ def _named(lines: HostLines, line: HostLine) -> str:
         return "" if line.name == NOT_RECORDED else _without_address(line.name)
     function = line.site.function
     if function in (None, "<module>") or line.holds_step:
+        if line.calls and line.kind in (FrameKind.USER, FrameKind.LIBRARY, *WAITS):
+            return _without_address(line.calls)
         if not line.direct:
             return ""
         calls = line.name if "): " not in line.name else line.name.rpartition("): ")[2]
@@ -224,6 +240,8 @@ def _advice(trace: Trace, work: _Work) -> str:
     """The fix for the kind of frame with most of the time; ``""`` where none is known."""
     where, line = trace.fact(situation), work.line
     nnx = len(trace.rows["samples"]) > 0 and any("flax/nnx/" in text for text in trace.fact(stacks).texts)
+    if work.lines.source in ("nothing", "few"):
+        return ""
     fix = frame_fix(work.kind, where, flax_nnx=nnx)
     if fix or work.kind not in (FrameKind.USER, FrameKind.LIBRARY) or not line.is_users or line.site.running:
         return fix
@@ -253,6 +271,7 @@ def _listed(shares: Sequence[tuple[str, float]]) -> str:
 _SOURCES = {
     "recorded": "",
     "nothing": "",
+    "few": "",
     "free": " The lines are those of sampled stacks of steps without a profiler, by their shares there.",
     "detail": " The functions are those of the detail pass, by their shares of the time there.",
 }
@@ -265,6 +284,10 @@ def _record(work: _Work) -> str:
         return (
             "The recording has no Python functions there. Record with `perfscope run`, or with Python stacks "
             "(`with_stack=True`), to see which they are."
+        )
+    if work.lines.source == "few":
+        return (
+            "Run longer, or trace more steps (`perfscope run --steps A:B`): too few stacks were sampled there to tell."
         )
     if work.kind is FrameKind.COLLECTIVE:
         return "Record all ranks and analyze them together: the rank that comes late shows there."

@@ -52,7 +52,7 @@ from perfscope.analyzers.ops import spans_of_ops, spans_within
 from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces, step_accounts, worst_device
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.fixes import read_fix, situation
-from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
+from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind, package_of
 from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
 from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, outermost, slice_name, worst_spans
@@ -83,6 +83,10 @@ EVERY = 0.5
 """Of the steps that read anything: a line that reads in fewer of them is an occasional log, not a habit."""
 
 
+_INSIDE_LIBRARY = (
+    "The read is inside `{package}`, not in a line of yours: turn off the option of it that reads or checks values in "
+    "each step."
+)
 _LIBRARY_ADVICE = (
     "The read is inside `{package}`, not in your line: turn off the option of it that waits for results or checks "
     "them, or call `jax.jit` in its place."
@@ -145,6 +149,13 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
         evidence=tuple(rows[:MOST_ROWS]),
         spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
     )
+
+
+def _fix_at(trace: Trace, kind: str, file: str | None) -> str:
+    """The fix for a read at a line; where the line is a library's, no line of the program can be changed."""
+    if file is not None and frame_kind(f"{file}(1): f") not in (FrameKind.USER, FrameKind.UNKNOWN):
+        return _INSIDE_LIBRARY.format(package=package_of(file))
+    return read_fix(kind, trace.fact(situation))
 
 
 def _read_fix(trace: Trace, calls: Sequence[str]) -> str:
@@ -323,7 +334,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         detail=detail,
         **timed_cost(trace, line.idle_ns, whole),
         covers_ns={"sync": line.idle_ns},
-        advice=read_fix(line.kind(), trace.fact(situation)),
+        advice=_fix_at(trace, line.kind(), line.site.file),
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (line, *harmless[: MOST_ROWS - 1])),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
@@ -402,7 +413,7 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
         detail="An accelerator's queue would run dry there." + late,
         severity=severity,
         basis="structural",
-        advice=read_fix(kind, trace.fact(situation)),
+        advice=_fix_at(trace, kind, first.file),
         where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
         evidence=tuple(
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}

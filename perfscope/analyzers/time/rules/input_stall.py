@@ -25,6 +25,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 
 import numpy as np
 from msgspec import Struct
@@ -43,7 +44,8 @@ from perfscope.analyzers.time.samples import (
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, outermost, union_of, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
-from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where, fit_title
+from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns
@@ -176,7 +178,7 @@ def _finding(
     ]
     return Finding(
         subject=name,
-        title=f"{who} waits for the next batch: {len(rows):,} fetch{'es' if len(rows) > 1 else ''}",
+        title=_title(who, len(rows), work),
         detail="" if work is None else f"{_slowest(work)}. {_workers_needed(work, cost, whole)}".strip(),
         **timed_cost(trace, cost, whole),
         covers_ns={"input": cost},
@@ -186,6 +188,16 @@ def _finding(
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
         removes=(Removed(table="slices", rows=rows),),
     )
+
+
+def _title(who: str, fetches: int, work: InputWork | None) -> str:
+    """With the function that takes most of the time of a batch, where the program has it."""
+    if work is not None:
+        function, share, line = work.function()
+        if line.site.file is not None and owner_of(line.site.file) is Owner.USER:
+            place = Where(file=PurePath(line.site.file).name, line=line.site.line).label()
+            return fit_title(f"{who} waits for the next batch: {function}, {place}, takes {share:.0%} of it", function)
+    return f"{who} waits for the next batch: {fetches:,} fetch{'es' if fetches > 1 else ''}"
 
 
 # What makes the batch, and whether more workers would hide it: from sampled stacks.

@@ -37,11 +37,15 @@ from perfscope.analyzers.time.account import (
     time_of_cause,
 )
 from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, launch_delays, ops_of_calls
+from perfscope.analyzers.time.fixes import move, situation
+from perfscope.analyzers.time.frame_kinds import FrameKind
+from perfscope.analyzers.time.host_lines import HALF, HostLine, host_lines
 from perfscope.analyzers.time.records import host_records, launched_records
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.model.intervals import Intervals
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns
 
@@ -69,10 +73,7 @@ _CUDA_ADVICE = (
     "Launch less often: capture what repeats in a CUDA graph (`cudaStreamBeginCapture`, `cudaGraphLaunch`), and merge "
     "small kernels."
 )
-_HOST_ADVICE = (
-    "Give each op more work: larger batches, and `torch.compile(model)`, which merges small ops. "
-    "Move Python out of the step."
-)
+_HOST_ADVICE = "Give each op more work: larger batches, and `torch.compile(model)`, which merges small ops."
 _KEEP_SHAPES = (
     "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. Keep shapes "
     "stable and warm up with the largest batch, so that the caching allocator keeps the memory it has."
@@ -120,16 +121,32 @@ def _on_host(trace: Trace) -> Iterator[Finding]:
         return
     gaps = time_of_cause(trace, account, "launch")
     cost, count = account.total_ns["launch"], len(gaps.starts)
+    line, own = _own_line(trace, gaps, account)
+    advice = _JAX_ADVICE if framework(trace) == "jax" else _HOST_ADVICE
     yield Finding(
         subject="between ops",
         title=f"the host is between ops most of the time: {count:,} gaps, {format_ns(cost // count)} on average",
         detail="Python and the framework take longer than the ops. The profiler's own time for each op is in it.",
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"launch": cost},
-        advice=_JAX_ADVICE if framework(trace) == "jax" else _HOST_ADVICE,
+        advice=own or advice,
+        where=NOWHERE if line is None else line.site.where(),
         spans=worst_spans(gaps.starts, gaps.ends, gaps.ends - gaps.starts),
         removes=(removed_time(gaps),),
     )
+
+
+def _own_line(trace: Trace, gaps: Intervals, account: StepAccount) -> tuple[HostLine | None, str]:
+    """The line of the program with most of the time between ops, and what to do about it, where its own work has it."""
+    found = host_lines(trace, "other_host", gaps, account)
+    if not found.lines or found.kind() is not FrameKind.USER or found.source not in ("free", "recorded"):
+        return None, ""
+    line, share = found.best()
+    if share <= HALF or not line.is_users or line.site.running:
+        return None, ""
+    inside = line.holds_step or line.site.function in (None, "<module>")
+    what = f"the work at {line.site.where().label()}" if inside else f"`{line.site.function}`"
+    return line, move(what, trace.fact(situation))
 
 
 def _late_ns(account: StepAccount) -> int:

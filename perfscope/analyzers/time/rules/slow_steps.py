@@ -24,15 +24,20 @@ from perfscope.analyzers.time.fixes import frame_fix, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import sampled_site
-from perfscope.analyzers.time.slow_steps import LEAST_STEPS, OwnCall, SlowSteps, frame_owners, frame_text, slow_steps
+from perfscope.analyzers.time.slow_steps import (
+    LEAST_SHARE,
+    LEAST_STEPS,
+    OwnCall,
+    SlowSteps,
+    frame_owners,
+    frame_text,
+    slow_steps,
+)
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_title
 from perfscope.model.frames import Owner
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
-
-LEAST_SHARE = 0.1
-"""Of the time of all steps: below it the longer steps of a busy machine may be the cause."""
 
 LEAST_SLOW = 2
 """Steps: one may be the end of the program."""

@@ -11,6 +11,9 @@ with work already launched: the device waited for another stream, an event, or i
 waits of over 1 ms, for work that is not recorded. *Unexplained* is idle time that ends with work whose launch is not in
 the recording, or that has no recorded host activity beside it.
 
+Time that ends with unrecorded work, or that has no recorded cause, says nothing of the program: it is no finding with a
+saving, but stands under *Record it better*.
+
 Fix: the rows say where to look. For launch overhead of a few percent `torch.compile(mode="reduce-overhead")` or CUDA
 graphs; for dependency fewer streams and events, or larger kernels; for unexplained time record more: runtime calls
 (`activities=[CPU, CUDA]`), Python stacks (`with_stack=True`), a window that begins before the first launch.
@@ -23,7 +26,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, step_accounts
+from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.cores import doubtful_causes
+from perfscope.analyzers.time.fixes import cause_fix, situation
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
@@ -31,6 +36,7 @@ from perfscope.model.finding import AbstainError, Finding, Scope, covered_ns
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
+from perfscope.model.units import format_share
 
 LAST = True
 
@@ -56,42 +62,27 @@ _WORDS: dict[Cause, str] = {
 }
 
 
-_FIXES: dict[Cause, str] = {
-    "exposed_communication": "Start collectives earlier, so that independent work runs beside them.",
-    "exposed_copy": "Start copies earlier, from pinned memory and on a stream of their own.",
-    "sync": "Read results on the host less often, or after the next step is launched.",
-    "input": "Fetch the next batch while the step runs.",
-    "launch": "Launch less often: larger batches, `torch.compile`, or a `torch.cuda.CUDAGraph` around the step.",
-    "memory": "Keep shapes stable, so that the caching allocator keeps the memory it has.",
-    "collective_setup": "Make the process groups and run a collective of each before the loop.",
-    "other_host": "Do less on the host within the step, or do it in another process or thread.",
-    "garbage_collection": "Call `gc.freeze()` after the warm-up, and collect every N steps at most.",
-    "sleeping": "Take the wait for a lock, a queue or a thread out of the step.",
-    "saving": "Log every N steps, and save asynchronously.",
-    "compilation": "Warm up before measuring, and keep shapes stable.",
-    "dependency": "Fuse kernels that follow each other, or run independent work on another stream.",
-    "unexplained": "Record the step again with `perfscope run`, which links device work to the host's calls.",
-}
-_JAX_FIXES: dict[Cause, str] = {
-    "launch": "Launch less often: put the step in one `jax.jit`, and several steps in one `jax.lax.scan`.",
-    "memory": "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`).",
-    "dependency": "Put the whole step in one `jax.jit`, so that XLA fuses what follows each other.",
-}
-"""Where it differs, for programs that XLA compiled."""
-
 UNRECORDED_NS = 1_000_000
 """Longer than any front end takes: a device that has work queued and runs nothing recorded meanwhile."""
 _UNRECORDED = "waiting for work that is not recorded"
 _RECORD_IT = (
-    "Call `torch.cuda.synchronize()` before the recording begins. The device has work queued and runs nothing that is "
-    "recorded: what was launched before, work of another process, or it waits for an event of another device."
+    "{wait} before the recording begins. The device has work queued and runs nothing that is recorded: what was "
+    "launched before, work of another process, or it waits for an event of another device."
 )
+_WAITS: dict[Framework, str] = {
+    "torch": "Call `torch.cuda.synchronize()`",
+    "jax": "Call `jax.block_until_ready(...)` on the results of the step",
+    "none": "Wait for the device (`cudaDeviceSynchronize()`)",
+}
+_LINKED = "Record the step again with `perfscope run`, which links device work to the host's calls."
+_STACKS = "Record with `perfscope run`, or with Python stacks (`with_stack=True`), to see which lines run there."
 
 
-def _fix(cause: Cause, *, compiled: bool) -> str:
-    """What to do about most of the time. ``compiled``: by XLA."""
-    fix = _JAX_FIXES.get(cause, _FIXES[cause]) if compiled else _FIXES[cause]
-    return f"{fix} The evidence has the other causes."
+def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
+    """What to do about most of the time, and which recording would tell more; one of them may be empty."""
+    where = trace.fact(situation)
+    fix = "" if on_host and cause == "sync" else cause_fix(cause, where)
+    return (f"{fix} The evidence has the other causes.", "") if fix else ("", _STACKS)
 
 
 def examined(trace: Trace) -> Scope:
@@ -121,16 +112,22 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     spans = merge(*(parts[cause] for cause in causes if cause in parts))
     ordered = sorted(((cause, round(ns * cost / whole)) for cause, ns in causes.items()), key=lambda item: -item[1])
     first = ordered[0][0]
-    most, advice = _WORDS.get(first, first), _fix(first, compiled=bool(len(trace.rows["hlo_ops"])))
-    if first == "dependency" and account.device != MISSING and _unrecorded(parts[first]):
-        most, advice = _UNRECORDED, _RECORD_IT
-    whose = "main thread" if account.device == MISSING else "device"
+    on_host = account.device == MISSING
+    whose = "main thread" if on_host else "device"
+    unrecorded = first == "dependency" and not on_host and _unrecorded(parts[first])
+    if unrecorded or first == "unexplained":
+        most = _UNRECORDED if unrecorded else "without a recorded cause"
+        record = _RECORD_IT.format(wait=_WAITS[framework(trace)]) if unrecorded else _LINKED
+        yield _of_recording(f"{whose} idles {format_share(cost, account.whole_ns)} of the step: mostly {most}", record)
+        return
+    most, (advice, record) = _WORDS.get(first, first), _advice(trace, first, on_host=on_host)
     yield Finding(
         subject="time without a finding",
         title=f"{whose} does not compute: mostly {most}",
         detail="No other finding covers this time.",
         **timed_cost(trace, cost, account.whole_ns),
         advice=advice,
+        record=record,
         covers_ns=dict(ordered),
         evidence=tuple(
             {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}
@@ -138,6 +135,19 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         ),
         spans=worst_spans(spans.starts, spans.ends, np.asarray(spans.ends - spans.starts)),
         removes=() if set(causes) & set(BUSY) else (removed_time(spans),),
+    )
+
+
+def _of_recording(title: str, record: str) -> Finding:
+    """Time of which only another recording can tell the cause: nothing in the program is known to be at fault."""
+    return Finding(
+        subject="time without a recorded cause",
+        title=title,
+        severity="low",
+        basis="measured",
+        advice="",
+        about="recording",
+        record=record,
     )
 
 

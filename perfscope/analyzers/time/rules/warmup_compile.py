@@ -11,6 +11,9 @@ explain is theirs: the cost is the rest, measured. The line is that of the recor
 samples of sampled stacks. Steps in which the host compiles for more than a tenth of the step, and for more than half of
 the shortest step, are left out of all averages, unless all do.
 
+Where only the first recorded steps compile, the program does so once and there is nothing to change in it: then the
+recording began too early, and that stands under *Record it better*.
+
 Fix: warm up before the measurement (`perfscope run` skips the first steps; with your own profiler use
 `schedule(wait, warmup, active)`). Keep shapes stable or pad them to few sizes, `torch.compile(dynamic=True)`, and
 persist the caches between runs (`TORCHINDUCTOR_CACHE_DIR`, `jax.config.update("jax_compilation_cache_dir", ...)`).
@@ -21,7 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perfscope.analyzers.time.account import step_accounts, time_of_cause
+from msgspec.structs import replace
+
+from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.host_activity import (
     HostActivity,
     HostWork,
@@ -72,7 +78,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     if account.cold:  # other steps have none of it
         timed["cost_ns_per_step"] = None
         once = Once(times=len(account.cold), steps=steps_known(trace), last_step=max(account.cold))
-    yield Finding(
+    finding = Finding(
         subject="compilation in measured steps",
         title="code is compiled or loaded within the steps"
         + (f": {len(account.cold):,} cold step{'s' if len(account.cold) > 1 else ''}" if account.cold else ""),
@@ -80,12 +86,35 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         **timed,
         once=once,
         covers_ns={"compilation": whole},  # beside what others explain, as the largest of several rules counts
-        advice="Warm up before measuring, keep shapes stable, and keep the compile caches between runs.",
+        advice="Warm up with every shape before the loop, keep shapes stable, and keep the compile caches between runs.",
         where=_site(trace, spans, work).where(),
         evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
         removes=(removed_time(spans),),
     )
+    if _only_at_first(account):
+        finding = replace(
+            finding, about="recording", record=_LATER[framework(trace)], advice="", severity="low", cost_ns=None,
+            cost_ns_per_step=None, removes=(), once=None,
+        )  # fmt: skip
+    yield finding
+
+
+_LATER: dict[Framework, str] = {
+    "torch": "Record later steps: `perfscope run` skips the first ones, `torch.profiler.schedule(wait=1, warmup=1, "
+    "active=3)` does, too.",
+    "jax": "Record later steps: `perfscope run` skips the first ones; or call the step before "
+    "`jax.profiler.start_trace`.",
+    "none": "Record later steps, when all code is loaded.",
+}
+
+
+def _only_at_first(account: StepAccount) -> bool:
+    """Whether only the first recorded steps compile: the program does so once, and the recording has it by chance."""
+    if not account.cold or len(account.cold) >= len(account.numbers):
+        return False
+    warm = [number for number in account.numbers if number not in account.cold]
+    return max(account.cold) < min(warm)
 
 
 def _detail(cold: Sequence[int], explained: int) -> str:
