@@ -14,13 +14,13 @@ from tests.build import EVERYTHING, TraceBuilder
 RULE = load_rule("warmup_compile")
 
 
-def _steps(compile_us: float, *, call: str | None = None) -> TraceBuilder:
-    """Two steps of 10 ms; in the first the host compiles before it launches."""
+def _steps(compile_us: float, *, call: str | None = None, cold: int = 0) -> TraceBuilder:
+    """Two steps of 10 ms; in the one of number ``cold`` the host compiles before it launches."""
     b = TraceBuilder()
     for number in range(2):
         begin = 10_000 * number
         b.step(number, begin, begin + 10_000)
-        spent = compile_us if number == 0 else 0
+        spent = compile_us if number == cold else 0
         if spent and call is None:
             b.annotation("compile_inner (dynamo_timed)", begin, begin + spent)
         elif spent and call is not None:
@@ -30,10 +30,18 @@ def _steps(compile_us: float, *, call: str | None = None) -> TraceBuilder:
 
 
 def test_a_step_that_compiles_is_named() -> None:
-    (finding,) = judge(RULE, _steps(6_000).build()).findings
+    (finding,) = judge(RULE, _steps(6_000, cold=1).build()).findings
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (6_000_000, None, "measured")
-    assert "step 0" in finding.detail
+    assert (finding.about, finding.record) == ("program", "")
+    assert "step 1" in finding.detail
     assert finding.evidence[0]["host_was_in"] == "compile_inner (dynamo_timed)"
+
+
+def test_what_only_the_first_recorded_step_compiles_is_a_fault_of_the_recording() -> None:
+    (finding,) = judge(RULE, _steps(6_000).build()).findings
+    assert (finding.about, finding.advice, finding.cost_ns) == ("recording", "", None)
+    assert "schedule" in finding.record
+    assert finding.covers_ns == {"compilation": 6_000_000}, "the time is explained all the same"
 
 
 def test_it_is_left_out_of_averages() -> None:
@@ -61,7 +69,7 @@ def test_the_threshold_is_a_twentieth_of_the_steps() -> None:
 
 
 def test_what_another_finding_explains_is_not_said_twice() -> None:
-    trace = _steps(6_000).build()
+    trace = _steps(6_000, cold=1).build()
     covers = {"compilation": 5_500_000}
     again = Finding(subject="f", title="f", advice="fix", severity="high", basis="measured", covers_ns=covers)
     assert RULE.rest is not None
