@@ -86,7 +86,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         **timed,
         once=once,
         covers_ns={"compilation": whole},  # beside what others explain, as the largest of several rules counts
-        advice="Warm up with every shape before the loop, keep shapes stable, and keep the compile caches between runs.",
+        advice="Warm up with every shape before the loop, keep shapes stable, and keep compile caches between runs.",
         where=_site(trace, spans, work).where(),
         evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),
         spans=worst_spans(spans.starts, spans.ends, spans.ends - spans.starts),
