@@ -5,7 +5,7 @@ import os
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 stages, microbatches, batch, width = 4, 4, 64, 160
 mesh = jax.make_mesh((stages,), ("pipe",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -39,8 +39,10 @@ def train_step(weights, inputs):
     return weights - 0.01 * grads, loss
 
 
-weights = jax.random.normal(jax.random.key(0), (stages, width, width)) * 0.05
-inputs = jax.random.normal(jax.random.key(1), (microbatches, batch, width))
+weights = jax.device_put(
+    jax.random.normal(jax.random.key(0), (stages, width, width)) * 0.05, NamedSharding(mesh, P("pipe"))
+)
+inputs = jax.device_put(jax.random.normal(jax.random.key(1), (microbatches, batch, width)), NamedSharding(mesh, P()))
 for _ in range(20):
     weights, loss = train_step(weights, inputs)
 print(f"{float(loss):.4f}")

@@ -8,7 +8,10 @@ width, depth = 1024, 3
 
 def init(key):
     weights = [jax.random.normal(k, (width, width)) * 0.02 for k in jax.random.split(key, depth)]
-    return {"weights": [w.astype(jnp.bfloat16) for w in weights], "position": jnp.sin(jnp.arange(width) / 50.0)}
+    return {
+        "weights": [w.astype(jnp.bfloat16) for w in weights],
+        "position": jnp.sin(jnp.arange(width, dtype=jnp.float32) / 50.0),
+    }
 
 
 def loss_of(params, x):
