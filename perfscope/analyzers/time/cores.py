@@ -215,22 +215,24 @@ HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_boun
 """Rules whose costs are time of the host."""
 
 STARVED = 0.5
-"""Of the time without a core: own work of the host with less than that may be what the waiting left behind it (cold
-caches, a queue that ran empty), and is not named."""
+"""Own work of the host that is less than half of the time without a core, and less than half of the rest of the step,
+may be what the waiting left behind it (cold caches, a queue that ran empty), and is not named."""
 
 
 def doubtful_causes(total_ns: Mapping[Any, int], whole_ns: int) -> frozenset[str]:
-    """Causes of an account that are small beside what the host waited for a core; none on a free machine.
+    """Causes of an account that the time without a core may have made; none on a free machine.
 
-    A thread that sleeps needs no core: that time is known in any case.
+    A thread that sleeps needs no core, and garbage collection and saving are known by their functions: no waiting
+    makes them.
     """
     waited = total_ns["core_wait"]
     if not waited or waited < BUSY_SHARE * whole_ns:
         return frozenset()
-    return frozenset(cause for cause in _OWN_WORK if 0 < total_ns[cause] < STARVED * waited)
+    least = STARVED * min(waited, whole_ns - waited)
+    return frozenset(cause for cause in _OWN_WORK if 0 < total_ns[cause] < least)
 
 
-_OWN_WORK = ("input", "launch", "memory", "collective_setup", "garbage_collection", "saving", "other_host")
+_OWN_WORK = ("input", "launch", "memory", "collective_setup", "other_host")
 
 
 def with_busy_note(trace: Trace, rule: str, finding: Finding) -> Finding:

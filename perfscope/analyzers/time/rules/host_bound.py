@@ -114,8 +114,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     if doubtful and not works and not locked:
         waited = format_share(account.total_ns["core_wait"], account.whole_ns)
         raise AbstainError(
-            f"the host waited for a core {waited} of the step, and its own work is less than half of that: record "
-            "again while nothing else runs"
+            f"the host waited for a core {waited} of the step, and its own work is less than half of that and of "
+            "the rest: record again while nothing else runs"
         )
 
 
