@@ -31,6 +31,7 @@ from perfscope.analyzers.ranks import (
 from perfscope.analyzers.time import (
     account_windows,
     communication_in_steps,
+    device_doubts,
     device_times,
     exposed_communication,
     input_slices,
@@ -154,7 +155,7 @@ MOST_FRAMES = 20_000
 """Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
 
 _SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
-    span, device_times, step_windows, steps_work, account_windows, step_accounts, trace_memories,
+    span, device_times, step_windows, device_doubts, steps_work, account_windows, step_accounts, trace_memories,
 )  # fmt: skip
 _OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)

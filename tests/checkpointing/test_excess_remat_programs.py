@@ -23,6 +23,7 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import costs
 from perfscope.analyzers.hlo.program_device import judged_for
 from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time import device_doubts
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
 from perfscope.model.trace import RECORDED, Trace
@@ -333,7 +334,9 @@ def test_a_named_device_may_make_it_high():
 
 def test_measured_time_replaces_the_model():
     ops = [("first", 0, 5), ("again", 5, 20), ("out", 20, 22), ("first", 50, 55), ("again", 55, 60), ("out", 58, 60)]
-    finding = only_finding(recorded_trace(step_with_repeat(), ops=ops, steps=[(0, 50), (50, 100)]))
+    trace = recorded_trace(step_with_repeat(), ops=ops, steps=[(0, 50), (50, 100)])
+    trace.seed(device_doubts, ())  # two of them run side by side
+    finding = only_finding(trace)
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (18_000, 9_000, "measured")
     assert (finding.severity, "it takes 9.00 us per step" in finding.detail) == ("high", True)
     assert finding.evidence[0]["ns_a_kept_mib"] == 4_500

@@ -13,8 +13,8 @@ from perfscope.model.trace import Trace
 TIMED = (
     "slices", "calls", "kernels", "copies", "collectives", "hlo_ops", "memory", "steps", "sync_records", "counters",
 )  # fmt: skip
-NOT_ROWS = frozenset({"frame"})
-"""Columns that point into tables without a time, which an export leaves out."""
+NOT_ROWS = frozenset({"frame", "device_start_ns", "device_end_ns"})
+"""Columns that an export leaves out: what points into tables without a time, and marks of steps on devices."""
 
 
 def totals(trace: Trace) -> dict[str, Any]:

@@ -121,8 +121,8 @@ def test_the_parts_sum_to_the_exposed_time(
     late: list[list[int]], computing: list[tuple[int, int]], jitter: int
 ) -> None:
     def extra(build: TraceBuilder, rank: int) -> None:
-        for start, lasting in computing:
-            build.kernel("gemm", start + 100 * rank, start + lasting)
+        for stream, (start, lasting) in enumerate(computing, 20):
+            build.kernel("gemm", start + 100 * rank, start + lasting, stream=stream)
 
     for share in parts(rank_set(late, jitter_us=jitter, extra=extra)).values():
         assert min(share.late_ns, share.together_ns, share.core_ns, share.unclear_ns, share.unmatched_ns) >= 0

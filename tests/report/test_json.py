@@ -36,7 +36,7 @@ def test_content(schema: Draft202012Validator) -> None:
     assert list(held) == [
         "schema", "sources", "devices", "accounts", "hosts", "top_work", "large_parts", "hardware_counters",
         "generations", "numerics", "cores", "critical_paths", "what_ifs", "step_time", "steps", "windows", "outcomes",
-        "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "run",
+        "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "device_doubts", "run",
     ]  # fmt: skip
     assert held["sources"] == [
         {

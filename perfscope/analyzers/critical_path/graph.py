@@ -29,6 +29,7 @@ from perfscope.analyzers.time import (
     Windows,
     account_windows,
     blocking_calls,
+    device_doubts,
     profiler_syncs,
     waits_for_all_streams,
 )
@@ -133,6 +134,8 @@ def dependency_graph(trace: Trace) -> Graph | None:
     """The graph of all steps (of the capture where there are none); ``None`` where no host thread or device worked."""
     windows = trace.fact(account_windows)
     if not len(windows.starts) or windows.whole_ns <= 0 or not trace.recorded & RECORDING_WORK:
+        return None
+    if trace.fact(device_doubts):
         return None
     low, high = int(windows.starts.min()), int(windows.ends.max())
     lane = host_lane(trace, low, high, np.unique(np.concatenate((windows.starts, windows.ends))))

@@ -26,7 +26,7 @@ from perfscope.analyzers.ops.achieved import (
     utilization,
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
-from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, op_times, warm_windows
+from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, device_doubts, op_times, warm_windows
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -78,7 +78,12 @@ class TopWork(Struct, frozen=True, kw_only=True):
 
 
 def top_work(trace: Trace) -> TopWork | None:
-    """The costliest work in the steps; ``None`` where neither device work nor ops were recorded."""
+    """The costliest work in the steps; ``None`` where neither device work nor ops were recorded.
+
+    Also ``None`` where durations of kernels cannot be true.
+    """
+    if len(trace.rows["kernels"]) and any(doubt.work for doubt in trace.fact(device_doubts)):
+        return None
     windows = trace.fact(warm_windows)
     steps = union(windows.starts, windows.ends)
     tables = {name: _inside(trace, name, steps) for name in ("kernels", "copies")}

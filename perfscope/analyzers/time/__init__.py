@@ -29,6 +29,7 @@ from perfscope.analyzers.time.compiled_regions import (
 )
 from perfscope.analyzers.time.cores import CoreSummary, core_summary, core_wait_share, waits_of_steps, with_busy_note
 from perfscope.analyzers.time.debugging import DISTORTED, distortion
+from perfscope.analyzers.time.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
@@ -80,6 +81,7 @@ from perfscope.analyzers.time.spans import (
 )
 from perfscope.analyzers.time.step_time import trace_step_time
 from perfscope.analyzers.time.steps import (
+    device_doubts,
     late_span_ns,
     per_step,
     planned_cost,
@@ -105,6 +107,7 @@ __all__ = [
     "CallSite",
     "Cause",
     "CoreSummary",
+    "DeviceDoubt",
     "DeviceTime",
     "GapCause",
     "Gaps",
@@ -130,6 +133,7 @@ __all__ = [
     "covering_slices",
     "detail_row",
     "device_busy",
+    "device_doubts",
     "device_records",
     "device_times",
     "distortion",

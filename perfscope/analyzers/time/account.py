@@ -38,7 +38,7 @@ from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
 from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.spans import named_slices, spans_by_thread
-from perfscope.analyzers.time.steps import step_windows, steps_work
+from perfscope.analyzers.time.steps import device_doubts, step_windows, steps_work
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
     EMPTY,
@@ -166,10 +166,11 @@ def account_windows(trace: Trace) -> Windows:
 def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
     """Per row of ``devices`` that worked (``MISSING``: the host, where none did) the disjoint intervals of each cause.
 
-    They cover the time from the first window's begin to the last one's end without a hole.
+    They cover the time from the first window's begin to the last one's end without a hole. Empty where the device data
+    cannot be true.
     """
     windows = trace.fact(account_windows)
-    if not len(windows.starts) or windows.whole_ns <= 0:
+    if not len(windows.starts) or windows.whole_ns <= 0 or trace.fact(device_doubts):
         return {}
     low, high = int(windows.starts.min()), int(windows.ends.max())
     devices = [device.device for device in trace.fact(device_times) if device.busy_ns]

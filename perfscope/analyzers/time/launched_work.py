@@ -33,6 +33,8 @@ class LaunchedWork(Struct, frozen=True, kw_only=True):
     """Begin of the first work per step, in order of the steps; ``MISSING`` for a step without work."""
     ends: Int64
     """End of the last work per step; ``MISSING`` for a step without work."""
+    launched_ns: int
+    """Begin of the first launch in a step."""
 
 
 def launched_work(trace: Trace, starts: Int64, ends: Int64) -> LaunchedWork | None:
@@ -41,6 +43,7 @@ def launched_work(trace: Trace, starts: Int64, ends: Int64) -> LaunchedWork | No
     first = np.full(len(starts), np.iinfo(np.int64).max)
     last = np.full(len(starts), MISSING, np.int64)
     known_ns = whole_ns = 0
+    calls, launched = trace.rows["calls"], np.iinfo(np.int64).max
     for table in ("kernels", "copies"):
         work = trace.rows[table]
         step = _step_of(trace, table, starts, ends)
@@ -52,9 +55,16 @@ def launched_work(trace: Trace, starts: Int64, ends: Int64) -> LaunchedWork | No
         mine = np.flatnonzero((step >= 0) & (step < len(starts)))
         np.minimum.at(first, step[mine], work["start_ns"][mine])
         np.maximum.at(last, step[mine], work["end_ns"][mine])
+        by = work["call"][mine]
+        launched = min(launched, int(calls["start_ns"][by[by != MISSING]].min(initial=launched)))
     if not whole_ns or known_ns < LEAST_LINKED * whole_ns or not (last != MISSING).any():
         return None
-    return LaunchedWork(before_ns=before, begins=np.where(last == MISSING, MISSING, first), ends=last)
+    return LaunchedWork(
+        before_ns=before,
+        begins=np.where(last == MISSING, MISSING, first),
+        ends=last,
+        launched_ns=launched,
+    )
 
 
 def _step_of(trace: Trace, table: str, starts: Int64, ends: Int64) -> Int64:

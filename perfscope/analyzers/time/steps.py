@@ -9,6 +9,7 @@ from typing import TypedDict
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.time.device_doubts import DeviceDoubt, doubts_in
 from perfscope.analyzers.time.launched_work import launched_work
 from perfscope.analyzers.time.model_calls import model_calls
 from perfscope.analyzers.time.spans import named_slices
@@ -201,6 +202,13 @@ def steps_work(trace: Trace) -> StepsWork | None:
     return StepsWork(start_ns=start, end_ns=end, late=late, steps=_steps(trace, mine, start, end))
 
 
+def device_doubts(trace: Trace) -> tuple[DeviceDoubt, ...]:
+    """What in the device data cannot be true; nothing of it is judged then."""
+    windows = trace.fact(step_windows)
+    order = np.argsort(windows.starts, kind="stable")
+    return doubts_in(trace, windows.starts[order].astype(np.int64), windows.ends[order].astype(np.int64))
+
+
 def _launched(trace: Trace, windows: StepWindows) -> StepsWork | None:
     """By the calls that launched kernels and copies."""
     order = np.argsort(windows.starts, kind="stable")
@@ -210,7 +218,9 @@ def _launched(trace: Trace, windows: StepWindows) -> StepsWork | None:
         return None
     finishes = np.where(work.ends == MISSING, ends, work.ends)
     least = LEAST_LATE * int((ends - starts).sum())
-    late = bool(max(int(work.ends.max() - ends[-1]), int(work.before_ns - starts[0])) > least)
+    late = not trace.fact(device_doubts) and bool(
+        max(int(work.ends.max() - ends[-1]), int(work.before_ns - starts[0])) > least
+    )
     completed = np.maximum(finishes, ends)
     begins = np.maximum(starts, np.concatenate(([work.before_ns], np.maximum.accumulate(completed)[:-1])))
     completed = np.maximum(completed, begins)

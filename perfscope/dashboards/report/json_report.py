@@ -78,6 +78,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "estimate": analysis.estimate,
         "plans": analysis.plans,
         "settings": analysis.settings,
+        "device_doubts": [doubt.text for doubt in analysis.doubts],
         "run": analysis.run,
     }
     result: dict[str, Any] = sanitize_value(plain(parts, SHAPES))

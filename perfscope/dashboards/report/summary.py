@@ -139,6 +139,7 @@ def summarize(analysis: Analysis) -> Summary:
         read=read,
         facts=(
             *_failed(analysis),
+            *(doubt.text for doubt in analysis.doubts),
             *_part(analysis),
             *core_facts(analysis.cores),
             *_facts(analysis),
@@ -288,6 +289,8 @@ def _facts(analysis: Analysis) -> list[str]:
         )
     spans = sum(device.span_ns for device in analysis.devices)
     busy_words = busy_fact(analysis.warm_accounts)
+    if analysis.doubts and not analysis.accounts:
+        return said
     if busy_words and (analysis.devices or not analysis.programs.on_cpu):
         said.append(busy_words)
     elif spans:

@@ -65,7 +65,12 @@ class DeviceShare(Struct, frozen=True, kw_only=True):
 
 
 def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
-    """The rows of an analysis: over the steps where its account is known, else over each device's own span."""
+    """The rows of an analysis: over the steps where its account is known, else over each device's own span.
+
+    None where the device data cannot be true.
+    """
+    if analysis.doubts and not analysis.accounts:
+        return ()
     shares = [
         DeviceShare(
             rank=account.rank,
