@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
+from perfscope.analyzers.doubts import doubt_of, doubts_of
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
 from perfscope.analyzers.ops import CountedWork, TopWork, counted_work, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
-from perfscope.analyzers.registry import OF_IDLE_TIME, OF_WORK_TIME, chosen_rules, recorded_by
+from perfscope.analyzers.registry import chosen_rules, recorded_by
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
 from perfscope.analyzers.sections.memory import NO_MEMORY, MemorySection, memory_section
@@ -45,7 +46,6 @@ from perfscope.analyzers.time import (
     StepAccount,
     bounded,
     core_summary,
-    device_doubts,
     device_times,
     distortion,
     generation,
@@ -338,7 +338,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         cores=tuple(item.cores for item in examined if item.cores is not None),
         paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
-        doubts=_doubts_of(judged),
+        doubts=doubts_of(judged),
     )
 
 
@@ -366,7 +366,7 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
     if outcome.status == "abstained" or rule.compared is None:
         return _with_evidence(outcome)
     try:
-        scope = rule.compared([trace for trace in traces if _doubt(rule, trace) is None])
+        scope = rule.compared([trace for trace in traces if doubt_of(rule, trace) is None])
     except AbstainError:  # what each one alone shows stands
         return _with_evidence(outcome)
     except Exception as error:  # as in _checked
@@ -385,7 +385,7 @@ def _with_evidence(outcome: Outcome) -> Outcome:
 
 
 def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
-    traces = [trace for trace in traces if _doubt(rule, trace) is None]
+    traces = [trace for trace in traces if doubt_of(rule, trace) is None]
     if rule.compare is None or not traces:
         return outcome
     try:
@@ -407,31 +407,9 @@ def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Out
     return replace(outcome, status="flagged", findings=tuple(sorted((*kept, *findings), key=_cost_order)))
 
 
-def _doubt(rule: Rule, trace: Trace) -> DeviceDoubt | None:
-    """Why the rule cannot believe the device data of the trace; ``None`` where it can, or needs none."""
-    if rule.id not in OF_IDLE_TIME | OF_WORK_TIME and "device_work" not in rule.needs:
-        return None
-    doubts = trace.fact(device_doubts)
-    return next((doubt for doubt in doubts if doubt.work or rule.id not in OF_WORK_TIME), None)
-
-
-def _doubts_of(traces: Sequence[Trace]) -> tuple[DeviceDoubt, ...]:
-    """Each kind once, in the words of the first trace that has it; of several traces, how many have it."""
-    kinds: dict[str, list[DeviceDoubt]] = {}
-    for trace in traces:
-        for doubt in trace.fact(device_doubts):
-            kinds.setdefault(doubt.kind, []).append(doubt)
-    return tuple(
-        found[0]
-        if len(found) == len(traces)
-        else replace(found[0], text=f"{found[0].text} ({len(found)} of {len(traces)} sources)")
-        for found in kinds.values()
-    )
-
-
 def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = ()) -> Outcome:
     planned = rule.plan is not None and "torch_plan" in trace.recorded
-    if (doubt := _doubt(rule, trace)) is not None:
+    if (doubt := doubt_of(rule, trace)) is not None:
         return Outcome(rule=rule.id, status="abstained", reason=doubt.text)
     absent = [] if planned else [key for key in rule.needs if key not in trace.recorded]
     if "device_work" in absent:

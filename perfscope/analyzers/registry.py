@@ -101,18 +101,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 """Keys of ``perfscope.model.trace.RECORDED`` that a rule of ours needs; others say themselves what they lack."""
 
-OF_IDLE_TIME = frozenset({
-    "exposed_communication", "exposed_copy", "host_bound", "host_sync", "input_stall", "launch_bound", "pageable_copy",
-    "pipeline_bubble", "small_collectives", "small_kernels", "straggler", "unexplained_idle", "warmup_compile",
-})  # fmt: skip
-"""Rules that judge when a device worked and when it waited."""
-
-OF_WORK_TIME = frozenset({
-    "excess_remat", "expert_imbalance", "full_precision_matmul", "link_contention", "missing_remat", "nvlink_stall",
-    "unfused_attention", "unfused_ops", "unfused_optimizer",
-})  # fmt: skip
-"""Rules that judge how long kernels took."""
-
 JUDGES: dict[str, tuple[Subject, ...]] = {
     "blocking_collective": ("programs",),
     "compile_time": ("compile_log", "programs"),

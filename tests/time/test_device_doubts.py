@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.analyzers.doubts import OF_IDLE_TIME, OF_WORK_TIME
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.registry import OF_IDLE_TIME, OF_WORK_TIME, RULES
+from perfscope.analyzers.registry import RULES
 from perfscope.analyzers.time import device_doubts, step_accounts
 from perfscope.dashboards.report.summary import summarize
 from perfscope.model.trace import CallKind, Trace

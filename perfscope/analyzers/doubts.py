@@ -1,0 +1,49 @@
+"""Which rules a doubt about device data concerns, and what a report says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from perfscope.analyzers.time import device_doubts
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.time import DeviceDoubt
+    from perfscope.model.finding import Rule
+    from perfscope.model.trace import Trace
+
+OF_IDLE_TIME = frozenset({
+    "exposed_communication", "exposed_copy", "host_bound", "host_sync", "input_stall", "launch_bound", "pageable_copy",
+    "pipeline_bubble", "small_collectives", "small_kernels", "straggler", "unexplained_idle", "warmup_compile",
+})  # fmt: skip
+"""Rules that judge when a device worked and when it waited."""
+
+OF_WORK_TIME = frozenset({
+    "excess_remat", "expert_imbalance", "full_precision_matmul", "link_contention", "missing_remat", "nvlink_stall",
+    "unfused_attention", "unfused_ops", "unfused_optimizer",
+})  # fmt: skip
+"""Rules that judge how long kernels took."""
+
+
+def doubt_of(rule: Rule, trace: Trace) -> DeviceDoubt | None:
+    """Why the rule cannot believe the device data of the trace; ``None`` where it can, or needs none."""
+    if rule.id not in OF_IDLE_TIME | OF_WORK_TIME and "device_work" not in rule.needs:
+        return None
+    doubts = trace.fact(device_doubts)
+    return next((doubt for doubt in doubts if doubt.work or rule.id not in OF_WORK_TIME), None)
+
+
+def doubts_of(traces: Sequence[Trace]) -> tuple[DeviceDoubt, ...]:
+    """Each kind once, in the words of the first trace that has it; of several traces, how many have it."""
+    kinds: dict[str, list[DeviceDoubt]] = {}
+    for trace in traces:
+        for doubt in trace.fact(device_doubts):
+            kinds.setdefault(doubt.kind, []).append(doubt)
+    return tuple(
+        found[0]
+        if len(found) == len(traces)
+        else replace(found[0], text=f"{found[0].text} ({len(found)} of {len(traces)} sources)")
+        for found in kinds.values()
+    )
