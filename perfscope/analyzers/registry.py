@@ -59,6 +59,7 @@ RULES: dict[str, str] = {
     "rank_divergence": "perfscope.analyzers.torch_compile.rules.rank_divergence",
     "recompilation": "perfscope.analyzers.torch_compile.rules.recompilation",
     "repeated_work": "perfscope.analyzers.programs.rules.repeated_work",
+    "recomputed_prefix": "perfscope.analyzers.time.rules.recomputed_prefix",
     "resharding_collective": "perfscope.analyzers.programs.rules.resharding_collective",
     "sequential_scan": "perfscope.analyzers.programs.rules.sequential_scan",
     "slow_steps": "perfscope.analyzers.time.rules.slow_steps",

@@ -27,7 +27,7 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 LEAST_CALLS = 3
 """Fewer calls are no loop: they may be parts of one step."""
 
-_BACKWARD = "autograd::engine::evaluate_function"
+BACKWARD = "autograd::engine::evaluate_function"
 _EMBEDDINGS = ("aten::embedding",)
 
 
@@ -75,7 +75,7 @@ def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
     """The calls of the model, in order; none where there are fewer than ``LEAST_CALLS``, or a backward pass."""
     slices = trace.rows["slices"]
     modules = named_slices(trace, parse_module)
-    if not modules.any() or named_slices(trace, lambda name: name.startswith(_BACKWARD)).any():
+    if not modules.any() or named_slices(trace, lambda name: name.startswith(BACKWARD)).any():
         return ()
     outer = outermost(trace, modules)
     by_module: dict[tuple[int, int], list[int]] = defaultdict(list)

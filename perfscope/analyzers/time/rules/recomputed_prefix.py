@@ -1,0 +1,100 @@
+"""Each call of the model computes all earlier tokens again: text is generated without a cache.
+
+Why it costs: attention needs the keys and values of earlier tokens, and they do not change. A loop that hands the whole
+text to the model for each new token computes them anew: the n-th token costs n times what it must, and a text of n
+tokens n/2 times.
+
+How it is found: the tokens of a call are the shape of the indices of the model's first embedding. In calls that follow
+each other the length grows by one while the number of sequences stays, and there is no backward pass. The cost is the
+compute of a step times the part of its tokens that the step before computed too, an upper bound: attention still reads
+the cache.
+
+Fix: hand over the new token and a cache. In transformers leave `use_cache=True`, which is the default of `generate`; in
+a model of your own keep keys and values in tensors of the full length, and write each step's part into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import median
+
+from perfscope.analyzers.time.account import step_accounts
+from perfscope.analyzers.time.model_calls import BACKWARD, model_calls
+from perfscope.analyzers.time.spans import named_slices, worst_spans
+from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
+from perfscope.model.trace import Trace
+
+FEWEST_CALLS = 4
+"""Calls that each are one token longer: three may be a chat that grows by chance."""
+
+Tokens = tuple[int, int] | None
+
+
+def examined(trace: Trace) -> Scope:
+    """Calls whose tokens are known."""
+    return Scope(len(_tokens(trace)), "calls of the model with known tokens")
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield one finding where the length of the text grows by one from call to call."""
+    calls = _tokens(trace)
+    if not any(calls):
+        raise AbstainError("no embedding tells how many tokens a call of the model has", ("shapes",))
+    lengths = growing(calls)
+    if len(lengths) < FEWEST_CALLS or named_slices(trace, lambda name: name.startswith(BACKWARD)).any():
+        return
+    again = 1 - 1 / median(lengths)
+    accounts = trace.fact(step_accounts)
+    cost = round(again * max((account.total_ns["compute"] for account in accounts), default=0))
+    windows, sequences = trace.fact(step_windows), next(call[0] for call in calls if call is not None)
+    yield Finding(
+        subject="generation without a cache",
+        title=f"each call computes all earlier tokens again: {lengths[0]:,} to {lengths[-1]:,} per sequence",
+        detail="The keys and values of earlier tokens do not change.",
+        **timed_cost(trace, cost, whole_ns(trace), "modelled"),
+        covers_ns={"compute": cost},
+        advice="Hand over the new token and a cache of keys and values: leave `use_cache=True` in transformers. In a "
+        "model of your own allocate the cache at its full length and write each step's part into it.",
+        where=_where(trace),
+        evidence=(
+            {"sequences": sequences, "tokens_first": lengths[0], "tokens_last": lengths[-1], "calls": len(lengths)},
+        ),
+        spans=worst_spans(windows.starts, windows.ends, windows.ends - windows.starts),
+    )
+
+
+def _tokens(trace: Trace) -> tuple[Tokens, ...]:
+    """(sequences, length) of calls: of those without a profiler where these are known."""
+    if any(trace.step_tokens):
+        return trace.step_tokens
+    calls = trace.fact(model_calls)
+    return tuple(
+        None if call.sequences is None or call.length is None else (call.sequences, call.length) for call in calls
+    )
+
+
+def growing(calls: Sequence[Tokens]) -> list[int]:
+    """Lengths of the longest row of calls of which each is one token longer than the call before."""
+    best: list[int] = []
+    row: list[int] = []
+    for before, call in pairwise([None, *calls]):
+        follows = before is not None and call is not None and call == (before[0], before[1] + 1) and before[1] > 1
+        row = [*row, call[1]] if follows and call is not None else [call[1]] if call is not None else []
+        best = max(best, row, key=len)
+    return best
+
+
+def _where(trace: Trace) -> Where:
+    """Where the text is made longer, by the op graph: a join of indices outside the model; else the code around it."""
+    graph = trace.op_graph
+    outside = [] if graph is None else [op for op in graph.ops if op.phase == "other" and op.file is not None]
+    if graph is None or not outside:
+        return NOWHERE
+    joins = [
+        op for op in outside
+        if op.name.startswith("aten.cat.") and all("int" in graph.tensors[index].dtype for index in op.inputs)
+    ]  # fmt: skip
+    op = joins[0] if joins else outside[0]
+    return Where(op=op.name if joins else None, file=op.file, line=op.line)
