@@ -5,7 +5,8 @@ Shares are of the steps of all devices together: the time of a name over that of
 the shares of all names sum to the busy share.
 
 Whether a finding is about an op is decided by time: at least half of the op's work lies in the finding's spans, and the
-finding's cost is at least a quarter of these spans. A finding without a time must name the op.
+finding's cost is at least a quarter of these spans. A finding without a time must name the op, or the line
+of a compiled instruction.
 """
 
 from __future__ import annotations
@@ -281,11 +282,14 @@ class _Work:
     def _of_line(self, name: str) -> str | None:
         return next((rule for rule, finding in self._found if finding.where.label() == name and finding.cost_ns), None)
 
-    def _about(self, starts: Int64, ends: Int64, name: str) -> str | None:
-        """The rule whose finding is about most of this time, the costliest finding first."""
+    def _about(self, starts: Int64, ends: Int64, name: str, where: str = "") -> str | None:
+        """The rule whose finding is about most of this time, the costliest finding first.
+
+        ``where``: the line of an instruction; a finding without a time is about what is at its line.
+        """
         time = union(starts, ends)
         for rule, finding in sorted(self._found, key=lambda pair: -(pair[1].cost_ns or 0)):
-            if _names(finding, name):
+            if _names(finding, name) or (finding.cost_ns is None and where and finding.where.label() == where):
                 return rule
             spans = union([span.start_ns for span in finding.spans], [span.end_ns for span in finding.spans])
             if not finding.cost_ns or finding.cost_ns < NAMED_COST * spans.total():
@@ -312,7 +316,8 @@ class _Work:
                 continue
             codes = [code for code, text in enumerate(self._trace.strings) if text == row.instruction]
             mine = np.isin(ops["name"], codes)
-            rule = self._about(ops["start_ns"][mine], ops["end_ns"][mine], row.instruction)
+            line = "" if row.file is None else f"{row.file}:{row.line}"
+            rule = self._about(ops["start_ns"][mine], ops["end_ns"][mine], row.instruction, line)
             yield _instruction(row, self._whole, scale, rule, steps=steps, on_host=self._on_host)
 
 

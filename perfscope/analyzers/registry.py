@@ -77,7 +77,6 @@ RULES: dict[str, str] = {
 NEEDS: dict[str, tuple[str, ...]] = {
     "blocking_collective": ("hlo",),
     "constant_work": ("op_graph",),
-    "data_movement": ("host_ops",),
     "debug_mode": ("host_ops",),
     "dense_expert_compute": ("hlo",),
     "donation_missed": ("hlo",),
@@ -105,6 +104,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 JUDGES: dict[str, tuple[Subject, ...]] = {
     "blocking_collective": ("programs",),
     "compile_time": ("compile_log", "programs"),
+    "data_movement": ("programs",),
     "dense_expert_compute": ("programs",),
     "donation_missed": ("programs",),
     "dynamic_shape_churn": ("compile_log", "programs"),

@@ -10,9 +10,10 @@ from perfscope.analyzers.programs.hot_instructions import (
     communication_names,
     hot_instructions,
 )
+from perfscope.analyzers.programs.movement import ProgramMovement, program_movements
 from perfscope.analyzers.programs.pipelines import ProgramPipeline, pipeline_price, program_pipelines
 from perfscope.analyzers.programs.programs import Execution, LeastTime, Program, programs, roof_device
-from perfscope.analyzers.programs.saving import priced
+from perfscope.analyzers.programs.saving import price, priced
 
 __all__ = [
     "Execution",
@@ -21,12 +22,15 @@ __all__ = [
     "HotSpots",
     "LeastTime",
     "Program",
+    "ProgramMovement",
     "ProgramPipeline",
     "communication_instructions",
     "communication_names",
     "hot_instructions",
     "pipeline_price",
+    "price",
     "priced",
+    "program_movements",
     "program_pipelines",
     "programs",
     "roof_device",

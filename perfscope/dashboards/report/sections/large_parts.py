@@ -74,6 +74,6 @@ def _intensity(part: LargePart) -> float:
 def _reached(part: LargePart) -> str:
     """What it reached, by modelled FLOPs or bytes."""
     flops, moved = part.achieved.flops_per_s, part.achieved.bytes_per_s
-    if flops:
+    if flops and flops >= GIGA:
         return f" (reached {flops / GIGA:,.0f} GFLOP/s)" if flops < TERA else f" (reached {flops / TERA:,.1f} TFLOP/s)"
     return f" (moved {format_bytes(moved)}/s)" if moved else ""

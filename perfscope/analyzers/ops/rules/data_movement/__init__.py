@@ -11,7 +11,8 @@ grouped by cause and by function of the program. The ops around one tell its cau
 belongs to an index of the forward pass, whose line is given. Whether a join is of what the step before left comes from
 the op graph of a run, or from recorded shapes: most of what it reads was there before the step, and its result outlives
 the step. A copy that reads a dimension of stride 0 repeats data. The cost is the time of these ops, an upper bound: the
-fix may leave a part of it. Work of data loaders is left out, and so is the joining of gradients of `unbind` and
+fix may leave a part of it. In compiled XLA programs: instructions and fusions without arithmetic on half as many
+elements as their result, by opcode and by whether they read an argument of the program, with measured or modelled time. Work of data loaders is left out, and so is the joining of gradients of `unbind` and
 `split`, which is the cheap way.
 
 Fix: it depends on the cause. Allocate a cache once at its full length and write each step's part into it
@@ -207,8 +208,13 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
 
     What `constant_work` found at the same line is left to it.
     """
-    if framework(trace) != "torch":
-        raise AbstainError("no ops of PyTorch in the recording")
+    if trace.hlo:
+        from perfscope.analyzers.ops.rules.data_movement.programs import program_findings
+
+        yield from program_findings(trace)
+        return
+    if "host_ops" not in trace.recorded or framework(trace) != "torch":
+        raise AbstainError("neither ops of PyTorch nor compiled programs in the recording", ("host_ops",))
     whole = whole_ns(trace)
     named = {finding.where.label() for rule, finding in found if rule == "constant_work"}
     for movement in trace.fact(movements):
