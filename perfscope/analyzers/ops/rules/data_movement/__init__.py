@@ -11,9 +11,10 @@ grouped by cause and by function of the program. The ops around one tell its cau
 belongs to an index of the forward pass, whose line is given. Whether a join is of what the step before left comes from
 the op graph of a run, or from recorded shapes: most of what it reads was there before the step, and its result outlives
 the step. A copy that reads a dimension of stride 0 repeats data. The cost is the time of these ops, an upper bound: the
-fix may leave a part of it. In compiled XLA programs: instructions and fusions without arithmetic on half as many
-elements as their result, by opcode and by whether they read an argument of the program, with measured or modelled time. Work of data loaders is left out, and so is the joining of gradients of `unbind` and
-`split`, which is the cheap way.
+fix may leave a part of it. Work of data loaders is left out, and so is the joining of gradients of `unbind` and
+`split`, which is the cheap way. In compiled XLA programs: instructions and fusions without arithmetic on half as many
+elements as their result has, by opcode and by whether they read an argument of the program. The time is measured, or
+modelled where the program did not run.
 
 Fix: it depends on the cause. Allocate a cache once at its full length and write each step's part into it
 (`StaticCache` in transformers); pass grouped heads as they are
