@@ -22,6 +22,8 @@ the slow tests hold every case to it. The table of cases is `tests/accuracy/case
 - **line**: of the found ones with a line, those where the finding names the labelled line itself.
 - **false alarm**: a rule flags a program that no label of it names, and that does not bring it about. Recordings of
   others are labelled for one thing only: what else is in them counts neither way.
+- **besides**: flags that no label names and that a hand-written reason calls right (the last table has each).
+  Precision is without them, and with each of them counted as a false alarm after the slash.
 - **clean**: programs and twins in which the rule looked and rightly found nothing."""
 
 
@@ -34,6 +36,7 @@ class Score:
     lines: int = 0
     with_line: int = 0
     alarms: int = 0
+    besides: int = 0
     clean: int = 0
     modes: set[str] = field(default_factory=set)
 
@@ -41,6 +44,12 @@ class Score:
     def precision(self) -> float | None:
         """Found of all that was flagged; ``None`` where nothing was."""
         flagged = self.found + self.alarms
+        return self.found / flagged if flagged else None
+
+    @property
+    def least_precision(self) -> float | None:
+        """The same where whatever is called right by hand were a false alarm."""
+        flagged = self.found + self.alarms + self.besides
         return self.found / flagged if flagged else None
 
     @property
@@ -63,6 +72,8 @@ def scores(cases: Iterable[dict[str, Any]]) -> dict[str, Score]:
             score.lines += answer["line_found"] is True
         for alarm in case["alarms"]:
             result[alarm["rule"]].alarms += 1
+        for flag in case["besides"]:
+            result[flag.partition(" ")[0]].besides += 1
         for rule in case["clean"]:
             result[rule].clean += 1
     return dict(sorted(result.items()))
@@ -77,6 +88,7 @@ def total(of: Iterable[Score]) -> Score:
         whole.lines += score.lines
         whole.with_line += score.with_line
         whole.alarms += score.alarms
+        whole.besides += score.besides
         whole.clean += score.clean
     return whole
 
@@ -185,13 +197,13 @@ def _verdicts(cases: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def _rule_table(by_rule: dict[str, Score]) -> str:
     rows = [_score_row(f"[`{rule}`](rules/{rule}.md)", score) for rule, score in by_rule.items() if _judged(score)]
     rows.append(_score_row("**all**", total(by_rule.values())))
-    table = _table(("rule", "found", "recall", "line", "false alarms", "precision", "clean"), rows, left=1)
+    table = _table(("rule", "found", "recall", "line", "false alarms", "besides", "precision", "clean"), rows, left=1)
     silent = [f"`{rule}` ({score.clean})" for rule, score in by_rule.items() if not _judged(score)]
     return f"{table}\n\nWithout a labelled case, and never flagged (clean): {', '.join(silent)}." if silent else table
 
 
 def _judged(score: Score) -> bool:
-    return bool(score.found or score.missed or score.alarms)
+    return bool(score.found or score.missed or score.alarms or score.besides)
 
 
 def _score_row(name: str, score: Score) -> tuple[str, ...]:
@@ -201,7 +213,8 @@ def _score_row(name: str, score: Score) -> tuple[str, ...]:
         _share(score.recall),
         f"{score.lines} of {score.with_line}" if score.with_line else "",
         str(score.alarms),
-        _share(score.precision),
+        str(score.besides) if score.besides else "",
+        f"{_share(score.precision)}{f' / {_share(score.least_precision)}' if score.besides else ''}",
         str(score.clean),
     )
 

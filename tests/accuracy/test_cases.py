@@ -101,10 +101,12 @@ def test_scores_by_hand() -> None:
             {"rule": "graph_break", "found": False, "line_found": None},
         ],
         "alarms": [{"rule": "host_sync"}],
+        "besides": {"host_sync (twin)": "by design"},
         "clean": ["input_stall", "input_stall"],
     }
     by_rule = scores([case])
     assert (by_rule["host_sync"].precision, by_rule["host_sync"].recall) == (0.5, 1.0)
+    assert by_rule["host_sync"].least_precision == pytest.approx(1 / 3)
     assert (by_rule["graph_break"].precision, by_rule["graph_break"].recall) == (None, 0.0)
     whole = total(by_rule.values())
     assert (whole.found, whole.missed, whole.lines, whole.alarms, whole.clean) == (1, 1, 1, 1, 2)

@@ -176,6 +176,9 @@ SCARCE_SHARE = 0.9
 communicators, other processes) takes some of the rest, and a longer batch the remainder. It is also what vLLM takes by
 default, as the most that is safe (``gpu_memory_utilization``)."""
 
+FITS_ANYWHERE_BYTES = 1 << 30
+"""Peak of a program on the host below which its memory stops nobody: the smallest machines for training have 8 GiB."""
+
 
 def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     """Memories of devices as their allocators saw them; the host's only where the program computes there.
@@ -223,7 +226,12 @@ def peak_held(timeline: MemoryTimeline) -> int:
 
 
 def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Severity:
-    """High where memory is scarce and the saving is felt; never high where nobody knows how full the device is."""
+    """High where memory is scarce and the saving is felt; never high where nobody knows how full the device is.
+
+    Low on a host whose tensors fit into any machine.
+    """
+    if timeline.space == "host" and whole < FITS_ANYWHERE_BYTES and not timeline.out_of_memory:
+        return "low"
     felt = saved >= HIGH_SHARE * whole
     if felt and is_scarce(timeline):
         return "high"
