@@ -47,6 +47,12 @@ def format_count(value: int | float) -> str:
     return f"{value:.0f}"
 
 
+def ordinal(number: int) -> str:
+    """``3`` -> ``'3rd'``."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
     if magnitude >= 99.95:

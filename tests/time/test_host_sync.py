@@ -105,7 +105,7 @@ def test_a_line_that_reads_in_every_step_is_named_with_its_wait() -> None:
     (found,) = host_sync.check(trace(*(read(step) for step in range(4))))
     assert found.where.label() == "train.py:7"
     assert (found.basis, found.cost_ns, found.severity) == ("structural", None, "medium")
-    assert "2.00 ms per step, 4 of 4 reads" in found.title
+    assert found.title == "`float` waits for the device in 4 of 4 calls, 2.00 ms per call (each step)"
     assert found.evidence == ({"call": "float", "reads": 4, "not_ready": 4, "wait_ns": 8_000_000, "bytes": 16},)
 
 
@@ -114,9 +114,21 @@ def test_a_read_inside_a_library_is_told_apart_and_has_another_fix() -> None:
     inner = [read(step, call="block_until_ready", library="equinox/_jit.py:271") for step in range(4)]
     plain, found = host_sync.check(trace(*own, *inner))
     assert plain.where == found.where
-    assert found.title.startswith("`block_until_ready` in equinox reads an array")
+    assert found.title.startswith("`block_until_ready` in equinox waits in 4 of 4 calls")
     assert "equinox/_jit.py:271" in found.detail
     assert "`equinox`" in found.advice != plain.advice
+
+
+def test_a_read_each_fifth_step_is_told_per_call() -> None:
+    (found,) = host_sync.check(
+        trace(*(read(step, ready=step == 0, duration_ns=492_000_000) for step in range(0, 20, 5)))
+    )
+    assert found.title == "`float` waits for the device in 3 of 4 calls, 492 ms per call (every 5th step)"
+    assert found.severity == "low"
+
+
+def test_a_read_each_twentieth_step_is_clean() -> None:
+    assert list(host_sync.check(trace(*(read(step) for step in range(0, 60, 20))))) == []
 
 
 def test_an_occasional_log_stays_clean() -> None:

@@ -88,10 +88,10 @@ def likely_change(
 
 
 def _own_work_ns(account: Account | None) -> int:
-    """Change of the step by all causes but the time of ops on the host, which other programs lengthen, too."""
+    """Change of the step by all causes but those that other programs lengthen, too: cores, and ops on the host."""
     if account is None:
         return 0
-    chance = {"compute"} if account.on_host else set()
+    chance = {"core_wait", "compute"} if account.on_host else {"core_wait"}
     return sum(amount.head_ns - amount.base_ns for cause, amount in account.causes.items() if cause not in chance)
 
 

@@ -40,7 +40,7 @@ launches of the next step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ from perfscope.model.finding import (
 from perfscope.model.intervals import union
 from perfscope.model.severity import MEDIUM_SHARE, Severity
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.units import format_ns
+from perfscope.model.units import format_ns, ordinal
 
 if TYPE_CHECKING:
     from perfscope.model.jax_log import HostRead
@@ -81,6 +81,9 @@ if TYPE_CHECKING:
 
 EVERY = 0.5
 """Of the steps that read anything: a line that reads in fewer of them is an occasional log, not a habit."""
+
+MOST_APART = 10
+"""Steps between two reads of a line: one that reads more rarely does what the advice asks for."""
 
 
 _INSIDE_LIBRARY = (
@@ -107,19 +110,27 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
             steps.add(read.step)
     for (file, line, library), reads in lines.items():
         seen = {read.step for read in reads}
-        if len(seen) < EVERY * len(steps):
+        apart = _steps_apart(seen)
+        if len(seen) < EVERY * len(steps) or apart > MOST_APART:
             continue
-        yield _finding(trace, Where(file=file, line=line), library, reads, len(seen))
+        yield _finding(trace, Where(file=file, line=line), library, reads, apart)
 
 
-def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRead], steps: int) -> Finding:
+def _steps_apart(steps: Collection[int]) -> int:
+    """From one step that reads to the next, the median; 1 for a single step."""
+    numbers = np.unique(np.array(list(steps), np.int64))
+    return round(float(np.median(np.diff(numbers)))) if len(numbers) > 1 else 1
+
+
+def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRead], apart: int) -> Finding:
     calls = sorted({read.call for read in reads})
     named = " / ".join(f"`{call}`" for call in calls)
     package = library.partition("/")[0] if library else None
     subject = f"{named} in {package} reads an array" if package else f"{named} reads an array"
     place = f", at {library}" if library else ""
     stalls = [read for read in reads if read.ready is False]
-    waited = sum(read.duration_ns for read in reads) // steps
+    each, steps = sum(read.duration_ns for read in reads) // len(reads), len({read.step for read in reads})
+    often = "each step" if apart == 1 else f"every {ordinal(apart)} step"
     begins = np.array([read.begin_ns for read in reads], np.int64)
     rows: list[dict[str, Cell]] = []
     for call in calls:
@@ -137,12 +148,12 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
     return Finding(
         subject=subject,
         title=fit_title(
-            f"{subject}{'' if package else ' on the host'}: {format_ns(waited)} per step, "
-            f"{len(stalls):,} of {len(reads):,} reads wait",
+            f"{named} {f'in {package} waits' if package else 'waits for the device'} in {len(stalls):,} of {len(reads):,} "
+            f"calls, {format_ns(each)} per call ({often})",
             named,
         ),
         detail=f"It reads in {steps:,} steps{place}. What an accelerator would idle for it is not known.",
-        severity="medium" if stalls else "low",
+        severity="medium" if stalls and apart == 1 else "low",
         basis="structural",
         advice=_LIBRARY_ADVICE.format(package=package) if package else _read_fix(trace, calls),
         where=where,

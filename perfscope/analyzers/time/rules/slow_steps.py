@@ -37,7 +37,7 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_
 from perfscope.model.frames import Owner
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_ns
+from perfscope.model.units import format_ns, ordinal
 
 LEAST_SLOW = 2
 """Steps: one may be the end of the program."""
@@ -97,13 +97,8 @@ def _fix(trace: Trace, call: OwnCall, name: str) -> str:
 
 def _which(found: SlowSteps, trace: Trace) -> str:
     if found.every is not None:
-        return f"every {_ordinal(found.every)} step is slow"
+        return f"every {ordinal(found.every)} step is slow"
     return f"{len(found.numbers)} of {len(trace.step_times_ns):,} steps are slow"
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def _row(trace: Trace, call: OwnCall, mean_ns: float) -> dict[str, Cell]:
