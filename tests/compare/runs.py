@@ -43,10 +43,13 @@ def gpu_run(
     kernel: str = "gemm_128x64_tn",
     device: str = "Test GPU",
     rank: int | None = 0,
+    extra: bool = False,
 ) -> Trace:
-    """Steps of 1000 us: a product of 100 us (and ``slow_us``), three pointwise kernels of 20 us or a fused one of 25.
+    """Steps of 1000 us: a product of 100 us, three pointwise kernels of 20 us or a fused one of 25.
 
-    ``item``: the host reads a value behind the product, and the device waits.
+    ``slow_us``: what the product and the step are longer by.
+
+    ``item``: the host reads a value behind the product, and the device waits. ``extra``: one more small kernel.
     """
     made = TraceBuilder(path=f"{file}.json", rank=rank)
     made.device(0, device)
@@ -60,8 +63,8 @@ def gpu_run(
         made.launched(work, at + 1, ran, ran + took, correlation=correlation)
 
     for step in range(steps):
-        start = step * 1000.0
-        made.step(step, start, start + 1000)
+        start = step * (1000.0 + slow_us)
+        made.step(step, start, start + 1000 + slow_us)
         op("aten::mm", start + 10, start + 20, 100 + slow_us, kernel, line)
         ready = start + 120 + slow_us
         if item:
@@ -76,7 +79,9 @@ def gpu_run(
             for number, name in enumerate(("aten::add", "aten::mul", "aten::silu")):
                 at = later + 12 * number
                 op(name, at, ready + 10 + 20 * number, 20, f"{name[6:]}_kernel", line + 2)
-        made.annotation(f"ProfilerStep#{step}", start, start + 1000)
+        if extra:
+            op("aten::neg", later + 40, ready + 90, 5, "neg_kernel", line + 3)
+        made.annotation(f"ProfilerStep#{step}", start, start + 1000 + slow_us)
     return made.build()
 
 

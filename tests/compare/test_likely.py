@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfscope.analyzers.compare.runs.cautions import compare_loaded
@@ -12,8 +14,10 @@ from perfscope.dashboards.report.compare.render import render_html, render_markd
 from perfscope.dashboards.report.compare.words import headline
 from perfscope.dashboards.web.views.compare import view_of
 from perfscope.model.documents.comparison import of
+from perfscope.model.errors import UsageError
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
+from tests.compare.runs import gpu_run
 
 
 def host_steps(
@@ -101,3 +105,30 @@ def test_on_a_busy_machine_longer_ops_are_chance_and_longer_python_is_not() -> N
 def test_traces_alone_name_the_command_that_settles_it() -> None:
     sides = [Loaded(results=(ReadTrace(trace=trace),)) for trace in (host_steps(), host_steps(python_ms=32))]
     assert compare_loaded(*sides).settle == "perfscope compare commits --base REF -- train.py"
+
+
+def test_more_calls_of_a_faster_step_are_a_note_in_every_format() -> None:
+    base, head = gpu_run(steps=8, slow_us=600), gpu_run(steps=8, extra=True)
+    found = compare([base], [head])
+    assert (found.headline, found.gates(["regression"])) == ("improvement likely", ())
+    for name, text in every_format(found).items():
+        assert "noted: kernels per step 4 → 5" in text, name
+
+
+def test_other_frameworks_are_refused_with_what_can_be_compared() -> None:
+    jax = replace(gpu_run(), recorded=gpu_run().recorded | {"hlo"})
+    with pytest.raises(UsageError, match="compare step time, causes and memory") as refused:
+        compare([gpu_run()], [jax])
+    assert "\n" not in str(refused.value)
+    assert "`perfscope analyze train.py.json`" in str(refused.value)
+    assert "`perfscope parity" in str(refused.value)
+
+
+def test_counts_of_another_vendor_are_notes_and_the_time_is_not_judged() -> None:
+    base = gpu_run(device="NVIDIA H100 80GB HBM3", steps=8)
+    head = gpu_run(device="AMD Instinct MI300X", steps=8, slow_us=600, fused=True)
+    found = compare([base], [head])
+    assert (found.headline, found.likely, found.gates(["regression"])) == ("not judged", None, ())
+    (caution,) = found.cautions
+    assert "their vendors differ" in caution
+    assert "`perfscope analyze train.py.json`" in caution

@@ -10,6 +10,7 @@ import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.fragmentation import memory_fragmentation
+from perfscope.analyzers.memory.trace_memories import trace_memories
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.registry import load_rule
@@ -247,3 +248,20 @@ def test_snapshots_of_the_corpus(corpus: Path, name: str, cost: int | None) -> N
     outcome = judge(RULE, trace)
     assert [finding.cost_bytes for finding in outcome.findings] == ([] if cost is None else [cost])
     assert outcome.status == ("clean" if cost is None else "flagged")
+
+
+@pytest.mark.corpus
+def test_the_peak_of_blocks_is_what_the_allocator_counts(corpus: Path) -> None:
+    trace = torch_memory_reader.read(corpus / "torch_mem" / "assignment2-systems__tiny.pickle.gz")
+    (memory,) = (one for one in trace.fact(trace_memories).memories if one.space == "device")
+    assert memory.rounded_peak_bytes is not None
+    assert memory.rounded_peak_bytes % 512 == 0
+    assert memory.peak_bytes <= memory.rounded_peak_bytes <= memory.taken_bytes
+
+
+def test_without_sizes_as_requested_there_is_one_peak() -> None:
+    b = MemoryBuilder()
+    b.make(1, 600, 1, reserved_bytes=2048)
+    b.free(1, 3, reserved_bytes=2048)
+    (memory,) = b.build().fact(trace_memories).memories
+    assert (memory.peak_bytes, memory.rounded_peak_bytes) == (600, None)

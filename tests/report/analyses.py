@@ -282,7 +282,8 @@ def memory(name: str) -> MemorySection:
     )  # fmt: skip
     worst = Memory(
         rank=0, space="device", label=name, known_from=name, axis="ns", basis="measured", of_driver=False, first=0,
-        last=9, peak_bytes=30, peak_position=5, phase=MemoryPhase.FORWARD, step=1, op=name, line=line,
+        last=9, peak_bytes=30, rounded_peak_bytes=1024, peak_position=5, phase=MemoryPhase.FORWARD, step=1, op=name,
+        line=line,
         by_category=(category, replace(category, category=MemoryCategory.UNKNOWN, place=None)), by_module=held,
         by_line=held, unseen_bytes=0,
         reserved=Reserved(peak_bytes=40, allocated_bytes=30, as_requested=True, requested_bytes=30, excess_bytes=10,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.memory.fragmentation import Fragmentation, fragmentation_of
+from perfscope.analyzers.memory.fragmentation import Fragmentation, fragmentation_of, in_use
 from perfscope.analyzers.memory.growth import growth_of, steps_until_full
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
@@ -105,6 +105,9 @@ class Memory(Struct, frozen=True, kw_only=True):
     first: int
     last: int
     peak_bytes: int
+    rounded_peak_bytes: int | None
+    """Most in use in blocks of the allocator, which rounds sizes up (`torch.cuda.max_memory_allocated`), where
+    ``peak_bytes`` is of sizes as asked for; None where it is of blocks already, or the allocator does not round."""
     peak_position: int
     phase: MemoryPhase
     step: int | None
@@ -172,6 +175,7 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
         first=timeline.first,
         last=timeline.last,
         peak_bytes=peak.bytes,
+        rounded_peak_bytes=_rounded_peak(timeline, fragmentation),
         peak_position=peak.position,
         phase=peak.phase,
         step=_step(trace, timeline, peak),
@@ -265,6 +269,12 @@ def _holders(holders: Sequence[Holder]) -> Holders:
         left=max(0, len(holders) - MOST_HOLDERS),
         left_bytes=sum(holder.bytes for holder in holders[MOST_HOLDERS:]),
     )
+
+
+def _rounded_peak(timeline: MemoryTimeline, fragmentation: Fragmentation | None) -> int | None:
+    if fragmentation is None or not fragmentation.as_requested or timeline.space != "device":
+        return None
+    return int(in_use(timeline, as_requested=True).bytes.max(initial=0))
 
 
 def _reserved(peak: PeakHolders, fragmentation: Fragmentation | None) -> Reserved | None:

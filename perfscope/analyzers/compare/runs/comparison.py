@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -19,10 +20,10 @@ from perfscope.analyzers.compare.runs.likely import (
     LIKELY,
     SETTLE,
     Direction,
+    as_notes,
     carried_by,
     carrying,
     likely_change,
-    without_notes,
 )
 from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
 from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange, path_change, tree_change
@@ -30,6 +31,7 @@ from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.paired import Better, Verdict
 from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult
+from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.time import device_times
@@ -333,7 +335,8 @@ def compare(base: Sequence[Trace], head: Sequence[Trace], *, busy: bool = False)
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     step = None if time is None else _step_time(analyses, time)
     account = None if time is None else account_change(*_ranks_of(base, head, time))
-    verdict = likely_change(step, time, findings, account, built.metrics, busy=busy)
+    one_machine = sides[0].devices == sides[1].devices
+    verdict = likely_change(step, time, findings, account, built.metrics, busy=busy) if one_machine else None
     if verdict is not None and step is not None:
         step = replace(step, verdict=verdict, remarks=(LIKELY, *step.remarks))
     findings = carrying(findings, step, verdict)
@@ -341,7 +344,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace], *, busy: bool = False)
         base=sides[0],
         head=sides[1],
         step_time=step,
-        exact=without_notes(built.metrics, faster=verdict == "improvement"),
+        exact=as_notes(built.metrics, faster=verdict == "improvement", other_vendors=other_vendors(*sides)),
         time=time,
         causes=causes(median, built, findings),
         findings=findings,
@@ -481,10 +484,22 @@ def check_alike(base: Side, head: Side) -> None:
     plain = {base.kind, head.kind}
     if plain <= _RECORDINGS and not ("JAX recording" in plain and "PyTorch recording" in plain):
         return
-    raise UsageError(
-        f"{base.paths[0]} is a {base.kind.removesuffix('s')}, {head.paths[0]} a {head.kind.removesuffix('s')}: "
-        "compare two of one kind"
-    )
+    kinds = f"{base.paths[0]} is a {base.kind.removesuffix('s')}, {head.paths[0]} a {head.kind.removesuffix('s')}"
+    if plain <= _RECORDINGS:
+        each = " and ".join(f"`perfscope analyze {shlex.quote(side.paths[0])}`" for side in (base, head))
+        raise UsageError(
+            f"{kinds}: their ops and kernels have no names in common, so compare step time, causes and memory of the "
+            f"reports ({each}), and their results with `perfscope parity TORCH.py:make JAX.py:make`"
+        )
+    raise UsageError(f"{kinds}: compare two of one kind")
+
+
+def other_vendors(base: Side, head: Side) -> bool:
+    """Whether the devices of both sides are known, and no vendor made devices of both."""
+    vendors = [
+        {device.vendor for name in side.devices if (device := find_device(name)) is not None} for side in (base, head)
+    ]
+    return all(vendors) and not vendors[0] & vendors[1]
 
 
 def differences(base: Side, head: Side) -> list[str]:
@@ -494,9 +509,14 @@ def differences(base: Side, head: Side) -> list[str]:
         sentences.append(f"base is a {base.kind}, head a {head.kind}: what only one of them records is not compared")
     if base.devices != head.devices and (base.devices or head.devices):
         mine, theirs = (", ".join(side.devices) or "no device" for side in (base, head))
-        sentences.append(
-            f"other devices, {mine} against {theirs}: the change of time is theirs as much as the program's"
-        )
+        other = f"other devices, {mine} against {theirs}: the change of time is theirs as much as the program's"
+        if other_vendors(base, head):
+            each = " and ".join(f"`perfscope analyze {shlex.quote(side.paths[0])}`" for side in (base, head))
+            other += (
+                "; their vendors differ, and with them the kernels, so compare step time, causes and ops, and the "
+                f"distance of each from its own peak in {each}"
+            )
+        sentences.append(other)
     if base.ranks != head.ranks:
         sentences.append(f"{base.ranks} ranks against {head.ranks}: what a rank does may differ")
     return sentences

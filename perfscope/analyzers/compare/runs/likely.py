@@ -48,6 +48,12 @@ LIKELY = "by the step time of one launch on each side, and another measurement o
 NOTED = "the step became faster: a note"
 """Remark of a count that became worse while the step became faster."""
 
+OTHER_VENDOR = "of the libraries of another vendor: a note"
+"""Remark of a count that differs between devices of two vendors."""
+
+DEVICE_COUNTS = ("kernels per", "copies per", "launches per", "host syncs per")
+"""What the names of counts of a device's work begin with."""
+
 Direction = Literal["regression", "improvement"]
 
 
@@ -164,15 +170,22 @@ def _function(change: FindingChange) -> str:
     return ""
 
 
-def without_notes(metrics: Iterable[ExactMetric], *, faster: bool) -> tuple[ExactMetric, ...]:
-    """The metrics; where the step became ``faster`` counts that became worse are neutral. Memory is no such count."""
-    return tuple(
-        replace(metric, neutral=True, result=_noted(metric.result))
-        if faster and metric.result.verdict == "regression" and metric.result.unit != "bytes"
-        else metric
-        for metric in metrics
-    )
+def as_notes(metrics: Iterable[ExactMetric], *, faster: bool, other_vendors: bool = False) -> tuple[ExactMetric, ...]:
+    """The metrics; neutral are counts that became worse while the step became ``faster``, but never memory.
+
+    ``other_vendors``: kernels, copies and launches are those of other libraries, and their numbers are neutral.
+    """
+    return tuple(_as_note(metric, faster=faster, other_vendors=other_vendors) for metric in metrics)
 
 
-def _noted(result: MetricResult) -> MetricResult:
-    return replace(result, verdict="inconclusive", remarks=(*result.remarks, NOTED))
+def _as_note(metric: ExactMetric, *, faster: bool, other_vendors: bool) -> ExactMetric:
+    result = metric.result
+    if other_vendors and result.verdict != "no change" and result.name.startswith(DEVICE_COUNTS):
+        return replace(metric, neutral=True, result=_noted(result, OTHER_VENDOR))
+    if faster and result.verdict == "regression" and result.unit != "bytes":
+        return replace(metric, neutral=True, result=_noted(result, NOTED))
+    return metric
+
+
+def _noted(result: MetricResult, remark: str) -> MetricResult:
+    return replace(result, verdict="inconclusive", remarks=(*result.remarks, remark))

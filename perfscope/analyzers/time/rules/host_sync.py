@@ -116,9 +116,9 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
         yield _finding(trace, Where(file=file, line=line), library, reads, apart)
 
 
-def _steps_apart(steps: Collection[int]) -> int:
+def _steps_apart(steps: Collection[int | None]) -> int:
     """From one step that reads to the next, the median; 1 for a single step."""
-    numbers = np.unique(np.array(list(steps), np.int64))
+    numbers = np.unique(np.array([step for step in steps if step is not None], np.int64))
     return round(float(np.median(np.diff(numbers)))) if len(numbers) > 1 else 1
 
 
@@ -148,8 +148,8 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
     return Finding(
         subject=subject,
         title=fit_title(
-            f"{named} {f'in {package} waits' if package else 'waits for the device'} in {len(stalls):,} of {len(reads):,} "
-            f"calls, {format_ns(each)} per call ({often})",
+            f"{named} {f'in {package} waits' if package else 'waits for the device'} in {len(stalls):,} of "
+            f"{len(reads):,} calls, {format_ns(each)} per call ({often})",
             named,
         ),
         detail=f"It reads in {steps:,} steps{place}. What an accelerator would idle for it is not known.",

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Level
-from perfscope.analyzers.compare.runs.likely import LIKELY, NOTED
+from perfscope.analyzers.compare.runs.likely import LIKELY, NOTED, OTHER_VENDOR
 from perfscope.analyzers.compare.runs.structure import NEUTRAL
 from perfscope.dashboards.report.blocks import Effect
 from perfscope.dashboards.report.renderers.values import (
@@ -162,7 +162,7 @@ def _judged_words(metrics: Sequence[Judged]) -> Iterator[str]:
     prints = [metric for metric in metrics if metric.unit == "text"]
     if prints and not moved and all(metric.base == metric.head is not None for metric in prints):
         yield IDENTICAL
-    noted = [f"{sanitize(metric.name)} {_sides(metric)}" for metric in metrics if NOTED in metric.remarks]
+    noted = [f"{sanitize(metric.name)} {_sides(metric)}" for metric in metrics if verdict(metric) == "noted"]
     if noted:
         yield f"noted: {', '.join(noted[:MOST_NOTED])}"
 
@@ -237,7 +237,7 @@ def verdict(metric: Judged) -> str:
     """The verdict in words; of single captures none."""
     if NEUTRAL in metric.remarks:
         return "differs"
-    if NOTED in metric.remarks:
+    if {NOTED, OTHER_VENDOR} & set(metric.remarks):
         return "noted"
     if metric.unit == "text":
         return "the same" if metric.base == metric.head else "differs"

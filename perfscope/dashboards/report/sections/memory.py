@@ -218,6 +218,12 @@ def _facts(memory: Memory) -> Iterator[str]:
         many = "an allocation" if memory.out_of_memory == 1 else f"{memory.out_of_memory:,} allocations"
         asked = "" if memory.failed_bytes is None else f", {format_bytes(memory.failed_bytes)} was requested"
         yield f"{many} failed: out of memory{asked}"
+    rounded = None if memory.rounded_peak_bytes is None else format_bytes(memory.rounded_peak_bytes)
+    if rounded is not None and rounded != format_bytes(memory.peak_bytes):
+        yield (
+            f"the peak is {format_bytes(memory.peak_bytes)} as requested and {rounded} in blocks of the allocator, "
+            "which `torch.cuda.max_memory_allocated` counts"
+        )
     if memory.reserved is not None:
         yield from _reserved(memory, memory.reserved)
     if memory.capacity_bytes is not None and memory.headroom_bytes is not None:
