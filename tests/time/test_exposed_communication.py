@@ -305,6 +305,27 @@ def test_megatron_ranks(corpus: Path):
     assert finding.cost_ns + late.cost_ns < 481_306_000
 
 
+@pytest.mark.parametrize(
+    ("around", "kind", "advice"),
+    [
+        ("nccl:all_to_all", "all_to_all", "Run it beside other work"),
+        ("c10d::alltoall_base_", "all_to_all", "Run it beside other work"),
+        ("_c10d_functional::all_to_all_single", "all_to_all", "Run it beside other work"),
+        ("nccl:send 0->1", "send_recv", "Use more microbatches"),
+        ("aten::copy_", "send_recv", "Use more microbatches"),
+    ],
+)
+def test_the_operation_is_what_the_host_asked_for(around: str, kind: str, advice: str):
+    """NCCL makes an all-to-all of sends and receives."""
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.annotation(around, 0, 50)
+    b.launched("ncclDevKernel_SendRecv(x)", 10, 100, 900, correlation=1, communication=True)
+    (finding,) = _judge_trace(b.build()).findings
+    assert finding.subject == kind
+    assert finding.advice.startswith(advice)
+
+
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)"
 
 META = 'metadata={op_name="jit(step)/mul" source_file="/home/me/train.py" source_line=24}'

@@ -108,21 +108,6 @@ _ANNOTATION = re.compile(
 GLOO_NAME = re.compile(r"(?:gloo|mpi|ucc):(\w+)$")
 """Host collectives: c10d annotates them with the backend; the operation is group 1."""
 
-_COMMUNICATION = re.compile(
-    r"nccl|rccl|mscclpp|nvshmem|deep_?ep::|cross_device_reduce|multimem_|"
-    r"all_?reduce|all_?gather|reduce_?scatter(?!_grad)|all_?to_?all|alltoall",
-    re.IGNORECASE,
-)
-_COLLECTIVE_NAMES = (
-    (re.compile(r"all_?reduce|cross_device_reduce", re.I), "all_reduce"),
-    (re.compile(r"all_?gather", re.I), "all_gather"),
-    (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
-    (re.compile(r"all_?to_?all", re.I), "all_to_all"),
-    (re.compile(r"broadcast", re.I), "broadcast"),
-    (re.compile(r"send_?recv", re.I), "send_recv"),
-    (re.compile(r"reduce", re.I), "reduce"),
-)
-
 _MTIA_COPY = re.compile(r"dma", re.IGNORECASE)
 _MTIA_WAIT = re.compile(r"event_(wait|record)")
 _MTIA_DIRECTIONS = {
@@ -146,20 +131,6 @@ _DIRECTIONS = (
 def is_annotation(name: str) -> bool:
     """True for a ``record_function`` range of PyTorch itself, where the source writes those and ops alike."""
     return _ANNOTATION.match(name) is not None
-
-
-def is_communication(kernel: str) -> bool:
-    """True for a collective or point-to-point kernel, by its name (NCCL, RCCL, NVSHMEM, custom all-reduce)."""
-    # template arguments may name anything; the function's own name stands before them
-    return _COMMUNICATION.search(kernel.split("<", 1)[0]) is not None
-
-
-def collective_name(kernel: str) -> str:
-    """The operation of a communication kernel from its name; ``unknown`` for RCCL's generic kernel."""
-    for pattern, name in _COLLECTIVE_NAMES:
-        if pattern.search(kernel):
-            return name
-    return "unknown"
 
 
 def call_kind(name: str) -> CallKind:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.readers import communication
 from perfscope.analyzers.readers.columns import (
     Columns,
     Lookup,
@@ -197,7 +198,7 @@ class Tables:
             above = op_above(slices, parent_of_call(calls, call))
             columns["op"] = np.where(op == MISSING, above, op).astype(np.int32)
             if table == "kernels":
-                columns["communication"] = self._by_name(columns["name"], categories.is_communication, bool)
+                columns["communication"] = self._by_name(columns["name"], communication.is_communication, bool)
             elif "kind" not in columns:
                 columns["kind"] = self._by_name(columns["name"], categories.copy_kind, np.uint8)
                 columns["host_memory"] = self._by_name(columns["name"], categories.host_memory, np.uint8)
@@ -218,7 +219,7 @@ class Tables:
             "start_ns": kernels["start_ns"][rows],
             "end_ns": kernels["end_ns"][rows],
             "name": self._by_name(
-                kernels["name"][rows], lambda name: self.code(categories.collective_name(name)), np.int32
+                kernels["name"][rows], lambda name: self.code(communication.collective_name(name)), np.int32
             ),
             "kernel": rows.astype(np.int32),
         }

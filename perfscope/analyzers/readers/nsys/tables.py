@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from perfscope.analyzers.readers import communication
 from perfscope.analyzers.readers.columns import (
     Columns,
     Lookup,
@@ -78,7 +79,7 @@ class Tables:
         names, sizes = [], defaultdict(list)
         for row in rows.tolist():
             message = told.get(row)
-            kernel = categories.collective_name(self._pool.strings[kernels["name"][row]])
+            kernel = communication.collective_name(self._pool.strings[kernels["name"][row]])
             name = asked.get(row) or (message.operation if message else kernel)
             names.append(self._pool.code(name))
             communicator = message.communicator if message else None
@@ -201,7 +202,7 @@ class Tables:
         columns["op"] = op_above(self.rows["slices"], parent_of_call(calls, columns["call"]))
         if name == "kernels":
             strings = self._pool.strings
-            columns["communication"] = of_names(columns["name"], strings, categories.is_communication, bool)
+            columns["communication"] = of_names(columns["name"], strings, communication.is_communication, bool)
         self._table(name, columns)
 
     def _waits(self, columns: Columns) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.analyzers.readers import communication
 from perfscope.analyzers.readers.columns import (
     Columns,
     Lookup,
@@ -313,7 +314,7 @@ class Tables:
         columns["op"] = self._by_op_number(self._arguments.numbers(words.OP_ARGUMENT, events["event"]))
         if table == "kernels":
             told = self._arguments.has(words.ARGUMENTS["kernels"]["communication"], events["event"])
-            guessed = self._by_name(columns["name"], categories.is_communication)
+            guessed = self._by_name(columns["name"], communication.is_communication)
             columns["communication"] = np.where(told, columns["communication"] == 1, guessed)
         else:
             for name, guess in (("kind", categories.copy_kind), ("host_memory", categories.host_memory)):
@@ -359,7 +360,7 @@ class Tables:
         rows = np.flatnonzero(kernels["communication"]) if not self._own else np.empty(0, np.int64)
         if not len(rows):
             return {}
-        names = [categories.collective_name(self._strings.strings[code]) for code in kernels["name"][rows].tolist()]
+        names = [communication.collective_name(self._strings.strings[code]) for code in kernels["name"][rows].tolist()]
         return {
             "start_ns": kernels["start_ns"][rows], "end_ns": kernels["end_ns"][rows], "kernel": rows,
             "name": np.array([self._strings.code(name) for name in names], np.int64),

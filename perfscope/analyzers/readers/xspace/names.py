@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from perfscope.analyzers.readers import communication
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.model.trace import CopyKind, HostMemory
 
@@ -89,7 +90,7 @@ def instruction(event: str) -> str:
 
 def is_communication(name: str) -> bool:
     """True for a collective: an HLO instruction's name, or a kernel's of NCCL and its like."""
-    return collective(name) is not None or categories.is_communication(name)
+    return collective(name) is not None or communication.is_communication(name)
 
 
 def collective(name: str) -> str | None:

@@ -50,12 +50,15 @@ from perfscope.analyzers.time import (
     StepAccount,
     account_windows,
     communication_in_steps,
+    lineage,
     rows_by_device,
+    slice_name,
     step_accounts,
     step_windows,
     timed_cost,
     worst_spans,
 )
+from perfscope.model.collectives import operation_of
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, Trace
@@ -78,6 +81,14 @@ _INSTRUCTION = re.compile(
 )
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
+_ASKED = re.compile(r"(?:nccl|rccl|hccl|xccl|c10d|_c10d_functional|_dtensor)::?_?([a-z_]+)")
+
+OPERATIONS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather"})
+"""What the host may ask for of several ranks."""
+
+MANY_OPERATIONS = frozenset({"send_recv", "send", "recv", "communication"})
+"""Kernels of these names do what several operations ask for: NCCL's all-to-all is made of sends and receives."""
+
 ADVICE = {
     "allreduce": "Let DDP overlap it with the backward pass (`bucket_cap_mb`, `static_graph=True`). Use `no_sync()` "
     "while "
@@ -85,8 +96,8 @@ ADVICE = {
     "allgather": "Prefetch the next FSDP block (`set_modules_to_forward_prefetch`). Or keep parameters between "
     "forward and backward (`reshard_after_forward=False`) where memory allows.",
     "reducescatter": "Apply FSDP per block, so that each reduction runs beside the backward pass of the next.",
-    "alltoall": "Run it beside the experts' own work: split the tokens in two halves and pipeline them. Or send lower "
-    "precision.",
+    "alltoall": "Run it beside other work (experts, dense layers): split the batch in two halves and pipeline them. "
+    "Or send lower precision.",
     "sendrecv": "Use more microbatches, an interleaved schedule, or local work beside the sends and receives.",
 }
 """By operation, spelled without underscores: sources write `all_reduce`, `allreduce`, `_allgather_base`."""
@@ -339,8 +350,20 @@ def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
     collective = named.get(kernel)
     name = "" if collective is None else trace.text(int(trace.rows["collectives"]["name"][collective]))
     if name in ("", "unknown"):
-        return operation_of_kernel(trace.text(int(trace.rows["kernels"]["name"][kernel])))
-    return name
+        name = operation_of_kernel(trace.text(int(trace.rows["kernels"]["name"][kernel])))
+    return (_launched_for(trace, kernel) or name) if name in MANY_OPERATIONS else name
+
+
+def _launched_for(trace: Trace, kernel: int) -> str | None:
+    """The operation that the host asked for; ``None`` where no span around the launch says it."""
+    call = int(trace.rows["kernels"]["call"][kernel])
+    row = int(trace.rows["kernels"]["op"][kernel]) if call == MISSING else int(trace.rows["calls"]["parent"][call])
+    for around in lineage(trace, row):
+        match = _ASKED.match(slice_name(trace, around))
+        operation = None if match is None else operation_of(match[1])
+        if operation in OPERATIONS:
+            return operation
+    return None
 
 
 def operation_of_kernel(name: str) -> str:
