@@ -33,6 +33,7 @@ from perfscope.analyzers.time.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
+from perfscope.analyzers.time.held import GrownName, grown_names
 from perfscope.analyzers.time.host_activity import (
     HostActivity,
     compiles,
@@ -112,6 +113,7 @@ __all__ = [
     "GapCause",
     "Gaps",
     "Generation",
+    "GrownName",
     "HostAccount",
     "HostActivity",
     "HostPart",
@@ -146,6 +148,7 @@ __all__ = [
     "generation",
     "graph_op",
     "graph_ops_inside",
+    "grown_names",
     "host_account",
     "host_records",
     "innermost_spans",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice, pairwise
 from pathlib import Path
-from time import perf_counter_ns
+from time import thread_time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ MOST_NODES = 20_000
 """Nodes of autograd graphs that one look visits, some 10 ms. A graph beyond that is not measured."""
 MOST_ELEMENTS = 8
 """Elements of a container whose bytes are read, the last ones."""
-SPACING = 1.5
+SPACING = 2
 """Times the steps since the first look at which the next one is due: early growth is seen, and late growth too."""
 MOST_LOOKS = 64
 MOST_NAMES = 10
@@ -38,9 +38,9 @@ MOST_NAMES = 10
 DEPTH = 2
 """Of attributes: ``self.buffer.items`` is two below ``self``."""
 
-_CONTAINERS = (list, dict, set, deque)
+_CONTAINERS: tuple[Any, ...] = (list, dict, set, deque, tuple)
 _PLAIN = frozenset(
-    {int, float, complex, str, bytes, bool, type(None), type, type(sys), type(lambda: 0), type(len), tuple, range}
+    {int, float, complex, str, bytes, bool, type(None), type, type(sys), type(lambda: 0), type(len), range}
 )
 _ARRAYS = frozenset({("torch", "Tensor"), ("torch", "Parameter"), ("numpy", "ndarray")})
 _JAX_ARRAY = "ArrayImpl"
@@ -87,7 +87,7 @@ class HeldNames:
 
     def look(self, step: int) -> None:
         """Note the sizes of variables after ``step``."""
-        before = perf_counter_ns()
+        before = thread_time_ns()  # on a busy machine the clock would count what others took
         if not self.looks:
             self._first = step
         self._next = step + 1 + int((SPACING - 1) * (step - self._first))
@@ -95,7 +95,7 @@ class HeldNames:
             with suppress(Exception), without_overrides():  # a look that fails is a look that found nothing
                 self._look(step)
         self.looks += 1
-        self.last_cost_ns = perf_counter_ns() - before
+        self.last_cost_ns = thread_time_ns() - before
 
     def grown(self) -> tuple[HeldName, ...]:
         """The variables that were larger at every look than at the one before; of three looks at least."""
@@ -175,7 +175,7 @@ class HeldNames:
         if base is not None:
             length = base.__len__(value)
             last = _last_elements(base, value, length)
-            sizes = [_array_bytes(element) or 0 for element in last]
+            sizes = [_bytes_inside(element) for element in last]
             mean = sum(sizes) / len(sizes) if sizes else 0
             graphs = any(_has_graph(element) for element in last[-1:])
             return _Size(step, "container", length, round(mean * length), graphs)
@@ -191,7 +191,7 @@ class HeldNames:
 
 def _last_elements(base: type, value: Any, length: int) -> list[Any]:
     """The last elements of a list or deque, of a dict its last values; none of a set."""
-    if base in (list, deque):
+    if base in (list, deque, tuple):
         return [base.__getitem__(value, index) for index in range(max(0, length - MOST_ELEMENTS), length)]
     if base is dict:
         return [dict.__getitem__(value, key) for key in islice(dict.__reversed__(value), MOST_ELEMENTS)][::-1]
@@ -208,6 +208,17 @@ def _array_bytes(value: Any) -> int | None:
     if (package, name) not in _ARRAYS and not (package in ("jax", "jaxlib") and name == _JAX_ARRAY):
         return None
     return int(value.nbytes)
+
+
+def _bytes_inside(value: Any) -> int:
+    """Bytes of an array, or of the last arrays in a container of them, such as the keys and values of a layer."""
+    size = _array_bytes(value)
+    if size is not None:
+        return size
+    base = next((base for base in _CONTAINERS if issubclass(type(value), base)), None)
+    if base is None:
+        return 0
+    return sum(_array_bytes(element) or 0 for element in _last_elements(base, value, base.__len__(value)))
 
 
 def _has_graph(value: Any) -> bool:
@@ -232,12 +243,16 @@ def _grew(sizes: list[_Size]) -> bool:
 
     Of three looks at least. What is larger at the second half of the looks than at the first has not levelled off.
     """
-    values = [size.size for size in sizes]
+    if len(sizes) < 3 or len({size.kind for size in sizes}) > 1:
+        return False
+    return _rises([size.size for size in sizes]) or _rises([size.bytes for size in sizes])
+
+
+def _rises(values: list[int]) -> bool:
     pairs = list(pairwise(values))
     rising = sum(later > earlier for earlier, later in pairs)
     falls = any(later < earlier for earlier, later in pairs)
-    grows_late = len(values) >= 3 and values[-1] > values[len(values) // 2]
-    return grows_late and not falls and 2 * rising >= len(pairs) and len({size.kind for size in sizes}) == 1
+    return values[-1] > values[len(values) // 2] and not falls and 2 * rising >= len(pairs)
 
 
 # Which line makes a variable grow, by the bytecode of the function that it is in, or of its class.

@@ -12,7 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
 from perfscope.model.documents.counters import COUNTERS_FILE, StepCounters, dump_counters
@@ -23,7 +23,11 @@ from perfscope.profiler.session.held_names import HeldNames
 PASS, TOOL = "counters", "step_counters"
 
 BUDGET = 0.0025
-"""Of the time, for the readings of cores; and the same again for those of memory and variables."""
+"""Of the time, for the readings of cores."""
+NAMES_BUDGET = 0.003
+"""Of the time, for looks at variables."""
+MEMORY_BUDGET = 0.0005
+"""Of the time, for readings of memory."""
 MACHINE_EVERY_NS = 100_000_000
 """Between two looks at the machine's load and the cgroup; each costs about 30 us."""
 TASKS_EVERY = 64
@@ -39,7 +43,7 @@ MOST_STEPS = 4_096
 """Steps kept. A longer run keeps every second, fourth ... step, so that its whole length is in the list."""
 MOST_MOMENTS = 512
 """Readings of memory kept, thinned in the same way."""
-FIRST_CENSUSES = 4
+FIRST_LOOKS = 5
 """Looks at variables that are always taken: fewer show no growth. Further ones must fit the budget."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -183,7 +187,7 @@ class CoreReadings:
             self._active += task_cpu != task.cpu_ns or task_wait != task.wait_ns
             task.cpu_ns, task.wait_ns = task_cpu, task_wait
         self._others_wait += most
-        self._cost_ns = min(perf_counter_ns() - now, self._cost_ns + 1000)  # it may have waited for a core meanwhile
+        self._cost_ns = min(perf_counter_ns() - now, self._cost_ns + 1_000)  # it may have waited for a core meanwhile
         self._last_ns = now
         return now, cpu, wait, self._others_wait, self._switches
 
@@ -229,11 +233,12 @@ class StepCounting:
         self._steps: list[tuple[int, int, int, bool]] = []
         self._every = 1
         self._memory: list[tuple[int, int, int]] = []
-        self._memory_every = 1
-        self._spent_ns = 0
-        """On memory and variables."""
+        self._names_ns = self._memory_ns = 0
+        """Spent on variables and on memory."""
         self._began_ns = 0
         self._last_ns = 0
+        self._memory_due = 0
+        self._resident = ResidentMemory()
         self._written = 0
 
     def begin(self, *, traced: bool) -> None:
@@ -261,33 +266,39 @@ class StepCounting:
         """The steps so far were none."""
         self._steps.clear()
         self._memory.clear()
+        self._memory_due = 0
         self._names.clear()
 
     def stop(self) -> None:
         """Count no more."""
         self._wanted = False
         self.cores.stop()
+        self._resident.close()
 
     def abandon_in_fork(self) -> None:
         """In a forked child: everything is the parent's."""
         self._wanted = False
         self.cores.abandon_in_fork()
+        self._resident.close()
 
     def _look(self, number: int) -> None:
         """Read memory and variables after a step, as often as the budget allows."""
-        now = perf_counter_ns()
-        allowed = BUDGET * (now - self._began_ns)
-        affordable = self._spent_ns + self._names.last_cost_ns < allowed
-        if self._names.due(number) and (affordable or self._names.looks < FIRST_CENSUSES):
+        elapsed = perf_counter_ns() - self._began_ns
+        affordable = self._names_ns + self._names.last_cost_ns < NAMES_BUDGET * elapsed
+        if self._names.due(number) and (affordable or self._names.looks < FIRST_LOOKS):
             self._names.look(number)
-            self._spent_ns += self._names.last_cost_ns
-        if self._spent_ns + self._last_ns < allowed or len(self._memory) < FIRST_CENSUSES:
-            before = perf_counter_ns()
-            self._memory.append((number, _resident_bytes(), _device_bytes()))
+            self._names_ns += self._names.last_cost_ns
+        due = number >= self._memory_due  # at doubled distances always, so that the whole run is in the list
+        if due or self._memory_ns + self._last_ns < MEMORY_BUDGET * elapsed:
+            if due:
+                first = self._memory[0][0] if self._memory else number
+                self._memory_due = number + max(1, number - first)
+            before = thread_time_ns()
+            self._memory.append((number, self._resident.read(), _device_bytes()))
             if len(self._memory) > MOST_MOMENTS:
                 del self._memory[1::2]
-            self._last_ns = perf_counter_ns() - before
-            self._spent_ns += self._last_ns
+            self._last_ns = thread_time_ns() - before
+            self._memory_ns += self._last_ns
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
         """Write what there is, if it is twice as much as last time or the ``last`` time, and say where it is."""
@@ -326,17 +337,34 @@ class StepCounting:
 # What the system says of the process and its cgroup.
 
 
-def _resident_bytes() -> int:
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
-    return -1
+class ResidentMemory:
+    """The memory of this process, by an open file of the system's."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+
+    def read(self) -> int:
+        """Resident bytes; -1 where the system does not tell."""
+        try:
+            if self._file is None:
+                self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+            return int(os.pread(self._file, 128, 0).split()[1]) * _PAGE
+        except (OSError, ValueError, IndexError):
+            return -1
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = None
 
 
 def _device_bytes() -> int:
     """Bytes that torch's allocator of the current device has given out, or that JAX's arrays hold."""
     torch: Any = sys.modules.get("torch")
     with suppress(Exception):
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch is not None and torch.cuda.is_initialized():
             return int(torch.cuda.memory_allocated())
     jax: Any = sys.modules.get("jax")
     with suppress(Exception):

@@ -5,7 +5,12 @@ that has nothing to do with it. Until then the caching allocator works with ever
 
 How it is found: what is in use is read at the end of every step. It must grow in nearly every one of them, and still in
 the second half, so that a cache that fills up is none; the first step is left out. Where the recording has three or
-four steps, a place in the program must hold the same amount more after each of them. The lines behind it are those
+four steps, a place in the program must hold the same amount more after each of them. A run of `perfscope run` of more
+than twenty steps is judged as a whole: what is in use on the device (torch's allocator, living JAX arrays), else the
+resident memory of the process, is read after steps without a profiler and must rise nearly always, still in the second
+half. Variables of the program that grew meanwhile say what keeps it: a tensor whose autograd graph grows, a list of
+tensors, an array that is made longer, each with the line that does it. What a loop that generates tokens keeps of them
+is not counted. The lines behind it are those
 whose own bytes grow: what was never let go, and what was replaced by something larger. Where a run counted the
 allocator's bytes before its first pass and behind the last one, growth shows also with one recorded step, and the
 place is what that step left behind. Of a JAX program two device memory profiles are compared, with no work queued at
@@ -21,12 +26,13 @@ go of outputs, hooks and caches of a step when it is over; and give what must gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from perfscope.analyzers.memory.categories import memory_phases
+from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.growth import (
     FEWEST_STEPS,
     GrowingPlace,
@@ -47,9 +53,10 @@ from perfscope.analyzers.memory.holders import (
     where_of,
     worst_of_devices,
 )
+from perfscope.analyzers.memory.run_growth import RunGrowth, run_growth
 from perfscope.analyzers.ops import spans_of_blocks
-from perfscope.analyzers.time import step_windows
-from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Where
+from perfscope.analyzers.time import GrownName, framework, generation, grown_names, step_windows
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
@@ -67,6 +74,11 @@ HORIZON_SHARE = 0.1
 
 URGENT_STEPS = 1_000
 """Steps until the device is full from which a leak is high: less than one evaluation or checkpoint apart."""
+
+LEAST_LOOKS = 4
+"""At a variable: three that rise are chance more often."""
+LEAST_RUN = 20
+"""Steps from the first look to the last: less may be one accumulation of gradients."""
 
 ALIKE = 1.5
 """Times the growth a step that one place may have left in the step that was recorded: steps differ a little, and a
@@ -92,24 +104,75 @@ OTHERWISE = (
 )
 
 
-examined = memory_records
+def examined(trace: Trace) -> Scope:
+    """Allocations in the recording; without any, the readings of the process's memory."""
+    records = memory_records(trace)
+    return records if records.count else Scope(len(trace.rows["run_memory"]), "readings of the process's memory")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding a memory that grows, or a stack of a JAX program."""
+    over_run = trace.fact(run_growth)
     profiles = trace.fact(jax_growth)
-    if profiles is not None:
-        return list(_of_profiles(profiles))
+    findings: list[Finding] = [] if profiles is None else list(_of_profiles(profiles))
+    if profiles is None and (over_run is None or trace.fact(memory_timelines)):
+        findings = _of_recording(trace, over_run)
+    if over_run is not None and over_run.growing and not findings and not _generates(trace, over_run):
+        findings = [_of_run(trace, over_run)]
+    names = trace.fact(grown_names)
+    if profiles is not None and findings:
+        findings = [_with_name(finding, names, profiles.steps) for finding in findings]
+    return findings or [_of_graph(name) for name in names if name.keeps_graphs and _long(name)][:1]
+
+
+def _long(name: GrownName) -> bool:
+    """Whether a variable was seen to grow over enough steps."""
+    return len(name.steps) >= LEAST_LOOKS and name.steps[-1] - name.steps[0] >= LEAST_RUN
+
+
+def _with_name(finding: Finding, names: Sequence[GrownName], steps: int) -> Finding:
+    """A finding on JAX's arrays at the line of the variable that keeps them, where one that grows as much is known."""
+    per_step = (finding.cost_bytes or 0) / max(1, steps)
+    keeper = next((name for name in names if ALIKE * name.bytes_per_step >= per_step > 0), None)
+    if keeper is None:
+        return finding
+    made = "" if finding.where.line is None else f" They are made at {finding.where.label()}."
+    return replace(
+        finding,
+        title=fit_title(f"{finding.title}: `{keeper.name}` {_KEEPS[keeper.kind, keeper.graphs]}", keeper.name),
+        detail=f"{finding.detail}{made}",
+        where=keeper.where(),
+        advice=_keep_less(keeper, "jax"),
+    )
+
+
+def _of_graph(name: GrownName) -> Finding:
+    """A variable whose autograd graph grows, where the memory does not show it yet."""
+    more = f"{name.size_per_step:.3g} {'nodes' if name.kind == 'graph' else 'tensors'}"
+    return Finding(
+        subject="growth of a graph",
+        title=fit_title(f"`{name.name}` {_KEEPS[name.kind, name.graphs]}", name.name),
+        detail=f"It holds {more} more after each step, from step {name.steps[0]:,} to step {name.steps[-1]:,}. The "
+        "backward pass frees a part of what a graph keeps; the memory of the process does not show the rest yet.",
+        severity="low",
+        basis="structural",
+        where=name.where(),
+        advice=_keep_less(name, "torch"),
+    )
+
+
+def _of_recording(trace: Trace, over_run: RunGrowth | None) -> list[Finding]:
+    """By the allocator's events and counters of the recorded steps. `AbstainError` where the run tells nothing else."""
     findings: list[Finding] = []
     blind: list[str] = []
-    looked = False
+    looked = over_run is not None
     for timeline in judged_timelines(trace):
         growth = growth_of(trace, timeline)
         if growth is not None:
             looked = True
             findings += _of_steps(growth)
             continue
-        counted = _counted(trace, timeline)
+        counted = None if over_run is not None else _counted(trace, timeline)
         if counted is None:
             blind.append(_why_blind(trace, timeline))
         else:
@@ -118,6 +181,95 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not looked:
         raise AbstainError("; ".join(dict.fromkeys(blind)))
     return worst_of_devices(findings)
+
+
+def _generates(trace: Trace, growth: RunGrowth) -> bool:
+    """Whether the growth is what a loop that generates tokens keeps of them, which ends with the sequence."""
+    name = growth.name
+    return trace.fact(generation) is not None and name is not None and not name.keeps_graphs
+
+
+def _of_run(trace: Trace, growth: RunGrowth) -> Finding:
+    """By readings over the whole run, with the variable that keeps it, or the place of what a recorded step left."""
+    name, steps = growth.name, growth.last_step - growth.first_step
+    places = () if name is not None else _left_in_step(trace, growth)
+    place = places[0] if places else None
+    whose = "memory of the process" if growth.space == "host" else "device memory"
+    if growth.space == "device" and framework(trace) == "jax":
+        whose = "memory of arrays"
+    who = "" if name is None else f": `{name.name}` {_KEEPS[name.kind, name.graphs]}"
+    left = "" if place is None else f"; the recorded step left {format_bytes(place.bytes_per_step)} at {_named(place)}"
+    per_step = round(growth.per_step)
+    return Finding(
+        subject=f"growth of {growth.space} memory",
+        title=fit_title(f"{whose} grows {format_bytes(per_step)} per step{who}", "" if name is None else name.name),
+        detail=f"From {format_bytes(growth.first_bytes)} after step {growth.first_step:,} to "
+        f"{format_bytes(growth.last_bytes)} after step {growth.last_step:,}, by {growth.readings:,} readings{left}.",
+        severity=_urgency(growth),
+        basis="measured",
+        cost_bytes=round(growth.per_step * steps),
+        bytes_are="freed",
+        where=_where(place) if name is None else name.where(),
+        evidence=tuple(
+            {"variable": known.name, "place": known.where().label(), "per_step_bytes": round(known.bytes_per_step),
+             "size_per_step": round(known.size_per_step, 2), "keeps_graphs": known.keeps_graphs}
+            for known in trace.fact(grown_names)[:MOST_ROWS]
+        ),
+        advice=_advice(place) if name is None else _keep_less(name, framework(trace)),
+    )  # fmt: skip
+
+
+_KEEPS: dict[tuple[str, bool], str] = {
+    ("graph", True): "keeps the graph of every step",
+    ("graph", False): "keeps the graph of every step",
+    ("container", True): "keeps tensors with the graph of every step",
+    ("container", False): "keeps arrays of every step",
+    ("array", True): "is made longer in every step",
+    ("array", False): "is made longer in every step",
+}
+
+
+def _keep_less(name: GrownName, whose: str) -> str:
+    """The fix for the variable that keeps the memory."""
+    if name.kind == "graph":
+        return (
+            f"Add values to `{name.name}` without their history: `.detach()` at this line, or `.item()` where waiting "
+            "for the device does not matter"
+        )
+    if name.graphs:
+        return (
+            f"Put detached values into `{name.name}`: `.detach()` at this line. A result that needs a gradient keeps "
+            "all that its backward pass would read"
+        )
+    if name.kind == "array":
+        return f"Give `{name.name}` its final size before the loop and write into it, or keep only what is still read"
+    kept = "`jax.device_get`" if whose == "jax" else "`.cpu()`"
+    return (
+        f"Clear `{name.name}` when its contents have been used, or keep numbers in it; what must stay until the end "
+        f"goes to the host ({kept})"
+    )
+
+
+def _left_in_step(trace: Trace, growth: RunGrowth) -> tuple[GrowingPlace, ...]:
+    """Places of what the recorded step left behind, those nearest to the growth of a step first."""
+    for timeline in trace.fact(memory_timelines):
+        windows = timeline.of(trace).fact(step_windows)
+        if timeline.space == growth.space and timeline.axis == "ns" and windows.count:
+            return _alike(left_behind(trace, timeline, windows.ends[-1:]), growth.per_step)
+    return ()
+
+
+def _alike(places: Iterable[GrowingPlace], per_step: float) -> tuple[GrowingPlace, ...]:
+    """Places that may grow by ``per_step``: a step also leaves what the next one replaces."""
+    alike = [place for place in places if LEAST_BYTES <= place.bytes_per_step <= ALIKE * per_step]
+    return tuple(sorted(alike, key=lambda place: abs(place.bytes_per_step - per_step)))
+
+
+def _urgency(growth: RunGrowth) -> Severity:
+    """By when as much again is held as now."""
+    if growth.per_step * URGENT_STEPS >= growth.last_bytes:
+        return "high"
+    return "medium" if growth.per_step * HORIZON_STEPS >= growth.last_bytes else "low"
 
 
 def _matters(per_step: float, timeline: MemoryTimeline) -> bool:
@@ -175,14 +327,7 @@ def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
     windows = timeline.of(trace).fact(step_windows)
     growing_places: tuple[GrowingPlace, ...] = ()
     if windows.count and timeline.axis == "ns":
-        growing_places = left_behind(trace, timeline, windows.ends[-1:])
-        # a step also leaves what the next one replaces: no single place can hold more than all of them grow by
-        alike = [
-            growing_place
-            for growing_place in growing_places
-            if LEAST_BYTES <= growing_place.bytes_per_step <= ALIKE * per_step
-        ]
-        growing_places = tuple(sorted(alike, key=lambda growing_place: abs(growing_place.bytes_per_step - per_step)))
+        growing_places = _alike(left_behind(trace, timeline, windows.ends[-1:]), per_step)
     growing_place = growing_places[0] if growing_places else None
     who = (
         ""

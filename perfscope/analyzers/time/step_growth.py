@@ -1,0 +1,199 @@
+"""Does the step become longer over the run, and at which line.
+
+Steps without a profiler are divided into blocks of equal numbers. The median of each block, without the time in which a
+step waited for a core, is compared with that of every other block (Mann-Kendall): chance, a slow phase and alternating
+lengths make as many pairs fall as rise. The size is the median slope of all pairs (Theil-Sen).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.time.held import GrownName, grown_names
+from perfscope.analyzers.time.host_activity import main_thread
+from perfscope.analyzers.time.samples import free_samples, sampled_lines
+from perfscope.analyzers.time.sites import CallSite
+from perfscope.model.intervals import Int64
+from perfscope.model.trace import MISSING, Trace
+
+LEAST_STEPS = 40
+"""Without a profiler: of fewer a block has less than four steps, whose middle is a single slow one too often."""
+MOST_BLOCKS = 20
+STEPS_OF_BLOCK = 4
+
+LEAST_RATIO = 1.3
+"""Of the last steps to the first: less is what clocks and other programs make of a step."""
+
+SURE_Z = 3.3
+"""Standard deviations of Mann and Kendall's statistic: one run in a thousand shows as much by chance."""
+
+STILL = 0.15
+"""Of the whole growth that each half of the run must show. A single jump is not growth: a phase began."""
+
+QUARTER = 0.25
+"""Of the steps, at both ends of the run, whose sampled lines are compared."""
+LEAST_SAMPLES = 10
+"""At each end: with fewer a line's share is not known."""
+EXPLAINS = 0.4
+"""Of the growth: a line with less of it is not where it is."""
+LONG = 10
+"""Elements a step: a list of numbers with less is a log, and to go through it takes no time."""
+UNEVEN = 0.1
+"""Change of a line's share. Where all lines keep theirs, the machine became slower, not the program."""
+
+
+class GrowingLine(Struct, frozen=True, kw_only=True):
+    """A line of the program by its time in a step, at both ends of the run."""
+
+    site: CallSite
+    first_ns: float
+    last_ns: float
+
+
+class StepGrowth(Struct, frozen=True, kw_only=True):
+    """Steps that become longer."""
+
+    steps: int
+    """Number of steps that were compared."""
+    first_ns: float
+    """A step at the begin of the run, by the fitted line."""
+    last_ns: float
+    """The same at the end."""
+    since: int
+    """Number of the step at which the growth is first beyond chance."""
+    until: int
+    """Number of the last step."""
+    median_ns: float
+    lines: tuple[GrowingLine, ...]
+    """Those that grew, most time first."""
+    even: bool | None
+    """Whether all lines kept their share; ``None``: not sampled at both ends."""
+    name: GrownName | None
+    """A variable that grew with it, if one is known."""
+
+    @property
+    def line(self) -> GrowingLine | None:
+        """The line that explains the growth."""
+        first = self.lines[0] if self.lines else None
+        enough = first is not None and first.last_ns - first.first_ns >= EXPLAINS * (self.last_ns - self.first_ns)
+        return first if enough else None
+
+
+def step_growth(trace: Trace) -> StepGrowth | None:
+    """The growth; ``None``: too few steps without a profiler, or none that is beyond chance and matters."""
+    numbers, times = free_steps(trace)
+    if len(numbers) < LEAST_STEPS:
+        return None
+    at, middle = _blocks(numbers, times)
+    slope, sure = _trend(at, middle)
+    first = float(np.median(middle - slope * at)) + slope * float(at[0])
+    last = first + slope * float(at[-1] - at[0])
+    first = max(first, float(middle.min()) / 2, 1.0)
+    if sure < SURE_Z or last < LEAST_RATIO * first or not _in_both_halves(at, middle, last - first):
+        return None
+    lines, even = _lines(trace, numbers, times)
+    return StepGrowth(
+        steps=len(numbers),
+        first_ns=first,
+        last_ns=last,
+        since=_since(at, middle),
+        until=int(numbers[-1]),
+        median_ns=float(np.median(times)),
+        lines=lines,
+        even=even,
+        name=_name(trace, lines),
+    )
+
+
+def free_steps(trace: Trace) -> tuple[Int64, Int64]:
+    """Numbers of the steps without a profiler, and their durations without the time waiting for a core, ns."""
+    rows = trace.rows["run_steps"]
+    free = np.flatnonzero(rows["free"])
+    waited = np.maximum(np.maximum(rows["wait_ns"], rows["others_wait_ns"])[free], 0)
+    return rows["number"][free], (rows["until_ns"] - rows["from_ns"])[free] - waited
+
+
+def _blocks(numbers: Int64, times: Int64) -> tuple[np.ndarray, np.ndarray]:
+    """(Middle number, middle duration) of each block of consecutive steps."""
+    count = min(MOST_BLOCKS, len(numbers) // STEPS_OF_BLOCK)
+    parts = np.array_split(np.arange(len(numbers)), count)
+    return (
+        np.array([float(np.median(numbers[part])) for part in parts]),
+        np.array([float(np.median(times[part])) for part in parts]),
+    )
+
+
+def _trend(at: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """``(median slope of all pairs, Mann-Kendall's z)``."""
+    earlier, later = np.triu_indices(len(values), 1)
+    rise = values[later] - values[earlier]
+    score = float(np.sign(rise).sum())
+    count = len(values)
+    spread = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    return float(np.median(rise / (at[later] - at[earlier]))), (score - np.sign(score)) / spread
+
+
+def _in_both_halves(at: np.ndarray, values: np.ndarray, growth: float) -> bool:
+    half = len(values) // 2
+    for part in (slice(0, half + 1), slice(half, None)):
+        slope, _ = _trend(at[part], values[part])
+        if slope * float(at[part][-1] - at[part][0]) < STILL * growth:
+            return False
+    return True
+
+
+def _since(at: np.ndarray, values: np.ndarray) -> int:
+    """Number from which on every block is above all that the first quarter of the blocks shows."""
+    first = values[: max(2, len(values) // 4)]
+    above = values > first.max()
+    rest = np.flatnonzero(~above)
+    row = int(rest[-1]) + 1 if len(rest) else 0
+    return round(float(at[min(row, len(at) - 1)]))
+
+
+def _lines(trace: Trace, numbers: Int64, times: Int64) -> tuple[tuple[GrowingLine, ...], bool | None]:
+    """The lines by their time in a step at both ends of the run, and whether all kept their share.
+
+    Short first steps have few samples: a line then took all of the step at most.
+    """
+    samples, rows = trace.rows["samples"], free_samples(trace, trace.fact(main_thread))
+    count = max(1, round(QUARTER * len(numbers)))
+    shares: list[dict[CallSite, float] | None] = []
+    medians = []
+    for part in (slice(0, count), slice(len(numbers) - count, None)):
+        low, high = int(numbers[part][0]), int(numbers[part][-1])
+        chosen = rows[(samples["step"][rows] >= low) & (samples["step"][rows] <= high)]
+        lines = {line.site: line.share for line in sampled_lines(trace, chosen)}
+        shares.append(lines if len(chosen) >= LEAST_SAMPLES else None)
+        medians.append(float(np.median(times[part])))
+    first, last = shares
+    if last is None:
+        return (), None
+    grown = [
+        GrowingLine(
+            site=site,
+            first_ns=medians[0] * (1.0 if first is None else first.get(site, 0.0)),
+            last_ns=medians[1] * share,
+        )
+        for site, share in last.items()
+        if site.file is not None
+    ]
+    grown = sorted(
+        (line for line in grown if line.last_ns > line.first_ns), key=lambda line: line.first_ns - line.last_ns
+    )
+    if first is None:
+        return tuple(grown), None
+    return tuple(grown), all(abs(last.get(site, 0.0) - first.get(site, 0.0)) < UNEVEN for site in {*first, *last})
+
+
+def _name(trace: Trace, lines: tuple[GrowingLine, ...]) -> GrownName | None:
+    """A variable that grew: one at the line that grew most, else one that keeps arrays or graphs, else a long one."""
+    names = trace.fact(grown_names)
+    place = (lines[0].site.file, lines[0].site.line) if lines else (None, MISSING)
+    at_line = [name for name in names if (name.file, name.line) == place]
+    heavy = [name for name in names if name.keeps_graphs or name.bytes_per_step > 0]
+    long = sorted((name for name in names if name.size_per_step >= LONG), key=lambda name: -name.size_per_step)
+    return next(iter((*at_line, *heavy, *long)), None)
