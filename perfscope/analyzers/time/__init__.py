@@ -33,7 +33,6 @@ from perfscope.analyzers.time.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
-from perfscope.analyzers.time.held import GrownName, grown_names
 from perfscope.analyzers.time.host_activity import (
     HostActivity,
     compiles,
@@ -80,6 +79,7 @@ from perfscope.analyzers.time.spans import (
     work_time,
     worst_spans,
 )
+from perfscope.analyzers.time.step_growth import GrownName, grown_names
 from perfscope.analyzers.time.step_time import trace_step_time
 from perfscope.analyzers.time.steps import (
     device_doubts,

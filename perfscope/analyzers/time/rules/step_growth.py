@@ -23,8 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.time.calls import framework
-from perfscope.analyzers.time.held import GrownName
-from perfscope.analyzers.time.step_growth import LEAST_STEPS, GrowingLine, StepGrowth, free_steps, step_growth
+from perfscope.analyzers.time.step_growth import (
+    LEAST_STEPS,
+    GrowingLine,
+    GrownName,
+    StepGrowth,
+    free_steps,
+    step_growth,
+)
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Finding, Scope, Where, fit_title
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
