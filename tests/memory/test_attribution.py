@@ -291,3 +291,38 @@ def test_a_stack_gives_the_innermost_line_of_the_users():
     # nothing of the user's is on the stack: the library's own line
     assert _site(trace, 2) == ("", SourceLine(file=SITE + "einops/einops.py", line=5, function="rearrange"))
     assert _site(trace, 3) == ("", None)
+
+
+def _decoded(b: MemoryBuilder, *, attends: bool) -> MemoryTimeline:
+    """Three steps that join what was kept before with a new part; attention reads it, or a product does."""
+    reader = "aten::scaled_dot_product_attention" if attends else "aten::mm"
+    for step in range(3):
+        at, length = 100 * step, 64 + step
+        b.step(step, at, at + 100)
+        b.python("decode.py(5): attend", at, at + 100)
+        b.op("aten::cat", at + 10, at + 50, shapes=f"[[[4, 8, {length}, 32], [4, 8, 1, 32]], []]")
+        b.op(reader, at + 60, at + 90)
+        b.make(10 + step, 4_096 * (length + 1), at + 20)
+        if step:
+            b.free(9 + step, at + 95)
+    b.free(9, 96, size=4_096 * 64)
+    b.make(1, 4_096, 70)
+    b.free(1, 80)
+    (timeline,) = memory_timelines(b.build())
+    return timeline
+
+
+def test_what_attention_keeps_for_the_next_call_is_the_cache() -> None:
+    b = MemoryBuilder()
+    b.starts_with(4_096 * 64)
+    timeline = _decoded(b, attends=True)
+    kept = {address: category_of(timeline, address) for address in (9, 10, 11, 12, 1)}
+    assert [kept[address] for address in (9, 10, 11, 12)] == [MemoryCategory.KV_CACHE] * 4
+    assert kept[1] is not MemoryCategory.KV_CACHE
+
+
+def test_what_is_kept_without_an_attention_is_no_cache_of_keys() -> None:
+    b = MemoryBuilder()
+    b.starts_with(4_096 * 64)
+    timeline = _decoded(b, attends=False)
+    assert MemoryCategory.KV_CACHE not in timeline.blocks["category"].tolist()

@@ -7,7 +7,8 @@ The surest source first; a block that none of them knows stays unknown:
 3. the op or the stack that asked for it: collectives, scratch of a library, data loaders, the optimizer's first step;
 4. the phases it was made and let go in: made in the forward pass and alive when the next backward pass begins is an
    activation; made in the backward pass and alive when the optimizer begins, a gradient; made by the optimizer and
-   alive when it begins again, or never freed, its state; gone before the next phase, a temporary.
+   alive when it begins again, or never freed, its state; gone before the next phase, a temporary;
+5. what attention joins with the cache of the step before, or writes into it, and keeps: the cache of keys and values.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of, memory_rows
 from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, following, op_categories, span_phases
 from perfscope.analyzers.memory.sites import Numbered, block_sites, stack_categories, stack_phases
+from perfscope.analyzers.ops import movements
 from perfscope.analyzers.ops.recompute import recompute_regions
 from perfscope.analyzers.time import nearest_ancestor, step_windows, steps_at
 from perfscope.model.live_bytes import NEVER, Int64
@@ -85,6 +87,8 @@ def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     _set(blocks, _from_stacks(recorded, blocks, phases), KnownBy.STACK)
     _set(blocks, _from_phases(blocks, phases, again_until), KnownBy.PHASE)
 
+    _set(blocks, _kv_cache(with_graph(trace, recorded), blocks), KnownBy.OP)
+
     texts = Numbered(timeline.texts)
     sites = block_sites(recorded, blocks["op"], blocks["frame"], texts, graph=with_graph(trace, recorded))
     known = (blocks["module"] == MISSING) & (sites.modules != MISSING)
@@ -144,6 +148,28 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
     let_go = phases.segment_at(np.where(blocks["after"], NEVER, blocks["end"]) - 1)
     categories[saved & (let_go != MISSING) & (let_go == phases.segment_at(until))] = MemoryCategory.ACTIVATION
     categories[made & _is_input(start, end, phase, phases)] = MemoryCategory.INPUT
+    return categories
+
+
+SAME_CACHE = 0.9
+"""Bytes of a cache over those of the next one: it grows by one token, of at least ten."""
+
+
+def _kv_cache(trace: Trace, blocks: Columns) -> Codes:
+    """What joins of a cache made, and blocks of that size that were there before and are let go: earlier caches."""
+    categories = np.zeros(len(blocks["start"]), np.uint8)
+    joins = [item.rows for item in trace.fact(movements) if item.kind == "cache_join"] if len(blocks["op"]) else []
+    if not joins:
+        return categories
+    rows = np.zeros(len(trace.rows["slices"]), bool)
+    rows[np.concatenate(joins)] = True
+    made = nearest_ancestor(trace, blocks["op"].astype(np.int64), rows) != MISSING
+    sizes = np.unique(blocks["bytes"][made])
+    if not len(sizes):
+        return categories
+    larger = sizes[np.minimum(np.searchsorted(sizes, blocks["bytes"]), len(sizes) - 1)]
+    earlier = blocks["before"] & (blocks["bytes"] <= larger) & (blocks["bytes"] >= SAME_CACHE * larger)
+    categories[made | (earlier & ~blocks["after"])] = MemoryCategory.KV_CACHE
     return categories
 
 

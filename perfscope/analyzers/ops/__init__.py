@@ -35,7 +35,7 @@ from perfscope.analyzers.ops.hardware_counters import (
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, uses_tensor_cores
-from perfscope.analyzers.ops.movement import times_of_ops
+from perfscope.analyzers.ops.movement import Movement, movements, times_of_ops
 from perfscope.analyzers.ops.op_call import OpCost
 from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_works
@@ -49,6 +49,7 @@ __all__ = [
     "CountedCall",
     "CountedOp",
     "CountedWork",
+    "Movement",
     "OpCost",
     "OpWork",
     "TopWork",
@@ -67,6 +68,7 @@ __all__ = [
     "matmul_precision",
     "merge_top_work",
     "module_label",
+    "movements",
     "op_category",
     "op_class",
     "op_work",

@@ -45,6 +45,8 @@ class MemoryCategory(IntEnum):
     CONSTANT = 11
     CODE = 12
     """Compiled programs that lie in device memory."""
+    KV_CACHE = 13
+    """Keys and values of earlier tokens, kept for the next call of a model that generates text."""
 
 
 class HeldState(IntEnum):

@@ -32,6 +32,7 @@ COLORS = {
     MemoryCategory.OUTPUT: "#56b4d9",
     MemoryCategory.CONSTANT: "#6f7b8a",
     MemoryCategory.CODE: "#525c69",
+    MemoryCategory.KV_CACHE: "#b5651d",
     MemoryCategory.UNKNOWN: "#a7afb9",
 }
 NOT_KNOWN = "not known"
@@ -46,7 +47,8 @@ PHASE_COLORS = {
 
 ORDER = (
     MemoryCategory.CODE, MemoryCategory.CONSTANT, MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE,
-    MemoryCategory.GRADIENT, MemoryCategory.INPUT, MemoryCategory.OUTPUT, MemoryCategory.UNKNOWN,
+    MemoryCategory.KV_CACHE, MemoryCategory.GRADIENT, MemoryCategory.INPUT, MemoryCategory.OUTPUT,
+    MemoryCategory.UNKNOWN,
     MemoryCategory.ACTIVATION, MemoryCategory.AUTOGRAD_DETAIL, MemoryCategory.COMMUNICATION,
     MemoryCategory.WORKSPACE, MemoryCategory.TEMPORARY,
 )  # fmt: skip
@@ -130,7 +132,8 @@ def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
 
 def category_words(category: MemoryCategory) -> str:
     """``optimizer state``; ``unknown`` for blocks that no source tells the category of."""
-    return category.name.lower().replace("_", " ")
+    words = category.name.lower().replace("_", " ")
+    return words.replace("kv ", "KV ")
 
 
 # The picture of a memory as inline SVG: areas by category over time, the peak marked, phases and steps below.
