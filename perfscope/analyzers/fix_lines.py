@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from perfscope.model.finding import Finding
 
 CALLS: dict[str, tuple[str, ...]] = {
+    "debug_mode": ("use_deterministic_algorithms", "set_detect_anomaly", "detect_anomaly"),
     "donation_missed": ("jit", "pjit", "pmap", "filter_jit"),
     "dynamic_shape_churn": ("compile",),
     "excess_remat": ("checkpoint", "remat"),

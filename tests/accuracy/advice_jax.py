@@ -19,7 +19,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_weak_state",
         "google-deepmind/optax 1440, mujoco 2306",
         rules=COMPILES,
-        line=("def update(state, x)",),
+        line=("def update(state, x)", "state, loss = update(", '"average": jnp.asarray(0.0)'),
         fix=("weak", "average|best"),
     ),
     _case(
@@ -77,7 +77,7 @@ JAX: tuple[AdviceCase, ...] = (
         "nothing is jitted",
         "jax_no_jit",
         "jax-ml/jax 20326, 14620 and 4537",
-        rules=("nothing_jitted"),
+        rules=("nothing_jitted",),
         fix=("jax.jit", "relax|energy"),
     ),
     _case(

@@ -97,9 +97,8 @@ TORCH: tuple[AdviceCase, ...] = (
         "more threads than cores",
         "too_many_threads",
         "FlashML-org/FreeToken 371 (2026), edbeeching/godot_rl_agents 266 (2026)",
-        rules=("too_many_threads", "thread_oversubscription", "debug_mode", "host_bound"),
-        fix=("thread",),
-        line=("set_num_threads",),
+        says=(r"48 compute threads share \d+ cores?",),
+        forbidden=("other threads of other programs took",),
     ),
     _case(
         "compile",
@@ -287,7 +286,7 @@ TORCH: tuple[AdviceCase, ...] = (
         "no cache at all",
         "no_cache",
         "Emericen/tiny-qwen 21 (2026)",
-        rules=("data_movement", "repeated_prefix", "no_cache"),
+        rules=("recomputed_prefix",),
         fix=("cache",),
     ),
     _case(

@@ -94,5 +94,12 @@ def test_memory_that_deterministic_algorithms_fill() -> None:
     assert judge(RULE, deterministic(100, below="aten::zeros")).status == "clean"
 
 
+def test_memory_that_deterministic_algorithms_fill_is_no_data_movement_of_the_program() -> None:
+    outcomes = analyze([deterministic(500)], ["debug_mode", "data_movement"])
+    assert (outcomes["debug_mode"].status, outcomes["data_movement"].status) == ("flagged", "clean")
+    without = replace(deterministic(500), program_facts=())
+    assert analyze([without], ["debug_mode", "data_movement"])["data_movement"].status == "flagged"
+
+
 def test_without_ops_it_abstains() -> None:
     assert judge(RULE, backward(checked=4, recorded=frozenset({"steps"})).build()).status == "abstained"

@@ -29,6 +29,7 @@ import numpy as np
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.debugging import anomaly_mode
 from perfscope.analyzers.time.records import op_records
+from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import MISSING, Trace
@@ -99,12 +100,13 @@ def _filled_memory(trace: Trace) -> Iterator[Finding]:
     cost, whole = int((slices["end_ns"][rows] - slices["start_ns"][rows]).sum()), whole_ns(trace)
     if cost < LEAST_SHARE * whole:
         return
+    longest = call_site(trace, int(rows[np.argmax(slices["end_ns"][rows] - slices["start_ns"][rows])]))
     yield Finding(
         subject="filled memory",
         title=f"deterministic mode fills new memory: {len(rows):,} times",
         detail="torch.use_deterministic_algorithms fills each tensor of torch.empty with a fixed value.",
         **timed_cost(trace, cost, whole),
-        where=Where(op="aten::fill_"),
+        where=longest.where("aten::fill_"),
         evidence=({"what": "fill_", "count": len(rows), "time_ns": cost},),
         advice="Set torch.utils.deterministic.fill_uninitialized_memory = False; algorithms stay deterministic.",
     )

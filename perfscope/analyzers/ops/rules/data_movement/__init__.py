@@ -207,7 +207,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
     """Yield a finding for each cause in a function of the program with a large part of the steps.
 
-    What `constant_work` found at the same line is left to it.
+    What `constant_work` found at the same line is left to it, and memory that deterministic mode fills to `debug_mode`.
     """
     if trace.hlo:
         from perfscope.analyzers.ops.rules.data_movement.programs import program_findings
@@ -218,7 +218,10 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         raise AbstainError("neither ops of PyTorch nor compiled programs in the recording", ("host_ops",))
     whole = whole_ns(trace)
     named = {finding.where.label() for rule, finding in found if rule == "constant_work"}
+    filled = any(rule == "debug_mode" and finding.where.op == "aten::fill_" for rule, finding in found)
     for movement in trace.fact(movements):
+        if filled and movement.kind == "clear" and (movement.cause or "").startswith("aten::empty"):
+            continue
         words = _WORDS[movement.kind]
         least = LEAST_SHARE_OF_NEEDED if words.needed else LEAST_SHARE
         again = movement.kind in ("dequantise", "convert") and movement.site.where().label() in named
