@@ -55,16 +55,14 @@ def test_other_types_are_clean(dtype: str) -> None:
     assert judge(RULE, on_host(dtype)).status == "clean"
 
 
-def test_kernels_on_a_device_count_by_the_ratio_of_its_peaks() -> None:
+def test_kernels_on_a_device_are_counted_by_their_ops() -> None:
     builder = TraceBuilder()
-    builder.device(name="NVIDIA GeForce RTX 4090")
     builder.step(1, 0, 1000)
     builder.op("aten::mm", 0, 50, external_id=5, dtypes="['double', 'double']")
     builder.launched("gemm", 10, 60, 700, correlation=1, external_id=5)
     outcome = judge(RULE, builder.build())
     (finding,) = outcome.findings
-    assert finding.cost_ns is not None
-    assert 320_000 < finding.cost_ns <= 640_000
+    assert finding.cost_ns == 320_000
 
 
 def test_without_dtypes_it_abstains() -> None:

@@ -8,8 +8,8 @@ Why it costs:
 How it is found:
     By the dtypes of ops, from the op graph of a run or the shapes of a trace. The cost is half the time of ops with
     float64 operands: on the host their own time where it is more than
-    dispatch, on a device the exposed time of their kernels; where the peaks of the
-    device are known, products count by the ratio of its peaks. It is modelled and an upper bound. The place is the
+    dispatch, on a device the exposed time of their kernels. It is modelled; a GPU
+    with a low float64 rate saves more. The place is the
     line that converts the model or the default dtype (`perfscope run` records `.double()` and
     `torch.set_default_dtype`), else the first op that makes float64 of other types, else the first that takes a float64
     tensor from outside of the step.
@@ -29,8 +29,6 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.devices import find_device
-from perfscope.analyzers.devices.roofline import peak_ratio
 from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.time import op_records, op_times, step_windows, time_of, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where, fit_title
@@ -143,18 +141,8 @@ def _on_device(trace: Trace, shares: dict[str, float]) -> list[_Wide]:
     result = []
     for name, rows in members.items():
         exposed = round(shares[name] * time_of(trace, "kernels", np.array(rows)).exposed_ns)
-        saved = _saved_share(trace, int(kernels["device"][rows[0]])) if op_class(name) in PRODUCTS else HALF
-        result.append(_Wide(name=name, calls=len(rows), time_ns=exposed, saved_ns=round(saved * exposed)))
+        result.append(_Wide(name=name, calls=len(rows), time_ns=exposed, saved_ns=round(HALF * exposed)))
     return result
-
-
-def _saved_share(trace: Trace, device_row: int) -> float:
-    """Of a product's time on a device, by its peaks; half where they are not known."""
-    device = find_device(trace.text(int(trace.rows["devices"]["name"][device_row])))
-    try:
-        return HALF if device is None else max(HALF, 1 - 1 / peak_ratio(device, "float32", "float64"))
-    except (ValueError, KeyError):
-        return HALF
 
 
 def _entrance(trace: Trace) -> tuple[Where, str]:
