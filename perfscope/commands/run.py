@@ -63,6 +63,9 @@ LAUNCHERS = frozenset({"accelerate.commands.launch", "torch.distributed.launch",
 """Modules that start the program's processes, which are then captured too."""
 
 
+NOTEBOOK = ".ipynb"
+
+
 def _is_launcher(word: str) -> bool:
     """Whether a word is a command: ``torchrun`` on the path, or a file that starts itself, such as ``venv/bin/python``.
 
@@ -223,6 +226,12 @@ def _target(context: click.Context) -> Target:
     words, kind = context.meta[TARGET]
     if not words:
         raise UsageError("nothing to run: give script.py, -m module, or -- command")
+    if kind == "script" and words[0].endswith(NOTEBOOK):
+        script = f"{Path(words[0]).stem}.py"
+        raise UsageError(
+            f"{words[0]} is a notebook: `jupyter nbconvert --to script {words[0]}` makes a script, and `perfscope run "
+            f"{script}` runs it; or, with IPython, `perfscope run -- ipython {words[0]}`"
+        )
     return Target(arguments=words, module=kind == "module", command=kind == "command")
 
 

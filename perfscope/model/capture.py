@@ -72,6 +72,8 @@ class Message:
     worker_of: int | None = None
     """The process that reads this is a worker that ``multiprocessing`` started for the process with this id: its stacks
     are sampled, and nothing else."""
+    child: bool = False
+    """Whether the program started the process that reads this: it captures if no process before it has steps."""
     trial: bool = False
     """Whether this is a launch of `perfscope try`, whose processes report what became of the next two."""
     interventions: tuple[str, ...] = ()
@@ -100,6 +102,7 @@ def load_message(text: str) -> Message:
         checkout=raw.get("checkout"),
         tree=raw.get("tree"),
         worker_of=raw.get("worker_of"),
+        child=raw.get("child", False),
         trial=raw.get("trial", False),
         interventions=tuple(raw.get("interventions", ())),
         record_steps=raw.get("record_steps", 0),

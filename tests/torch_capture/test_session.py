@@ -480,3 +480,76 @@ def test_a_program_without_standard_streams_is_captured(tmp_path: Path) -> None:
     done = captured(write(tmp_path, LOOP + CLOSED), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert passes(only(tmp_path))["timing"].state == "recorded"
+
+
+CHILD_LOOP = (
+    "import torch\n"
+    "def train():\n"
+    "    parameter = torch.nn.Parameter(torch.ones(4))\n"
+    "    optimizer = torch.optim.SGD([parameter], lr=0.1)\n"
+    "    for _ in range(14):\n"
+    "        optimizer.zero_grad()\n"
+    "        parameter.square().sum().backward()\n"
+    "        optimizer.step()\n"
+    "    print('done')\n"
+)
+STARTED = {
+    "fork": CHILD_LOOP + "import multiprocessing\np = multiprocessing.get_context('fork').Process(target=train)\n"
+    "p.start()\np.join()\n",
+    "spawn": CHILD_LOOP + "import multiprocessing\nif __name__ == '__main__':\n"
+    "    p = multiprocessing.get_context('spawn').Process(target=train)\n    p.start()\n    p.join()\n",
+    "subprocess": "import os, subprocess, sys\n"
+    f"subprocess.run([sys.executable, '-c', {CHILD_LOOP + 'train()'!r}], check=True, env=dict(os.environ, OWN='1'))\n",
+    "exec": "import os, sys\n"
+    "if 'AGAIN' not in os.environ:\n"
+    "    os.environ['AGAIN'] = '1'\n"
+    "    os.execv(sys.executable, [sys.executable, *sys.argv])\n" + CHILD_LOOP + "train()\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", sorted(STARTED))
+def test_a_process_that_the_program_starts_is_captured_where_the_first_has_no_steps(how: str, tmp_path: Path) -> None:
+    done = captured(write(tmp_path, STARTED[how]), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    process = only(tmp_path)
+    assert (process.step_source, process.steps_seen, process.child) == ("optimizer.step", 14, True)
+    assert passes(process)["timing"].steps == (2, 5)
+    assert "processes that the program started" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_program_with_steps_is_captured_alone_and_its_children_see_nothing_of_us(tmp_path: Path) -> None:
+    look = "import os, sys; print(sorted(name for name in os.environ if name[:9] in ('PERFSCOPE', 'PYTHONPAT')))"
+    program = write(
+        tmp_path,
+        CHILD_LOOP + f"train()\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', {look!r}], check=True)\n"
+        f"subprocess.run([sys.executable, '-c', {CHILD_LOOP + 'train()'!r}], check=True)\n",
+    )
+    done = captured(program, cwd=tmp_path)
+    assert done.stdout == plain(program, cwd=tmp_path).stdout
+    assert only(tmp_path).child is False
+
+
+def test_a_notebook_is_a_usage_error_that_says_how(tmp_path: Path) -> None:
+    (tmp_path / "train.ipynb").write_text("{}")
+    done = captured(tmp_path / "train.ipynb", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nbconvert --to script train.ipynb" in done.stderr.replace(f"{tmp_path}/", "")
+
+
+@pytest.mark.slow
+def test_requests_of_pool_threads_are_steps_of_one_thread(tmp_path: Path) -> None:
+    program = write(
+        tmp_path,
+        "import torch\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()\n"
+        "def handle(_):\n    with torch.no_grad():\n        return [float(v) for v in net(torch.ones(4, 8)).sum(1)]\n"
+        "with ThreadPoolExecutor(2) as pool:\n    print(len(list(pool.map(handle, range(400)))))\n",
+    )
+    done = captured(program, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "400\n")
+    assert all(line.startswith("perfscope: ") for line in done.stderr.splitlines()), done.stderr
+    process = only(tmp_path)
+    assert process.step_source == "calls of Sequential"
+    assert passes(process)["timing"].state == passes(process)["structure"].state == "recorded"

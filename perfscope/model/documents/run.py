@@ -27,6 +27,8 @@ TASK_FILE = "run-task{:05d}.json"
 PROCESS_FILE = "process.json"
 ATTACHED_FILE = ".framework-seen"
 """Made by the first process that imports torch or jax: without it the program had neither."""
+STEPS_FILE = ".steps-seen"
+"""Made by a process of the run that has steps and was not started by the program."""
 FAILURES_FILE = "failures.txt"
 """One line for each error of our own inside the program."""
 
@@ -80,6 +82,8 @@ class Process:
     rank: int
     directory: str
     schema: str = PROCESS_SCHEMA
+    child: bool = False
+    """Whether the program started it, and it captured because no process before it had steps."""
     world_size: int | None = None
     step_source: str | None = None
     """``perfscope.step``, ``torch.profiler``, ``annotation NAME``, ``optimizer.step`` or ``whole program``."""

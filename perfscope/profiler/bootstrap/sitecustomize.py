@@ -35,11 +35,72 @@ def _leave_no_trace(text: str) -> dict[str, Any]:
     if message["follow"]:
         return message
     del os.environ[VARIABLE]
+    if message["child"]:
+        # Its program may have set a path of its own: ours is the entry before it.
+        message["pythonpath"] = os.environ.get("PYTHONPATH", "").partition(HERE)[2].removeprefix(os.pathsep) or None
     if message["pythonpath"] is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = message["pythonpath"]
     return message
+
+
+# Processes that the program starts, as long as this process has no steps of its own.
+
+
+def _pass_on(text: str) -> None:
+    """Have Python processes that this one starts run the bootstrap, too: ``exec``, ``subprocess``, ``multiprocessing``.
+
+    Only the new process gets the variables, and takes them out again as this one did.
+    """
+    import _posixsubprocess
+    import json
+
+    passed = json.dumps({**json.loads(text), "child": True})
+
+    def variables(path: str | None) -> dict[str, str]:
+        return {VARIABLE: passed, "PYTHONPATH": os.pathsep.join(filter(None, (HERE, path)))}
+
+    def fork_exec(words: Any, programs: Any, close: Any, keep: Any, folder: Any, env: Any, *rest: Any) -> Any:
+        if VARIABLE not in os.environ and _may_capture(words):
+            pairs = env if env is not None else [key + b"=" + value for key, value in os.environb.items()]
+            before = dict(pair.partition(b"=")[::2] for pair in pairs)
+            path = before.get(b"PYTHONPATH")
+            added = variables(None if path is None else os.fsdecode(path))
+            before.update({os.fsencode(key): os.fsencode(value) for key, value in added.items()})
+            env = [key + b"=" + value for key, value in before.items()]
+        return start(words, programs, close, keep, folder, env, *rest)
+
+    def execve(path: Any, words: Any, env: Any) -> Any:
+        if VARIABLE not in os.environ and _may_capture([path, *words[1:]]):
+            env = {**env, **variables(env.get("PYTHONPATH"))}
+        return replace(path, words, env)
+
+    def execv(path: Any, words: Any) -> Any:
+        return execve(path, words, os.environ)
+
+    start, replace = _posixsubprocess.fork_exec, os.execve
+    _posixsubprocess.fork_exec = fork_exec
+    os.execve, os.execv = execve, execv
+    started: Any = sys.modules.get("subprocess")
+    if started is not None and hasattr(started, "_fork_exec"):
+        started._fork_exec = fork_exec
+
+
+def _may_capture(words: Any) -> bool:
+    """Whether a command is a Python of which the bootstrap may be part, and this process has no steps."""
+    session: Any = sys.modules.get("perfscope.profiler.session.session")
+    if session is not None and session.has_steps():
+        return False
+    try:
+        command = [os.fsdecode(word) for word in words]
+    except TypeError:  # no command: the original raises the program's error
+        return False
+    if not command or not os.path.basename(command[0]).startswith("python"):  # noqa: PTH119
+        return False
+    flags = command[1] if len(command) > 1 else ""
+    isolated = flags.startswith("-") and not flags.startswith("--") and any(flag in flags[:4] for flag in "IES")
+    return not isolated and not any("compile_worker" in word for word in command)
 
 
 def _attach(text: str, framework: Any) -> None:
@@ -139,7 +200,12 @@ if VARIABLE in os.environ and __name__ == "sitecustomize":
     try:
         _message = _leave_no_trace(_text)
         atexit.register(_keep_error, _message["directory"])
-        _awaited = ("torch", "jax", MARKS) if '"times_only": true' in _text else ("torch", "jax")
+        _times_only = _message["options"]["times_only"]
+        _awaited = ("torch", "jax", MARKS) if _times_only else ("torch", "jax")
+        if not (
+            _message["follow"] or _message["worker_of"] or _message["trial"] or _message["recording"] or _times_only
+        ):
+            _pass_on(_text)
         sys.meta_path[:0] = [_WaitForFramework(_text, name) for name in _awaited]
     except Exception as error:
         print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)

@@ -285,6 +285,10 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, 
     if leads:
         processes, damaged = run_folders.read_processes(directory)
         notes += damaged
+        if own := tuple(process for process in processes if not process.child and process.step_source):
+            processes = own  # steps of a process that the program started are another program's
+        elif any(process.step_source for process in processes):
+            notes.append("the steps are of processes that the program started; it has none itself")
         if not any(process.step_source for process in processes):
             why = _why_nothing(directory, options, logged=bool(processes) and options.capture is None, failed=failed)
             if options.capture is not None:
@@ -330,7 +334,10 @@ def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, fail
     if failed is not None:
         return f"{what}: {failed}"
     if not (directory / ATTACHED_FILE).exists():
-        return "nothing was captured: no Python process of the program imported torch or jax"
+        return (
+            "nothing was captured: no Python process that perfscope follows imported torch or jax. Processes started "
+            "through a shell are not followed: with `perfscope run --follow` they are"
+        )
     if options.step_annotation is not None:
         return f"{what}: no annotation named {options.step_annotation!r} was seen"
     return (

@@ -28,10 +28,11 @@ def available() -> str | None:
 class StackCapture:
     """Of one process with steps. Methods are called at step boundaries, on the thread of the loop."""
 
-    def __init__(self, message: Message, with_traced: Callable[[], None]) -> None:
+    def __init__(self, message: Message, with_traced: Callable[[], None], stepping: Callable[[], bool]) -> None:
         """Nothing is sampled yet. No samples are taken where they are not wanted, or another tool records.
 
-        ``with_traced``: called with each sampling of a step of the timing pass.
+        ``with_traced``: called with each sampling of a step of the timing pass. ``stepping``: whether the process has
+        steps.
         """
         options = message.options
         self._run = Path(message.directory)
@@ -40,7 +41,7 @@ class StackCapture:
         self._written = 0
         if options.stacks and not options.times_only and options.capture is None and available() is None:
             self._sampler = StackSampler(SourceFiles(Path.cwd(), ()), with_traced=with_traced)
-            workers.reach_started_workers(message)
+            workers.reach_started_workers(message, stepping)
 
     def watch_loaders(self) -> None:
         """torch is imported."""
@@ -72,12 +73,13 @@ class StackCapture:
         if self._sampler is not None:
             self._sampler.stop()
 
-    def abandon_in_fork(self) -> None:
-        """In a forked child: the samples are the parent's. If it is a worker it gets a sampler of its own."""
+    def abandon_in_fork(self, *, sample: bool) -> None:
+        """In a forked child: the samples are the parent's. With ``sample`` a worker gets a sampler of its own."""
         self._loaders.stop()
         if self._sampler is not None:
             self._sampler.abandon_in_fork()
-            workers.sample_forked(self._run)
+            if sample:
+                workers.sample_forked(self._run)
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
         """Write what there is, if it is twice as much as last time or the ``last`` time, and say where it is."""

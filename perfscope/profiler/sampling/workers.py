@@ -39,8 +39,11 @@ def files(run: Path) -> list[Path]:
     return sorted((run / WORKERS_FOLDER).glob(f"{os.getpid()}-*{STACKS_SUFFIX}"))[:MOST_WORKERS]
 
 
-def reach_started_workers(message: Message) -> None:
-    """Have children that are spawned from here on sample themselves; with ``follow`` they have their own sessions."""
+def reach_started_workers(message: Message, stepping: Callable[[], bool]) -> None:
+    """Have children that are spawned from here on sample themselves; with ``follow`` they have their own sessions.
+
+    ``stepping``: whether this process has steps. Before, only workers of data loaders are sampled.
+    """
     if message.follow:
         return
     from multiprocessing.process import BaseProcess
@@ -50,7 +53,8 @@ def reach_started_workers(message: Message) -> None:
 
     def sampled(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def start(process: Any) -> None:
-            if process._start_method not in ("spawn", "forkserver") or VARIABLE in os.environ:
+            started = process._start_method in ("spawn", "forkserver") and VARIABLE not in os.environ
+            if not started or not (stepping() or _loads(process)):
                 original(process)
                 return
             path = os.environ.get("PYTHONPATH")
@@ -68,6 +72,10 @@ def reach_started_workers(message: Message) -> None:
         return start
 
     wrap(BaseProcess, "start", sampled)
+
+
+def _loads(process: Any) -> bool:
+    return str(getattr(getattr(process, "_target", None), "__module__", "")).startswith("torch.utils.data")
 
 
 def sample_forked(run: Path) -> None:

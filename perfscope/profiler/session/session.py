@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, perf_counter_ns
@@ -20,7 +21,7 @@ from perfscope.profiler.nsys.marks import NsysMarks
 from perfscope.profiler.numerics.capture import NumericsCapture
 from perfscope.profiler.sampling import workers
 from perfscope.profiler.sampling.capture import StackCapture
-from perfscope.profiler.session import annotate, process_state
+from perfscope.profiler.session import annotate, children, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
 from perfscope.profiler.session.step_counters import StepCounting
@@ -47,9 +48,33 @@ def attach(message: Message, framework: Framework) -> None:
         return
     if _session is None:
         _session = Session(message)
-        atexit.register(_session.finish)
-        os.register_at_fork(after_in_child=_session.abandon)
+        atexit.register(_finish)
+        os.register_at_fork(after_in_child=_forked)
     _session.listen(framework)
+
+
+def has_steps() -> bool:
+    """Whether the steps of this process are known."""
+    return _session is not None and _session.stepping
+
+
+def _finish() -> None:
+    if _session is not None:
+        _session.finish()
+
+
+def _forked() -> None:
+    """In a forked child: everything is the parent's; a process that may have steps begins anew."""
+    global _session
+    before = _session
+    if before is None:
+        return
+    may_have_steps = before.may_follow and children.forked_as_process(sys._getframe())
+    before.abandon(sample=not may_have_steps)
+    if may_have_steps:
+        _session = Session(replace(before.message, child=True))
+        for framework in before.frameworks:
+            _session.listen(framework)
 
 
 class Session:
@@ -57,14 +82,15 @@ class Session:
 
     def __init__(self, message: Message) -> None:
         """Plan the passes; nothing is hooked yet."""
-        self._message = message
+        self.message = message
         self.options = message.options
         self._run = Path(message.directory)
         self._pid = os.getpid()
+        self._finished = False
         self._passes = PassRunner(self.options, self._run, self._before)
         self._first = first_step(self.options)
         self._hooks = Hooks()
-        self._frameworks: list[Framework] = []
+        self.frameworks: list[Framework] = []
         self._jax: JaxSession | None = None
         self._compile: TorchCompileCapture | None = None
         self._memory = MemoryRecorder(self._run, wanted=not (self.options.times_only or self.options.numerics))
@@ -72,7 +98,7 @@ class Session:
         self._numerics = NumericsCapture(lambda: self._finder, wanted=self.options.numerics, deep=deep)
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._counting = StepCounting(wanted=not (self.options.times_only or self.options.numerics))
-        self._stacks = StackCapture(message, lambda: self._counting.cores.read(traced=True))
+        self._stacks = StackCapture(message, lambda: self._counting.cores.read(traced=True), lambda: self.stepping)
         self._facts = ProgramFacts()
         self._trial = ProcessInterventions(message) if message.trial else None
         self._finder = StepFinder(self.options, self, self._forget)
@@ -92,11 +118,23 @@ class Session:
         """Whether all work was waited for before the step: without work of the step before, its time is none."""
         self._written = 0.0
 
+    @property
+    def stepping(self) -> bool:
+        """Whether its steps are known."""
+        return self._source is not None
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether a process that this one starts may capture in its place."""
+        message, options = self.message, self.options
+        plain = not (message.trial or message.recording or options.times_only or options.numerics)
+        return plain and not self.stepping
+
     def listen(self, framework: Framework) -> None:
         """Hook the framework and the annotations, or begin at once with ``--whole``."""
         try:
             process_state.mark_attached(self._run)
-            self._frameworks.append(framework)
+            self.frameworks.append(framework)
             if self._trial is not None:
                 self._trial.attach(framework)
             if framework == "jax":
@@ -146,8 +184,8 @@ class Session:
 
     def _framework(self, source: Source | None) -> Framework:
         """Whose passes run: of the framework that says what a step is, else of the one that computes."""
-        if len(self._frameworks) == 1:
-            return self._frameworks[0]
+        if len(self.frameworks) == 1:
+            return self.frameworks[0]
         if source in (Source.STEP_TRACE, Source.JITTED):
             return "jax"
         if source in (Source.PROFILER, Source.ANNOTATION, Source.OPTIMIZER, Source.MODULE):
@@ -158,6 +196,12 @@ class Session:
     def settled(self, source: str, completed: int) -> None:
         """Steps are known now: claim a directory, say what is planned."""
         self._source = source
+        if not children.claim_steps(self._run, self.message):
+            self._passes.give_up("another process of the run has steps")
+            self._silence()
+            return
+        if self.message.child:
+            children.at_process_end(self.finish)
         self._ended = completed
         self._first = max(self._first, completed)
         self._passes.plan(self._framework(self._finder.source))
@@ -293,8 +337,9 @@ class Session:
 
     def finish(self) -> None:
         """The process exits: keep what is there."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._finished:
             return
+        self._finished = True
         try:
             now = perf_counter_ns()
             if self.options.whole:
@@ -310,7 +355,7 @@ class Session:
                 self._passes.plan(self._framework(best))
                 self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
                 self._place()
-            self._process = process_state.finish_ab_launch(self._message, self._process)
+            self._process = process_state.finish_ab_launch(self.message, self._process)
             if self._trial is not None:
                 self._trial.save()
             self._write(last=True)
@@ -318,8 +363,8 @@ class Session:
         except Exception as error:
             self.broken(error)
 
-    def abandon(self) -> None:
-        """In a forked child (a data loader's worker): everything is the parent's."""
+    def abandon(self, *, sample: bool = True) -> None:
+        """In a forked child: everything is the parent's. ``sample``: it may be a data loader's worker."""
         try:
             self._passes.abandon_in_fork()
             annotate.listen(None)
@@ -329,7 +374,7 @@ class Session:
             self._memory.stop()
             if self._jax is not None:
                 self._jax.abandon_in_fork()
-            self._stacks.abandon_in_fork()
+            self._stacks.abandon_in_fork(sample=sample)
             self._counting.abandon_in_fork()
             self._numerics.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
@@ -391,6 +436,7 @@ class Session:
             captures += self._counting.save(directory, self._run, last=last)
         process = replace(
             self._process,
+            child=self.message.child,
             step_source=self._source,
             steps_seen=self._ended,
             warmup=self.options.warmup,

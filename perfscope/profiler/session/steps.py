@@ -18,6 +18,9 @@ LEAST_COVERED = 0.5
 """Share of the time between two ranges' beginnings that a range must cover to be the loop's body: a
 range called ``step`` around the optimizer alone covers less, one around forward and backward more."""
 
+LONGEST_START_S = 30.0
+"""Other threads of a pool that call the model wait so long while a profiler starts: else they end before it."""
+
 _STEP_NAME = re.compile(
     r"(?:\[pl\]\[profile\])?(?:run_)?(?:train(?:ing)?[ _-]?)?(?:step|iter|iteration|batch)(?:[ _#:=-]*\d+)?",
     re.IGNORECASE,
@@ -87,6 +90,7 @@ class StepFinder:
         # With --steps far away, the warm-up still is where the source is settled.
         self.warmup = min(first_step(options), max(1, options.warmup))
         self._threads: dict[Source, int] = {}
+        self._gate = threading.RLock()
         self.completed: dict[Source, int] = {}
         """Complete steps by source."""
         self.source: Source | None = None
@@ -147,14 +151,19 @@ class StepFinder:
 
         No profiler may start below compiled code.
         """
+        if source is Source.MODULE and not self._mine(source):
+            if self._gate.acquire(timeout=LONGEST_START_S):  # as the thread of the steps, while a profiler starts
+                self._gate.release()
+            return
         later = functools.partial(self._edge, source)
         if not (compat.below_compiled_code() and compat.after_compiled_code(later)):
             self._edge(source)
 
     @_guarded
     def _edge(self, source: Source) -> None:
-        self._end(source, perf_counter_ns())
-        self._begin(source)
+        with self._gate:
+            self._end(source, perf_counter_ns())
+            self._begin(source)
 
     @_guarded
     def span_enter(self, source: Source, name: str) -> None:

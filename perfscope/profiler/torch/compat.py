@@ -283,10 +283,16 @@ def stop_recording_functions() -> None:
     torch._C._autograd._enable_record_function(False)
 
 
-def sync_events_config() -> Any:
-    """The profiler setting that records synchronisations as the driver reports them."""
+def profiler_config(*, device_syncs: bool, all_threads: bool) -> Any:
+    """Private settings of the profiler: synchronisations as the driver reports them, ops of all threads.
+
+    A profiler of all threads may stop on another thread than it started on. ``TypeError`` where torch has no such
+    setting (2.6); ``None`` where none is asked for.
+    """
     torch: Any = sys.modules["torch"]
-    return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    wanted = {"enable_cuda_sync_events": device_syncs, "profile_all_threads": all_threads}
+    chosen = {name: True for name, asked in wanted.items() if asked}
+    return torch._C._profiler._ExperimentalConfig(**chosen) if chosen else None
 
 
 def is_compiling() -> bool:
@@ -305,11 +311,12 @@ def compiled_graphs() -> int:
 def below_compiled_code() -> bool:
     """Whether a caller is a frame that torch.compile made: a profiler that starts there can crash the program."""
     compiler: Any = sys.modules.get("torch._dynamo.convert_frame")
-    if compiler is None:
+    codes = getattr(compiler, "output_codes", None)
+    if codes is None:  # not loaded, or another thread loads it now
         return False
     frame: Any = sys._getframe()
     while frame is not None:
-        if frame.f_code in compiler.output_codes:
+        if frame.f_code in codes:
             return True
         frame = frame.f_back
     return False

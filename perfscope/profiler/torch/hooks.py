@@ -94,10 +94,10 @@ class Hooks:
         """
         self._modules = ModuleCalls(finder)
         # Before the others: these stay when the hooks of the step sources, which stand on them, go.
-        self._always = [*self._guard.install(), self._hook_profilers(ours, make_way)]
+        self._always = [*self._guard.install(), self._hook_profilers(ours, make_way), self._hook_compile(finder)]
         self._undo = {
             Source.MODULE: [self._modules.install()],
-            Source.OPTIMIZER: [self._hook_optimizers(finder), self._hook_compiled_steps(finder)],
+            Source.OPTIMIZER: [self._hook_optimizers(finder)],
             Source.PROFILER: [_hook_profiler_step(finder)],
             Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],
         }
@@ -152,21 +152,25 @@ class Hooks:
 
         return undo
 
-    def _hook_compiled_steps(self, finder: StepFinder) -> Undo:
-        """See the end of ``torch.compile(optimizer.step)``, in which the hook above is compiled away."""
+    def _hook_compile(self, finder: StepFinder) -> Undo:
+        """See what ``torch.compile`` makes of a model, and of an optimizer.s step, which has no hook then."""
         import torch
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def compile_(*arguments: Any, **named: Any) -> Any:
+                if self._modules is not None:
+                    self._modules.compiling()
                 compiled = original(*arguments, **named)
+                if self._modules is not None and isinstance(compiled, torch.nn.Module):
+                    self._modules.compiled(compiled)
                 optimizer = getattr(next(iter(arguments), named.get("model")), "__self__", None)
-                if not isinstance(optimizer, torch.optim.Optimizer):
+                if not isinstance(optimizer, torch.optim.Optimizer) or Source.OPTIMIZER not in self._undo:
                     return compiled
 
                 @functools.wraps(compiled)
                 def step(*given: Any, **by_name: Any) -> Any:
                     answer = compiled(*given, **by_name)
-                    if not compat.is_compiling():
+                    if not compat.is_compiling() and Source.OPTIMIZER in self._undo:
                         self._stepped(optimizer, finder)
                     return answer
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from perfscope.profiler.patching import Undo, wrap
+from perfscope.profiler.patching import Undo
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.watched_calls import watch_calls
@@ -34,20 +34,19 @@ class ModuleCalls:
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
         self._single: list[Undo] = []
+        self._watching = False
         self.tokens: tuple[int, int] | None = None
         """(Sequences, tokens of each) of the followed module's last call; ``None`` where no argument tells."""
-        self._compile: Undo | None = None
 
     def install(self) -> Undo:
-        """Watch all modules, and ``torch.compile``. Returns what takes every hook out."""
-        import torch
+        """Watch all modules. Returns what takes every hook out."""
         from torch.nn.modules import module
 
+        self._watching = True
         self._all = [
             module.register_module_forward_pre_hook(self._enter),
             module.register_module_forward_hook(self._leave, always_call=True),
         ]
-        self._compile = wrap(torch, "compile", self._compiling)
         return self._remove
 
     def _remove(self) -> None:
@@ -59,23 +58,18 @@ class ModuleCalls:
         for handle in self._all:
             handle.remove()
         self._all = []
-        if self._compile is not None:
-            self._compile()
-            self._compile = None
+        self._watching = False
 
-    def _compiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_(*arguments: Any, **named: Any) -> Any:
-            import torch
+    def compiling(self) -> None:
+        """``torch.compile`` is about to be called: a graph must see no hooks of ours."""
+        for handle in self._all:
+            handle.remove()
+        self._all = []
 
-            for handle in self._all:
-                handle.remove()
-            self._all = []
-            compiled = original(*arguments, **named)
-            if isinstance(compiled, torch.nn.Module):
-                self._single.append(watch_calls(compiled, self._called_alone))
-            return compiled
-
-        return compile_
+    def compiled(self, module: Any) -> None:
+        """Watch the module that ``torch.compile`` returned."""
+        if self._watching:
+            self._single.append(watch_calls(module, self._called_alone))
 
     def _enter(self, *_: Any) -> None:
         if not compat.is_compiling():

@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ KINETO_QUIET = "99"
 """A level above every message: libkineto otherwise writes its own marks to the program's stderr."""
 C10_ERROR = 2
 """c10's log level that keeps errors and drops warnings."""
+OTHER_THREAD = b"External init callback must run in same thread"
+"""libkineto writes it to the standard error, whatever its log level, where it first starts outside the main thread."""
 COMPRESSION = 1
 """gzip level: 4 times smaller in a fifth of the time of the default 9, which the program would wait for."""
 HEADER_BYTES = 16 << 20
@@ -44,7 +48,16 @@ def available() -> str | None:
         return "this PyTorch was built without Kineto"
     if under_nsys():
         return "Nsight Systems profiles this process, and only one tool at a time can use CUPTI"
+    if not _on_main_thread():
+        try:
+            compat.profiler_config(device_syncs=False, all_threads=True)
+        except TypeError:
+            return "steps run on another thread than the main one, and this torch cannot profile all threads"
     return None
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class TorchProfilerCapture:
@@ -65,8 +78,9 @@ class TorchProfilerCapture:
         with _quiet_kineto():
             if not _primed:
                 first = self._make(stacks=False)
-                first.start()
-                first.stop()
+                with contextlib.nullcontext() if _on_main_thread() else _without_lines(OTHER_THREAD):
+                    first.start()
+                    first.stop()
                 _primed = True
                 os.register_at_fork(after_in_child=_end_without_destructors)
             self.remark = _why_no_stacks() if self._settings.stacks else None
@@ -139,7 +153,9 @@ class TorchProfilerCapture:
             record_shapes=self._settings.shapes,
             profile_memory=self._settings.memory,
             with_stack=stacks,  # which names the modules too; with_modules is for TorchScript
-            experimental_config=compat.sync_events_config() if self._settings.device_syncs else None,
+            experimental_config=compat.profiler_config(
+                device_syncs=self._settings.device_syncs, all_threads=not _on_main_thread()
+            ),
         )
 
 
@@ -185,6 +201,27 @@ def _quiet_kineto() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _without_lines(unwanted: bytes) -> Iterator[None]:
+    """Hold back what is written to the standard error; write it afterwards, without the lines with ``unwanted``."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # the program has no standard error
+        yield
+        return
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            for line in held.read().splitlines(keepends=True):
+                if unwanted not in line:
+                    os.write(2, line)
 
 
 def _quieten_c10() -> Callable[[], None] | None:
