@@ -80,8 +80,9 @@ def _pass_on(text: str) -> None:
         return execve(path, words, os.environ)
 
     start, replace = _posixsubprocess.fork_exec, os.execve
-    _posixsubprocess.fork_exec = fork_exec
-    os.execve, os.execv = execve, execv
+    modules: Any = (_posixsubprocess, os)
+    modules[0].fork_exec = fork_exec
+    modules[1].execve, modules[1].execv = execve, execv
     started: Any = sys.modules.get("subprocess")
     if started is not None and hasattr(started, "_fork_exec"):
         started._fork_exec = fork_exec
