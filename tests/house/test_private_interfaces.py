@@ -21,6 +21,7 @@ COMPAT_FILES = {
     "profiler/ahead/jax/plugin_devices.py",
     "profiler/ahead/torch/compat.py",
     "profiler/jax/compat.py",
+    "profiler/jax/donation_warnings.py",
     "profiler/parity/torch_side.py",
     "profiler/torch/compat.py",
     "profiler/torch/numerics/ops.py",

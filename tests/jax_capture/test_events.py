@@ -196,7 +196,7 @@ def test_donated_buffers_that_are_not_usable_are_heard_whatever_the_program_filt
 
 @pytest.mark.jax
 def test_of_a_warning_only_shapes_are_kept_and_not_too_many() -> None:
-    from perfscope.profiler.jax.compat import MAX_DONATION_SHAPES, _parse_donation_warning
+    from perfscope.profiler.jax.donation_warnings import MAX_DONATION_SHAPES, _parse_donation_warning
 
     text = "Some donated buffers were not usable: " + ", ".join(f"ShapedArray(int8[{n},2])" for n in range(200))
     module_name = "jit(a b<script>)"

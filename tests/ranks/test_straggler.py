@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
+from perfscope.model.trace.core_facts import CoreFacts
 from tests.build import TraceBuilder
 from tests.ranks.build import STEP, Extra, collective, rank_set
 from tests.ranks.planted import job_of
@@ -175,7 +177,7 @@ def test_collectives_of_the_host_are_told_from_those_of_the_device_beside_them()
 US = 1_000_000
 
 
-def judged(folder: Path, arrivals_us: list[list[float]]) -> Outcome:
+def judged(folder: Path, arrivals_us: list[list[float]], cores: CoreFacts | None = None) -> Outcome:
     """``arrivals_us``: for each step (1 ms long) when each device arrives at its all-reduce."""
     devices = range(len(arrivals_us[0]))
     threads: dict[str, list[tuple[Any, ...]]] = {
@@ -197,7 +199,7 @@ def judged(folder: Path, arrivals_us: list[list[float]]) -> Outcome:
     path.write_bytes(SpaceWriter().plane("/host:CPU", threads).bytes())
     trace = xspace_reader.read(path)
     assert isinstance(trace, Trace)
-    return judge(load_rule("straggler"), trace)
+    return judge(load_rule("straggler"), trace if cores is None else replace(trace, core_facts=cores))
 
 
 def test_one_late_device_is_named(tmp_path: Path) -> None:
@@ -213,6 +215,12 @@ def test_one_late_device_is_named(tmp_path: Path) -> None:
         "wait_ns": 4 * 1_170_000, "skew_ns": 1_600_000, "largest_skew_ns": 400_000, "work_ns": 0, "straggler": 3,
         "straggler_last": "100%",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("cores", "status"), [(3, "abstained"), (4, "flagged")])
+def test_virtual_devices_that_share_cores_are_not_judged(tmp_path: Path, cores: int, status: str) -> None:
+    outcome = judged(tmp_path, [[100, 120, 110, 500]] * 4, CoreFacts(cores=cores))
+    assert outcome.status == status
 
 
 def test_late_in_turn_is_no_straggler(tmp_path: Path) -> None:

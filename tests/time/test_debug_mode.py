@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time import is_interpreted
 from perfscope.model.documents.run import ProgramFact
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
+from tests.hlo_build import hlo_module, recorded_trace
 
 RULE = load_rule("debug_mode")
 CPU = EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls", "waiting_calls"}
@@ -103,3 +105,58 @@ def test_memory_that_deterministic_algorithms_fill_is_no_data_movement_of_the_pr
 
 def test_without_ops_it_abstains() -> None:
     assert judge(RULE, backward(checked=4, recorded=frozenset({"steps"})).build()).status == "abstained"
+
+
+def interpreted(line: int = 7, *, loop_us: float = 500) -> Trace:
+    """A step of 1,000 us with a loop of line 7, in which an op runs for ``loop_us``."""
+    meta = 'metadata={op_name="jit(step)/while" source_file="/home/me/kernels.py" source_line=7}'
+    module = hlo_module(f"""
+        %body (p: (s32[], f32[64])) -> (s32[], f32[64]) {{
+          %p = (s32[], f32[64]) parameter(0)
+          %i = s32[] get-tuple-element(%p), index=0
+          %x = f32[64]{{0}} get-tuple-element(%p), index=1
+          %one = s32[] constant(1)
+          %next = s32[] add(%i, %one)
+          %work = f32[64]{{0}} negate(%x)
+          ROOT %r = (s32[], f32[64]) tuple(%next, %work)
+        }}
+        %cond (p: (s32[], f32[64])) -> pred[] {{
+          %p = (s32[], f32[64]) parameter(0)
+          %i = s32[] get-tuple-element(%p), index=0
+          %n = s32[] constant(64)
+          ROOT %c = pred[] compare(%i, %n), direction=LT
+        }}
+        ENTRY %main (a: (s32[], f32[64])) -> (s32[], f32[64]) {{
+          %a = (s32[], f32[64]) parameter(0)
+          ROOT %w = (s32[], f32[64]) while(%a), condition=%cond, body=%body, {meta}
+        }}
+    """)
+    trace = recorded_trace(module, ops=[("work", 0, loop_us)], steps=[(0, 1000)])
+    fact = ProgramFact(name="pallas_interpret", value="true", file="kernels.py", line=line, count=3)
+    return replace(trace, program_facts=(fact,), recorded=trace.recorded | {"host_ops"})
+
+
+def test_an_interpreted_kernel_costs_the_loops_of_its_line() -> None:
+    (finding,) = judge(RULE, interpreted()).findings
+    assert finding.title == "a Pallas kernel runs in interpret mode: 3 calls"
+    assert (finding.cost_ns, finding.where.label()) == (500_000, "kernels.py:7")
+    assert "interpret=True" in finding.advice
+
+
+def test_an_interpreted_kernel_that_did_not_run_has_no_time() -> None:
+    (finding,) = judge(RULE, interpreted(line=99)).findings
+    assert (finding.cost_ns, finding.basis) == (None, "structural")
+
+
+def test_a_loop_over_the_grid_of_an_interpreted_kernel_is_no_scan() -> None:
+    loop = interpreted().hlo[0].entry_computation().root
+    assert is_interpreted(interpreted(), loop)
+    assert not is_interpreted(interpreted(line=99), loop)
+
+
+def test_switches_of_jax_are_named_with_their_line() -> None:
+    fact = ProgramFact(name="jax_debug_nans", value="true", file="train.py", line=3)
+    trace = replace(interpreted(), program_facts=(fact,))
+    (finding,) = judge(RULE, trace).findings
+    assert (finding.subject, finding.where.label()) == ("jax_debug_nans is on", "train.py:3")
+    assert judge(RULE, replace(trace, program_facts=())).status == "clean"

@@ -62,7 +62,7 @@ def _judge(module: HloModule, *events: CompileEvent) -> Outcome:
 
 def test_equal_blocks_that_take_long_to_compile_are_flagged_with_their_number():
     (finding,) = _judge(layers(32), *compiled(8)).findings
-    assert finding.title == "train_step compiles for 8.00 s: 32 equal blocks are written out"
+    assert finding.title == "train_step compiles 32 equal blocks one by one: 8.00 s"
     assert finding.where.label() == "/home/me/train.py:40"
     assert "/home/me/model.py:13" in finding.detail
     assert "jax.lax.scan" in finding.advice

@@ -41,6 +41,7 @@ from perfscope.analyzers.time.host_activity import (
     loads_code,
     main_thread,
 )
+from perfscope.analyzers.time.jax_debugging import is_interpreted
 from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.sites import (
@@ -153,6 +154,7 @@ __all__ = [
     "host_records",
     "innermost_spans",
     "input_slices",
+    "is_interpreted",
     "late_span_ns",
     "launch_sites",
     "lineage",

@@ -11,17 +11,13 @@ import functools
 import importlib
 import importlib.util
 import logging
-import re
 import sys
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from perfscope.profiler.patching import Undo as Undo
-from perfscope.profiler.patching import replace
+from perfscope.profiler.patching import replace, wrap
 
 PROFILER_MODULE = "jax._src.profiler"
 """The module that ``jax.profiler`` takes its functions from."""
@@ -44,6 +40,8 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     ),
     "frames that jax skips in operations": ("jax._src.source_info_util.register_exclusion",),
     "frames that jax skips in tracebacks": ("jax._src.traceback_util.register_exclusion",),
+    "Pallas kernels that are interpreted": ("jax._src.pallas.hlo_interpreter.pallas_call_hlo_interpret",),
+    "line that is lowered": ("jax._src.source_info_util.user_frame",),
     "reason of each retrace": ("jax._src.config.explain_cache_misses",),
     "reason of each retrace, by cache keys": (
         "jax._src.interpreters.partial_eval.diff_tracing_cache_keys",
@@ -478,71 +476,81 @@ def on_slow_call(called: Called) -> Undo | None:
             called(arguments[position])
         return answer
 
-    for of in ("traceback_util", "source_info_util"):
-        exclude = find(f"jax._src.{of}", "register_exclusion")
-        if exclude is not None:
-            exclude(__file__)  # jax names the user's frames, in errors and in programs; this is not one
+    _hide_our_frames()
     return replace(module, name, run)
 
 
-# jax's warning that a donated buffer cannot be used, intercepted where jax issues it, whatever filters the program has.
-#
-# ``warnings`` shows a text once per line, or never, depending on the program's filters, and its hooks belong to the
-# program. So the name ``warnings`` in the one module of jax that gives this warning is replaced; everything else is
-# passed on.
+def _hide_our_frames() -> None:
+    """Jax names the user's frames, in errors and in programs: those of this file are not."""
+    for of in ("traceback_util", "source_info_util"):
+        exclude = find(f"jax._src.{of}", "register_exclusion")
+        if exclude is not None:
+            exclude(__file__)
 
 
-MAX_DONATION_SHAPES = 64
-"""Of one program: a state has more leaves, but their number says the same."""
-
-_MODULE = "jax._src.interpreters.mlir"
-_BEGINS = "Some donated buffers were not usable"
-_SHAPE = re.compile(r"\b([a-z][a-z0-9_]{1,20}\[[0-9,]{0,80}\])")
-_UNSAFE = re.compile(r"[^\w.-]")
-"""What jax replaces in a program's name: ``jit(step)`` is ``jit_step`` in XLA."""
-_MOST_NAME = 120
+_PMAP_FILE = "/jax/_src/pmap.py"
 
 
-@dataclass(frozen=True, slots=True)
-class UnusableDonation:
-    """Donated buffers of one program that no result could take."""
-
-    module: str | None
-    """Name of the program, ``jit_step``."""
-    shapes: tuple[str, ...]
-    """``float32[8,128]``, at most `MOST_SHAPES` of them; of divided arrays the part of one device."""
-    count: int
-    frame: FrameType
-    """jax's, where it says so."""
+def under_pmap(function: Any, code: Any) -> Any:
+    """The program's function that ``jax.pmap`` maps, where ``function`` is jax's own around it, else ``function``."""
+    if code is None or not code.co_filename.endswith(_PMAP_FILE) or "fun" not in code.co_freevars:
+        return function
+    while (inner := getattr(function, "__wrapped__", None)) is not None:
+        function = inner
+    cells = dict(zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False))
+    return getattr(cells["fun"].cell_contents, "f", function) if "fun" in cells else function
 
 
-def on_unusable_donation(heard: Callable[[UnusableDonation], None]) -> Undo | None:
-    """Give away each such warning as jax makes it; ``None`` where this jax does not make it in the place we know."""
-    original = find(_MODULE, "warnings")
-    if original is not warnings:
+# Settings of the program, and kernels that Pallas interprets.
+
+
+def setting(name: str) -> bool:
+    """Whether a switch of jax's configuration is on."""
+    import jax
+
+    return bool(getattr(jax.config, name, False))
+
+
+def on_config_update(updated: Callable[[str], None]) -> Undo:
+    """Tell the name of each setting that is changed."""
+    import jax
+
+    def make(original: Any) -> Any:
+        def update(config: Any, name: str, value: Any) -> Any:
+            answer = original(config, name, value)
+            updated(name)
+            return answer
+
+        return update
+
+    return wrap(type(jax.config), "update", make)
+
+
+def on_interpreted_kernel(interpreted: Callable[[], None]) -> Undo | None:
+    """Tell of each Pallas kernel that is lowered to be interpreted; ``None`` while Pallas is not imported."""
+    module = sys.modules.get("jax._src.pallas.hlo_interpreter")
+    if not hasattr(module, "pallas_call_hlo_interpret"):
         return None
-    return replace(sys.modules[_MODULE], "warnings", _Warnings(heard))
+
+    def make(original: Any) -> Any:
+        def interpret(*arguments: Any, **named: Any) -> Any:
+            interpreted()
+            return original(*arguments, **named)
+
+        return interpret
+
+    _hide_our_frames()
+    return wrap(module, "pallas_call_hlo_interpret", make)
 
 
-class _Warnings:
-    """Stands for the module ``warnings``: everything is its own."""
-
-    def __init__(self, heard: Callable[[UnusableDonation], None]) -> None:
-        self._heard = heard
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(warnings, name)
-
-    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, *more: Any, **named: Any) -> None:
-        """As ``warnings.warn``, called from one frame further out."""
-        if isinstance(message, str) and message.startswith(_BEGINS):
-            self._heard(_parse_donation_warning(message, sys._getframe(1)))
-        warnings.warn(message, category, stacklevel + 1, *more, **named)
-
-
-def _parse_donation_warning(message: str, frame: FrameType) -> UnusableDonation:
-    """What is kept of the text: shapes and their number, and of the frame the name of the program."""
-    shapes = _SHAPE.findall(message.partition("\n")[0])
-    name = frame.f_locals.get("module_name")
-    module = _UNSAFE.sub("_", name).rstrip("_")[:_MOST_NAME] if isinstance(name, str) else None
-    return UnusableDonation(module or None, tuple(shapes[:MAX_DONATION_SHAPES]), len(shapes), frame)
+def line_being_lowered() -> tuple[str, int] | None:
+    """File and line of the operation that jax lowers now."""
+    current, user_frame = (find("jax._src.source_info_util", name) for name in ("current", "user_frame"))
+    if current is None or user_frame is None:
+        return None
+    info = current()
+    for where in (getattr(info, "traceback", None), info):  # the second: jax 0.6
+        with contextlib.suppress(AttributeError, TypeError):
+            frame = user_frame(where)
+            return None if frame is None else (str(frame.file_name), int(frame.start_line))
+    return None

@@ -15,7 +15,8 @@ from time import time_ns
 from perfscope.model.documents.run import Capture
 from perfscope.model.jax_log import EVENTS_FILE, EVENTS_SCHEMA
 from perfscope.profiler.jax import compat
-from perfscope.profiler.jax.compat import Undo, UnusableDonation, on_unusable_donation
+from perfscope.profiler.jax.compat import Undo
+from perfscope.profiler.jax.donation_warnings import UnusableDonation, on_unusable_donation
 from perfscope.profiler.jax.record_log import CallSites, RecordLog
 
 PASS = "events"  # noqa: S105 (the name of a pass)
@@ -53,7 +54,11 @@ def available() -> str | None:
 class EventLog:
     """Listens from ``start()`` to ``stop()``. ``step``: the number of the step that runs."""
 
-    def __init__(self, sites: CallSites, step: Callable[[], int | None]) -> None:
+    def __init__(
+        self, sites: CallSites, step: Callable[[], int | None], traced: Callable[[], None] | None = None
+    ) -> None:
+        """``traced``: called when a function has been traced, before it is lowered."""
+        self._traced = traced
         self._sites = sites
         self._step = step
         self._lines = RecordLog(EVENTS_SCHEMA, MOST_EVENTS)
@@ -113,6 +118,8 @@ class EventLog:
         kind = DURATIONS.get(name)
         if kind is not None:
             self.compilations += kind == "compile"
+            if kind == "trace" and self._traced is not None:
+                self._traced()
             self._add(kind, round(seconds * 1e9), facts)
 
     def _add(self, kind: str, duration_ns: int | None, facts: dict[str, object]) -> None:

@@ -94,6 +94,8 @@ class CalledFunctions:
         No function is kept: what it closes over would live on.
         """
         code = code_of(function)
+        if (mapped := compat.under_pmap(function, code)) is not function:
+            code = code_of(mapped)
         if code is None:  # the program compiled it ahead of time
             return id(function), "a compiled function"
         if id(code) not in self._kinds:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.model.capture import CaptureOptions
-from perfscope.model.documents.run import Capture
+from perfscope.model.documents.run import Capture, ProgramFact
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.events import EventLog
 from perfscope.profiler.jax.hlo import ProgramLog
@@ -18,6 +18,7 @@ from perfscope.profiler.jax.hooks import JaxHooks
 from perfscope.profiler.jax.host_syncs import SyncLog
 from perfscope.profiler.jax.memory import MemoryLog
 from perfscope.profiler.jax.profiler import JaxProfilerCapture
+from perfscope.profiler.jax.program_facts import JaxFacts
 from perfscope.profiler.jax.record_log import CallSites
 from perfscope.profiler.session.passes import Pass
 from perfscope.profiler.session.steps import Source, StepFinder
@@ -47,7 +48,8 @@ class JaxSession:
         self._options = options
         self._run = run
         sites = CallSites(Path.cwd())
-        self._events = EventLog(sites, step)
+        self._facts = JaxFacts(sites)
+        self._events = EventLog(sites, step, self._facts.look)
         self._syncs = SyncLog(sites, step)
         self._programs = ProgramLog()
         self._memory: MemoryLog | None = None
@@ -67,6 +69,7 @@ class JaxSession:
         self.hooks.install(finder, make_way=make_way, whole=whole)
         if not self._options.numerics:  # which compiles programs of its own, and reads arrays
             self._events.start()
+            self._facts.watch()
             self._programs.start()
 
     def settled(self, source: Source | None) -> None:
@@ -124,6 +127,7 @@ class JaxSession:
         self.hooks.remove()
         self._syncs.stop()
         self._events.stop()
+        self._facts.stop()
         self._programs.stop()
 
     def abandon_in_fork(self) -> None:
@@ -131,6 +135,10 @@ class JaxSession:
         self.hooks.remove()
         self._syncs.stop()
         self._events.stop()
+
+    def facts(self) -> tuple[ProgramFact, ...]:
+        """Settings of the program that cost time, and kernels that are interpreted."""
+        return self._facts.noted()
 
     @property
     def compilations(self) -> int:

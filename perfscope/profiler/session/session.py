@@ -449,7 +449,7 @@ class Session:
             torch_compilations=self._compile.compilations
             if self._compile is not None and self._compile.looks
             else None,
-            facts=self._facts.noted(),
+            facts=(*self._facts.noted(), *(() if self._jax is None else self._jax.facts())),
             captures=tuple(captures),
         )
         # The program waits for this, and a slow disk must not be felt between its steps.

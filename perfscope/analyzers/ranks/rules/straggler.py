@@ -63,7 +63,7 @@ from perfscope.analyzers.ranks.waits import (
     lateness_of,
     launch_ns,
 )
-from perfscope.analyzers.time import per_step, spans_of_ranks, whole_ns, worst_spans
+from perfscope.analyzers.time import core_summary, per_step, spans_of_ranks, whole_ns, worst_spans
 from perfscope.model.finding import (
     MOST_ROWS,
     NOWHERE,
@@ -267,6 +267,12 @@ def check(trace: Trace) -> Iterable[Finding]:
     devices = {device for skew in judged for device in skew.devices}
     if not devices:
         raise AbstainError(f"no collective ran {MIN_EXECUTIONS} times: record more steps")
+    cores = trace.fact(core_summary)
+    if cores is not None and 0 < cores.available < len(devices) and not trace.rows["devices"]["name"].size:
+        raise AbstainError(
+            f"{len(devices):,} virtual devices share {cores.available:g} cores and take turns: their waits are not "
+            "those of real devices"
+        )
     mean = sum(skew.wait_ns for skew in judged) // len(devices)
     whole = whole_ns(trace)
     if mean >= WAIT_SHARE * whole > 0:

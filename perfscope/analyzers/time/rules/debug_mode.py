@@ -13,6 +13,10 @@ How it is found:
     While anomaly mode is on, rules that would describe its reads and small kernels are not evaluated: `host_sync`,
     `host_bound`, `launch_bound`, `small_kernels`, `unfused_ops`, `unexplained_idle`.
 
+    JAX: `perfscope run` records which switches of its configuration are on (`jax_debug_nans`, `jax_debug_infs`,
+    `jax_disable_jit`, `jax_check_tracer_leaks`, `jax_enable_checks`), where they were set, and the lines whose Pallas
+    kernels are interpreted. The cost of an interpreted kernel is the time of the loops of that line, measured.
+
 Fix:
     Turn it on for the step that fails, and only there::
 
@@ -22,7 +26,8 @@ Fix:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +38,10 @@ from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.time.jax_debugging import InterpretedKernel
+    from perfscope.model.documents.run import ProgramFact
 
 LEAST_SHARE = 0.01
 """Of the step: less drowns in the spread between steps."""
@@ -47,6 +56,53 @@ def check(trace: Trace) -> Iterator[Finding]:
     yield from _anomaly(trace)
     yield from _blocking_launches(trace)
     yield from _filled_memory(trace)
+    if trace.hlo or trace.compile_events:
+        from perfscope.analyzers.time.jax_debugging import interpreted_kernels, switches_on
+
+        yield from _interpreted(trace, trace.fact(interpreted_kernels))
+        for fact in switches_on(trace):
+            yield _switch(fact)
+
+
+def _interpreted(trace: Trace, kernels: Sequence[InterpretedKernel]) -> Iterator[Finding]:
+    whole = whole_ns(trace)
+    for kernel in kernels:
+        spent = kernel.spans.total()
+        on_cpu = all(module.platform == "cpu" for module in trace.hlo)
+        yield Finding(
+            subject="interpreted Pallas kernel",
+            title=f"a Pallas kernel runs in interpret mode: {kernel.calls:,} call{'' if kernel.calls == 1 else 's'}",
+            detail="Each block of its grid is a turn of a loop of ordinary operations; no kernel is compiled."
+            + (" Pallas has no compiler for CPUs: there it is always interpreted." if on_cpu else ""),
+            **timed_cost(trace, spent, whole)
+            if spent >= LEAST_SHARE * whole > 0
+            else {"severity": "medium", "basis": "structural"},
+            where=kernel.where,
+            evidence=({"calls": kernel.calls, "time_ns": spent},),
+            advice="Take interpret=True out of pl.pallas_call; where the program also runs on a CPU, "
+            'interpret=jax.default_backend() == "cpu".',
+        )
+
+
+def _switch(fact: ProgramFact) -> Finding:
+    return Finding(
+        subject=f"{fact.name} is on",
+        title=f"{fact.name} is on: {_SWITCHES[fact.name]}",
+        severity="medium",
+        basis="structural",
+        where=Where(file=fact.file, line=fact.line),
+        advice=f'Turn it off: jax.config.update("{fact.name}", False), or unset {fact.name.upper()}. It is for finding '
+        "errors.",
+    )
+
+
+_SWITCHES = {
+    "jax_disable_jit": "nothing is compiled, each operation runs by itself",
+    "jax_debug_nans": "every result of a jitted call is read and checked",
+    "jax_debug_infs": "every result of a jitted call is read and checked",
+    "jax_check_tracer_leaks": "functions are traced anew in each call",
+    "jax_enable_checks": "jax checks its own work",
+}
 
 
 def _anomaly(trace: Trace) -> Iterator[Finding]:

@@ -58,7 +58,7 @@ from perfscope.analyzers.programs.scan import (
     parallel_ns,
     part_of,
 )
-from perfscope.analyzers.time import op_records
+from perfscope.analyzers.time import is_interpreted, op_records
 from perfscope.model.finding import AbstainError, Finding, Span, Where
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
@@ -87,6 +87,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     places: dict[Where, list[Loop]] = defaultdict(list)
     for loop in trace.fact(loops):
         if loop.cost.module.platform in _JUDGED and _is_tiny(loop) and loop.is_linear:
+            if is_interpreted(trace, loop.instruction):
+                continue  # the loop over the grid of a Pallas kernel: debug_mode
             where = where_of(loop.instruction)
             place = Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module)
             places[place].append(loop)

@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import control_runs, fused, where_of
+from perfscope.analyzers.time import steps_known
 from perfscope.analyzers.torch_compile.jax_compilations import CompiledFunction, compile_ns, compiled_functions
-from perfscope.model.finding import Finding, Where, fit_title
+from perfscope.model.finding import Finding, Once, Where, fit_title
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
@@ -61,7 +62,7 @@ def jax_findings(trace: Trace) -> Iterator[Finding]:
     total = compile_ns(trace)
     cached = any(event.kind.startswith("cache_") for event in trace.compile_events)
     if total >= MIN_COLD_NS and not cached:
-        yield _cold(functions, total)
+        yield _cold(trace, functions, total)
 
 
 def blocks_of(module: HloModule) -> Blocks | None:
@@ -122,7 +123,7 @@ def _unrolled(trace: Trace, function: CompiledFunction, blocks: Blocks) -> Findi
     return Finding(
         subject=f"equal blocks written out in {function.name}",
         title=fit_title(
-            f"{function.name} compiles for {format_ns(total)}: {blocks.times:,} equal blocks are written out",
+            f"{function.name} compiles {blocks.times:,} equal blocks one by one: {format_ns(total)}",
             function.name,
         ),
         detail=f"Tracing takes {format_ns(first.trace_ns)}, lowering {format_ns(first.lower_ns)}, XLA "
@@ -131,6 +132,7 @@ def _unrolled(trace: Trace, function: CompiledFunction, blocks: Blocks) -> Findi
         severity="medium",
         basis="measured",
         cost_ns=round(total * blocks.share * (1 - 1 / blocks.times)),
+        once=Once(times=1, steps=steps_known(trace)),
         where=_call(function),
         evidence=({
             "function": function.name,
@@ -176,7 +178,7 @@ def _constants(module: HloModule, constants: list[tuple[Instruction, Instruction
     )
 
 
-def _cold(functions: tuple[CompiledFunction, ...], total: int) -> Finding:
+def _cold(trace: Trace, functions: tuple[CompiledFunction, ...], total: int) -> Finding:
     worst = functions[0]
     return Finding(
         subject="no compilation cache",
@@ -185,6 +187,7 @@ def _cold(functions: tuple[CompiledFunction, ...], total: int) -> Finding:
         severity="medium",
         basis="measured",
         cost_ns=total,
+        once=Once(times=sum(len(one.compilations) for one in functions), steps=steps_known(trace)),
         where=_call(worst),
         evidence=tuple(
             {

@@ -1,0 +1,77 @@
+"""Facts of a JAX run: switches for finding errors that are on, and Pallas kernels that are interpreted."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.model.documents.run import ProgramFact
+from perfscope.model.finding import Where
+from perfscope.model.intervals import Intervals, union
+from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.module import HloModule, Instruction
+
+INTERPRETED = "pallas_interpret"
+"""Name of the fact that a kernel is interpreted."""
+
+SWITCHES = frozenset(
+    {"jax_check_tracer_leaks", "jax_debug_infs", "jax_debug_nans", "jax_disable_jit", "jax_enable_checks"}
+)
+
+
+class InterpretedKernel(Struct, frozen=True, kw_only=True):
+    """Pallas kernels of one line that are interpreted."""
+
+    where: Where
+    calls: int
+    """Kernels that were lowered so."""
+    spans: Intervals
+    """When the loops of that line ran; empty where the recording has no instructions of them."""
+
+
+def switches_on(trace: Trace) -> tuple[ProgramFact, ...]:
+    """Switches of jax's configuration that were on."""
+    return tuple(fact for fact in trace.program_facts if fact.name in SWITCHES)
+
+
+def interpreted_kernels(trace: Trace) -> tuple[InterpretedKernel, ...]:
+    """Kernels that are interpreted, by line."""
+    ops = trace.rows["hlo_ops"]
+    result = []
+    for fact in trace.program_facts:
+        if fact.name != INTERPRETED:
+            continue
+        rows = np.concatenate([_rows(trace, module, fact) for module in trace.hlo] or [np.empty(0, np.int64)])
+        spans = union(ops["start_ns"][rows], ops["end_ns"][rows])
+        result.append(InterpretedKernel(where=Where(file=fact.file, line=fact.line), calls=fact.count, spans=spans))
+    return tuple(result)
+
+
+def is_interpreted(trace: Trace, instruction: Instruction) -> bool:
+    """Whether a loop is that of a kernel which Pallas interprets."""
+    return any(fact.name == INTERPRETED and _at(instruction, fact) for fact in trace.program_facts)
+
+
+def _rows(trace: Trace, module: HloModule, fact: ProgramFact) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    from perfscope.analyzers.hlo.executions import rows_of
+    from perfscope.analyzers.hlo.program import CONTROL, control_runs
+
+    inside: set[str] = set()
+    for name in control_runs(module):
+        for one in module.computations[name].instructions:
+            runs = one.opcode in CONTROL and name in inside
+            if runs or (one.opcode == "while" and _at(one, fact)):
+                inside.update(one.called)
+    return rows_of(trace, module, (one.name for name in inside for one in module.computations[name].instructions))
+
+
+def _at(instruction: Instruction, fact: ProgramFact) -> bool:
+    """Whether it is of the fact's line; files have different folders in front of the same name."""
+    if instruction.file is None or fact.file is None or instruction.line != fact.line:
+        return False
+    return PurePath(instruction.file).name == PurePath(fact.file).name

@@ -1,0 +1,70 @@
+"""Settings of a JAX program that cost time in every step, and Pallas kernels that are interpreted, at the user's line.
+
+Only calls that a program makes rarely are watched: changes of jax's configuration, and the lowering of kernels.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from perfscope.model.documents.run import ProgramFact
+from perfscope.profiler.jax import compat
+from perfscope.profiler.jax.record_log import CallSites
+from perfscope.profiler.patching import Undo
+
+SWITCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_enable_checks")
+"""Settings for finding errors. All are off by default."""
+
+MOST_FACTS = 50
+"""Facts that are kept of one process."""
+
+
+class JaxFacts:
+    """What one process set and interprets, each kind and line once."""
+
+    def __init__(self, sites: CallSites) -> None:
+        self._sites = sites
+        self._set_at: dict[str, tuple[str, int]] = {}
+        self._kernels: dict[tuple[str | None, int | None], int] = {}
+        self._undo: list[Undo] = []
+        self._pallas = False
+
+    def watch(self) -> None:
+        """Hook jax, which is imported."""
+        self._undo.append(compat.on_config_update(self._updated))
+
+    def look(self) -> None:
+        """Hook Pallas, once the program has imported it. Called before a function is lowered."""
+        if not self._pallas:
+            undo = compat.on_interpreted_kernel(self._interpreted)
+            self._pallas = undo is not None
+            if undo is not None:
+                self._undo.append(undo)
+
+    def stop(self) -> None:
+        """Leave jax as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+    def noted(self) -> tuple[ProgramFact, ...]:
+        """All facts of now."""
+        facts = []
+        for name in SWITCHES:
+            if compat.setting(name):
+                file, line = self._set_at.get(name, (None, None))
+                facts.append(ProgramFact(name=name, value="true", file=file, line=line))
+        for (file, line), count in self._kernels.items():
+            facts.append(ProgramFact(name="pallas_interpret", value="true", file=file, line=line, count=count))
+        return tuple(facts)
+
+    def _updated(self, name: str) -> None:
+        if name in SWITCHES:
+            site = self._sites.here(sys._getframe(1))
+            if site is not None:
+                self._set_at[name] = (site.file, site.line)
+
+    def _interpreted(self) -> None:
+        place = compat.line_being_lowered()
+        key = (None, None) if place is None else (self._sites.name(place[0]), place[1])
+        if key in self._kernels or len(self._kernels) < MOST_FACTS:
+            self._kernels[key] = self._kernels.get(key, 0) + 1
