@@ -333,7 +333,7 @@ QUERIES: dict[str, Query] = {
                coalesce(sum(time_ns) filter (cause = 'compilation'), 0) / 1e6 as compile_ms,
                coalesce(sum(time_ns) filter (cause = 'launch'), 0) / 1e6 as launch_ms,
                coalesce(sum(time_ns) filter (cause in ('sync', 'memory', 'collective_setup', 'garbage_collection',
-                 'saving', 'sleeping', 'other_host', 'core_wait')), 0) / 1e6 as host_ms,
+                 'saving', 'other_ranks', 'sleeping', 'other_host', 'core_wait')), 0) / 1e6 as host_ms,
                coalesce(sum(time_ns) filter (cause = 'compute'), 0) / 1e6 as compute_ms,
                coalesce(sum(time_ns) filter (cause = 'exposed_communication'), 0) / 1e6 as communication_ms,
                coalesce(sum(time_ns) filter (cause = 'exposed_copy'), 0) / 1e6 as copy_ms,

@@ -29,7 +29,7 @@ from perfscope.analyzers.time.compiled_regions import (
 )
 from perfscope.analyzers.time.cores import CoreSummary, core_summary, core_wait_share, waits_of_steps, with_busy_note
 from perfscope.analyzers.time.debugging import DISTORTED, distortion
-from perfscope.analyzers.time.device_doubts import DeviceDoubt
+from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps

@@ -66,6 +66,7 @@ Cause = Literal[
     "collective_setup",
     "garbage_collection",
     "saving",
+    "other_ranks",
     "sleeping",
     "other_host",
     "core_wait",
@@ -515,6 +516,7 @@ HostPart = Literal[
     "collective_setup",
     "garbage_collection",
     "saving",
+    "other_ranks",
     "sleeping",
     "other_threads",
     "python",
@@ -552,11 +554,9 @@ def _marks_of(trace: Trace, windows: Windows) -> Windows:
     work = trace.fact(steps_work)
     if work is None or not work.late or not windows.numbers or len(trace.rows["hlo_ops"]):
         return windows
-    steps = trace.fact(step_windows)
-    order = np.argsort(steps.starts, kind="stable")
-    order = order[np.isin(steps.numbers[order], windows.numbers)]
-    starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
-    return Windows(starts=starts, ends=ends, numbers=tuple(steps.numbers[order].tolist()))
+    steps, order = trace.fact(step_windows), np.argsort(trace.fact(step_windows).starts, kind="stable")
+    chosen = order[np.isin(steps.numbers[order], windows.numbers)]
+    return Windows(starts=steps.starts[chosen], ends=steps.ends[chosen], numbers=tuple(steps.numbers[chosen].tolist()))
 
 
 def host_account(trace: Trace) -> HostAccount | None:
@@ -587,7 +587,7 @@ def host_account(trace: Trace) -> HostAccount | None:
     result["compiled_regions"] = merge(*inside)
     waits = trace.fact(core_waits)
     if waits is not None:
-        blocked: tuple[HostPart, ...] = ("sync", "sleeping", "other_threads")
+        blocked: tuple[HostPart, ...] = ("sync", "other_ranks", "sleeping", "other_threads")
         running = [part for part in result if part not in blocked]
         result, result["core_wait"] = carve_waits(waits, result, running=running, whole=True)
     return HostAccount(

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.time.calls import base_name, blocking_calls
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind, frame_kind
+from perfscope.analyzers.time.rank_waits import waits_between_ops, waits_in_calls
 from perfscope.analyzers.time.samples import device_waits, nearest_samples, shown_kinds, stacks, waiting_samples
 from perfscope.analyzers.time.spans import (
     allocator_spans,
@@ -55,15 +56,17 @@ class HostActivity(IntEnum):
     GARBAGE_COLLECTION = 3
     SAVING = 4
     """Writing checkpoints and logs."""
-    SLEEPING = 5
+    OTHER_RANKS = 5
+    """Waiting for other ranks, or for their data, in a collective or message of the host."""
+    SLEEPING = 6
     """``sleep``, or waiting for a lock or another thread."""
-    MEMORY = 6
+    MEMORY = 7
     """Device memory calls of the driver."""
-    SYNC = 7
+    SYNC = 8
     """In a call that waits for the device."""
-    LAUNCH = 8
+    LAUNCH = 9
     """In a call that launches device work, or in a short op around one."""
-    OP = 9
+    OP = 10
     """In any other framework op."""
 
 
@@ -135,30 +138,38 @@ def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
         ),
         HostActivity.OP: spans_by_thread(trace, "slices", ops),
     }
-    for activity, part in _sampled(trace, spans).items():
-        spans[activity] = _together(spans[activity], part)
-    return {activity: spans[activity] for activity in HostActivity if spans[activity]}
+    for activity, part in _between_ops(trace, spans).items():
+        spans[activity] = _together(spans.get(activity, {}), part)
+    return {activity: spans[activity] for activity in HostActivity if spans.get(activity)}
 
 
 def _does(activity: HostActivity, name: str) -> bool:
     return _ACTIVITY_OF.get(frame_kind(name)) is activity
 
 
-def _sampled(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dict[HostActivity, ByThread]:
-    """What sampled stacks say of the main thread's time in which nothing else is recorded."""
-    thread, steps = trace.fact(main_thread), trace.rows["steps"]
-    if not len(trace.rows["samples"]) or not len(steps) or thread == MISSING:
+def _between_ops(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dict[HostActivity, ByThread]:
+    """What collectives in flight and sampled stacks say of the main thread's time in which nothing else is recorded."""
+    thread = trace.fact(main_thread)
+    begin, end = trace.span_ns()
+    sampled = len(trace.rows["samples"]) and len(trace.rows["steps"])
+    if thread == MISSING or not (sampled or (trace.rows["collectives"]["slice"] != MISSING).any()):
         return {}
+    if sampled:
+        begin, end = int(trace.rows["steps"]["start_ns"].min()), int(trace.rows["steps"]["end_ns"].max())
     instructions = trace.rows["hlo_ops"]
     known = merge(
         *(by_thread.get(thread, EMPTY) for by_thread in recorded.values()),
         *recorded[HostActivity.OP].values(),  # the main thread waits for the ops of others
         union(instructions["start_ns"], instructions["end_ns"]),
     )
-    free = complement(known, int(steps["start_ns"].min()), int(steps["end_ns"].max()))
-    pieces = nearest_samples(trace, thread, free)
+    free = complement(known, begin, end)
+    pieces = nearest_samples(trace, thread, free) if sampled else None
+    waits = merge(waits_in_calls(trace, thread), waits_between_ops(trace, free, pieces))
+    result = {HostActivity.OTHER_RANKS: {thread: waits}} if len(waits.starts) else {}
+    if pieces is None:
+        return result
     activity = trace.fact(sample_activities)[pieces.samples]
-    return {
+    return result | {
         HostActivity(number): {thread: union(pieces.starts[activity == number], pieces.ends[activity == number])}
         for number in np.unique(activity[activity != MISSING]).tolist()
     }

@@ -39,7 +39,8 @@ CAUSE_COLORS = {
     "compute": "#3f7fd6", "exposed_communication": "#e0892b", "exposed_copy": "#9465c2", "sync": "#cf4a32",
     "input": "#c2a21f", "launch": "#4aa3b8", "compilation": "#8a5a44", "memory": "#d477a8",
     "collective_setup": "#b0722a", "garbage_collection": "#6b8e23", "saving": "#7f7fbf", "sleeping": "#7b8794",
-    "other_host": "#5b6b7b", "core_wait": "#8a5a9e", "dependency": "#1f8f74", "unexplained": "#aab2bd",
+    "other_ranks": "#b5838d", "other_host": "#5b6b7b", "core_wait": "#8a5a9e", "dependency": "#1f8f74",
+    "unexplained": "#aab2bd",
 }  # fmt: skip
 """By cause of the account of a step."""
 

@@ -29,10 +29,11 @@ from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_int
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.cores import doubtful_causes
 from perfscope.analyzers.time.fixes import cause_fix, situation
+from perfscope.analyzers.time.host_lines import host_lines
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import AbstainError, Finding, Scope, covered_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where, covered_ns
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
@@ -56,6 +57,7 @@ _WORDS: dict[Cause, str] = {
     "collective_setup": "setting up collectives",
     "other_host": "other host work",
     "garbage_collection": "garbage collection",
+    "other_ranks": "waiting for other ranks",
     "sleeping": "sleeping",
     "saving": "saving and logging",
     "dependency": "waiting for other device work",
@@ -83,6 +85,14 @@ def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
     where = trace.fact(situation)
     fix = "" if on_host and cause == "sync" else cause_fix(cause, where)
     return (f"{fix} The evidence has the other causes.", "") if fix else ("", _STACKS)
+
+
+def _place(trace: Trace, cause: Cause, parts: Mapping[Cause, Intervals], account: StepAccount) -> Where:
+    """The user's line that waits for other ranks; other causes are of no single line."""
+    if cause != "other_ranks":
+        return NOWHERE
+    line, _ = host_lines(trace, cause, parts[cause], account).best()
+    return line.site.where() if line.is_users else NOWHERE
 
 
 def examined(trace: Trace) -> Scope:
@@ -128,6 +138,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         **timed_cost(trace, cost, account.whole_ns),
         advice=advice,
         record=record,
+        where=_place(trace, first, parts, account),
         covers_ns=dict(ordered),
         evidence=tuple(
             {"cause": _WORDS.get(cause, cause), "idle_ns": value, "share": round(value / account.whole_ns, 4)}

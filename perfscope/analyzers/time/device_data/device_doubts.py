@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time.launched_work import launched_work
+from perfscope.analyzers.time.device_data.launched_work import launched_work
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, CallKind, Trace
 from perfscope.model.units import format_ns, format_share

@@ -1,0 +1,58 @@
+"""When the thread of the steps waited for other ranks: collectives and messages that the host itself moves (gloo, MPI).
+
+c10d marks each of them on the thread that called it or on the backend's own, from its begin to its end. While one is
+in flight and the thread runs no op, it waits for the others or for their data. Where stacks were sampled, only samples
+that wait count, as Python may run beside a collective.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfscope.analyzers.time.frame_kinds import FrameKind
+from perfscope.analyzers.time.samples import SampledPieces, shown_kinds, waiting_samples
+from perfscope.model.intervals import EMPTY, Intervals, difference, intersection, union
+from perfscope.model.trace import MISSING, SliceKind, Trace
+
+BACKEND_OPS = "c10d::"
+"""How ops begin that call the backend: they may wait for the other ranks themselves."""
+
+
+LEAST_WAIT_NS = 100_000
+"""Between two ops, Python and dispatch take 5 to 50 us, also beside a collective."""
+
+
+def in_flight(trace: Trace) -> Intervals:
+    """When a collective or message of the host was under way."""
+    rows = trace.rows["collectives"]["slice"]
+    rows = rows[rows != MISSING]
+    slices = trace.rows["slices"]
+    return union(slices["start_ns"][rows], slices["end_ns"][rows]) if len(rows) else EMPTY
+
+
+def waits_in_calls(trace: Trace, thread: int) -> Intervals:
+    """What of it the thread spent in calls of the backend, and in nothing inside them."""
+    flying = in_flight(trace)
+    if not len(flying.starts):
+        return EMPTY
+    slices = trace.rows["slices"]
+    ops = (slices["kind"] == SliceKind.OP) & (slices["thread"] == thread)
+    codes = [code for code, text in enumerate(trace.strings) if text.startswith(BACKEND_OPS)]
+    calls = ops & np.isin(slices["name"], codes)
+    parents = slices["parent"]
+    inside = ops & ~calls & (parents != MISSING)
+    inside[inside] = calls[parents[inside]]
+    within = union(slices["start_ns"][calls], slices["end_ns"][calls])
+    work = union(slices["start_ns"][inside], slices["end_ns"][inside])
+    return intersection(difference(within, work), flying)
+
+
+def waits_between_ops(trace: Trace, free: Intervals, pieces: SampledPieces | None) -> Intervals:
+    """What of ``free``, in which the thread runs nothing recorded, it waited. ``pieces``: its sampled stacks there."""
+    long = free.ends - free.starts >= LEAST_WAIT_NS
+    flying = intersection(in_flight(trace), Intervals(free.starts[long], free.ends[long]))
+    if pieces is None or not len(flying.starts):
+        return flying
+    runs = ~trace.fact(waiting_samples)[pieces.samples]
+    runs |= shown_kinds(trace, pieces.samples) == int(FrameKind.SLEEP)
+    return difference(flying, union(pieces.starts[runs], pieces.ends[runs]))

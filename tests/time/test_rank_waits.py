@@ -1,0 +1,88 @@
+"""Waiting for other ranks in collectives of the host is a cause of its own, and not a lock."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.time import host_account, step_accounts
+from perfscope.analyzers.time.account import check_step_accounts
+from perfscope.model.trace import SliceKind, Trace
+from tests.build import EVERYTHING, TraceBuilder
+
+ON_HOST = EVERYTHING - {"device_work", "launch_links", "op_links"}
+
+
+def step(
+    *collectives: tuple[float, float], name: str = "gloo:all_reduce", call: tuple[float, float] | None = None
+) -> TraceBuilder:
+    """A step of 10 ms on the host: ops from 0 to 4 and 8 to 9, and collectives on the backend's thread."""
+    b = TraceBuilder(recorded=ON_HOST)
+    b.step(0, 0, 10_000)
+    b.annotation("ProfilerStep#0", 0, 10_000)
+    b.op("aten::mm", 0, 4_000)
+    b.op("aten::mm", 8_000, 9_000)
+    if call is not None:
+        b.op("c10d::barrier", *call)
+    for start, end in collectives:
+        b.slice(name, start, end, kind=SliceKind.ANNOTATION, tid=2)
+        row = len(b.tables["slices"]) - 1
+        b.row("collectives", start_ns=int(start * 1000), end_ns=int(end * 1000), name=b.code("all_reduce"), slice=row)
+    return b
+
+
+def causes(trace: Trace) -> dict[str, int]:
+    (account,) = trace.fact(step_accounts)
+    check_step_accounts(trace)
+    return {cause: value for cause, value in account.total_ns.items() if value}
+
+
+@pytest.mark.parametrize("name", ["gloo:all_reduce", "gloo:recv", "mpi:barrier"])
+def test_time_in_which_a_collective_is_in_flight_and_nothing_runs(name: str) -> None:
+    trace = step((3_000, 7_000), name=name).build()
+    found = causes(trace)
+    assert found["other_ranks"] == 3_000_000
+    assert found["compute"] == 5_000_000
+    account = trace.fact(host_account)
+    assert account is not None
+    assert account.total_ns["other_ranks"] == 3_000_000
+
+
+def test_a_collective_beside_ops_or_short_gaps_is_no_wait() -> None:
+    assert "other_ranks" not in causes(step((500, 3_500)).build())
+    b = TraceBuilder(recorded=ON_HOST)
+    b.step(0, 0, 1_000)
+    b.annotation("ProfilerStep#0", 0, 1_000)
+    for number in range(10):
+        b.op("aten::mm", 100 * number, 100 * number + 50)
+    b.slice("gloo:all_reduce", 0, 1_000, kind=SliceKind.ANNOTATION, tid=2)
+    b.row("collectives", start_ns=0, end_ns=1_000_000, name=b.code("all_reduce"), slice=len(b.tables["slices"]) - 1)
+    assert "other_ranks" not in causes(b.build())
+
+
+def test_a_call_of_the_backend_that_blocks_is_a_wait() -> None:
+    assert causes(step((4_000, 8_000), call=(4_100, 7_900)).build())["other_ranks"] == 4_000_000
+
+
+def test_a_program_that_sleeps_beside_a_collective_does_not_wait_for_it() -> None:
+    b = step((4_000, 8_000))
+    for at in range(4_500, 8_000, 500):
+        b.sample("train.py(3): main > train.py(9): pause > time.sleep", at, lasts=500, cpu=0, step=0)
+    found = causes(b.build())
+    assert found.get("other_ranks", 0) == 0
+    assert found["sleeping"] >= 3_000_000
+
+
+def test_samples_that_wait_in_the_framework_are_waits_for_other_ranks() -> None:
+    b = step((4_000, 8_000))
+    for at in range(4_500, 8_000, 500):
+        b.sample("train.py(3): main > train.py(9): step > _engine_run_backward", at, lasts=500, cpu=0, step=0)
+    assert causes(b.build())["other_ranks"] == 4_000_000
+
+
+def test_the_finding_names_it() -> None:
+    outcome = judge(load_rule("unexplained_idle"), step((3_000, 8_000)).build())
+    (finding,) = outcome.findings
+    assert "waiting for other ranks" in finding.title
+    assert "lock" not in finding.title + finding.detail
