@@ -62,6 +62,8 @@ class TopWork(Struct, frozen=True, kw_only=True):
     """0: the times are of the whole capture."""
     on_host: bool
     """Without an accelerator: ops of the host by the time in them and in nothing inside them."""
+    devices: int = 1
+    """Of a process: times of several devices are sums over them."""
     kernels: tuple[WorkRow, ...] = ()
     ops: tuple[WorkRow, ...] = ()
     modules: tuple[WorkRow, ...] = ()
@@ -95,7 +97,9 @@ def top_work(trace: Trace) -> TopWork | None:
     names, index = np.unique(codes, return_inverse=True)
     texts = [short_kernel_name(trace.text(code)) for code in names.tolist()]
     used = utilization(trace, tables["kernels"], windows.whole_ns)
-    return replace(_of_ops(trace, work, texts, index), utilization=() if used is None else (used,))
+    devices = {device for name, length in tables.items() for device in trace.rows[name]["device"][length > 0].tolist()}
+    found = _of_ops(trace, work, texts, index)
+    return replace(found, devices=len(devices), utilization=() if used is None else (used,))
 
 
 class _Work(NamedTuple):
@@ -189,6 +193,7 @@ def merge_top_work(parts: Sequence[TopWork]) -> TopWork | None:
         total_ns=sum(part.total_ns for part in chosen),
         steps=sum(part.steps for part in chosen),
         on_host=on_host,
+        devices=max(part.devices for part in chosen),
         kernels=_merged(part.kernels for part in chosen),
         ops=_merged(part.ops for part in chosen),
         modules=_merged(part.modules for part in chosen),

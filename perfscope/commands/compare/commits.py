@@ -184,12 +184,19 @@ def _begin(repository: Checkout, output: Path, settings: dict[str, Any]) -> AbSt
 
 def end(result: AbResult, launched: Pairs, state: AbState, outputs: Outputs) -> int:
     """Compare the profiled launches of a finished A/B, write and show all of it; the exit code."""
+    from msgspec.structs import replace
+
     from perfscope.analyzers.compare.ab.profiles import compare_profiles
+    from perfscope.analyzers.compare.runs.likely import as_notes
     from perfscope.dashboards.report.compare import json
 
     pairs = [(_folder(state, base), _folder(state, head)) for base, head in launched.profiled]
     lost = [f"profiled launch of {launch.arm}: {launch.problem}" for launch in launched.lost]
     profiles = compare_profiles(pairs, lost)
+    if profiles.comparison is not None:
+        exact = as_notes(profiles.comparison.exact, faster=result.step.verdict == "improvement")
+        judged = replace(profiles.comparison, exact=exact, likely=None, settle="")
+        profiles = replace(profiles, comparison=judged)
     failed = tuple(gates_not_met(result, profiles, outputs.fail_on))
     document = json.ab_document(result, state.plan, profiles, failed=failed, gates=outputs.fail_on)
     unsettled = any(inconclusive(result, profiles))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @store_option
 @selection_options
 @output_options(
-    "Exit 1 on: regression (of what does not depend on chance), inconclusive, finding:low|medium|high (new, or "
+    "Exit 1 on: regression (of a count, or a likely one of the time), inconclusive, finding:low|medium|high (new, or "
     "costlier than before); of compiled programs also programs, lost-fusions, hbm-bytes, peak, blocking-collectives, "
     "launches, recompute, collective-bytes, modelled-time, most of them with :PERCENT. none: nothing. Repeatable. "
     "[programs, where both sides were compiled for one target]"
@@ -39,7 +39,7 @@ def runs(
 
     BASE and HEAD are runs, trace files, folders with the traces of a job's ranks, compiled programs (HLO)
     or memory snapshots: two of one kind. Counts, bytes and findings are compared exactly. The time of one
-    launch on each side is split into parts and shown, and never fails a build.
+    launch on each side is likely worse or better where two measurements of it agree, else not judged.
 
     A folder in which several runs lie is a set of launches: what differs between them is told from what
     changed. The time of sets that ran in turns, six pairs or more, may fail a build.

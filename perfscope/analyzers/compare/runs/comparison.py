@@ -288,7 +288,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
                 ]
                 if self.likely == gate and self.step_time is not None:
                     effect = self.step_time.effect or 0.0
-                    lines.append(f"{self.step_time.name}: regression likely, {effect:+.1%} (one launch each)")
+                    launches = self.step_time.pairs or 1
+                    many = "one launch" if launches == 1 else f"{launches} launches"
+                    lines.append(f"{self.step_time.name}: regression likely, {effect:+.1%} ({many} each)")
             elif gate == "inconclusive":
                 lines += [f"{name}: inconclusive" for name in self.inconclusive]
             else:

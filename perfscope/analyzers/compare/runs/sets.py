@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated, cost_of, findings_change
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange, time_change
 from perfscope.analyzers.compare.runs.comparison import STEP_TIME, Comparison, check_alike, differences
+from perfscope.analyzers.compare.runs.likely import LIKELY_LEAST, SETTLE, Direction, as_notes, carried_by, carrying
 from perfscope.analyzers.compare.runs.run_sets import MACHINE, SOFTWARE, Launch, RunSet, middle_of
 from perfscope.analyzers.compare.runs.structure import SIDES, structure_of
 from perfscope.analyzers.compare.statistics import estimators
@@ -255,6 +256,13 @@ class SetsComparison(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...]
 
 
+def _likely(step: MetricResult | None) -> Direction | None:
+    """What launches that may fail no build by themselves say of the step time: a change far beyond their drift."""
+    if step is None or step.gates or step.effect is None or abs(step.effect) < LIKELY_LEAST:
+        return None
+    return "regression" if step.verdict == "regression" else "improvement" if step.verdict == "improvement" else None
+
+
 def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[Trace]] = load) -> SetsComparison:
     """Compare the launches of two sides; ``read`` gives the traces of a run. ``UsageError``: of two kinds."""
     sides = base.launches, head.launches
@@ -275,11 +283,17 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
     step_ns = None if median is None or median.per != "step" else float(median.head_ns)
     outcomes = [of_most([launch.outcomes for launch in side]) for side in sides]
     findings = corroborated(findings_change(outcomes[0], outcomes[1], step_ns=step_ns), median, built)
+    likely = _likely(step)
+    faster = likely == "improvement" or (step is not None and step.gates and step.verdict == "improvement")
+    findings = carrying(findings, step, likely)
     comparison = Comparison(
         base=msgspec.structs.replace(chosen[0].summary, paths=(base.path,)),
         head=msgspec.structs.replace(chosen[1].summary, paths=(head.path,)),
         step_time=step,
-        exact=built.metrics,
+        exact=as_notes(built.metrics, faster=faster),
+        likely=likely,
+        carried=carried_by(findings, None, likely),
+        settle="" if step is None or step.gates else SETTLE,
         time=time,
         causes=_judged_first(causes(median, built, findings), kernels),
         findings=findings,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 NO_VERDICT = "not judged"
 """Of a time of single captures: it is shown, and nothing is concluded from it."""
 
-SINGLE = "single captures"
+SINGLE, SETS = "single captures", "sets of runs"
 
 NOTHING_EXACT = "no exact metric on both sides"
 
@@ -124,7 +124,7 @@ def headline(document: Document) -> str:
 def said_of(comparison: Document | Comparison) -> str:
     """What a comparison says, one line: a likely step time, then what is worse, or better, then what is a note."""
     metrics = comparison.metrics
-    single = next((metric for metric in metrics if metric.known == SINGLE and not metric.gates), None)
+    single = next((metric for metric in metrics if metric.known in (SINGLE, SETS) and not metric.gates), None)
     texts = list(_judged_words(metrics))
     if single is None:
         return "; ".join(texts or [NOTHING_EXACT])
@@ -173,7 +173,8 @@ def _single_words(metric: Judged, *, judged: bool) -> str:
         return "time not judged (one launch each)"
     base, head = side_text(metric, "base"), side_text(metric, "head")
     change = "" if metric.effect is None else f", {percent(metric.effect)}"
-    how = "one launch each" if judged else f"{NO_VERDICT}: one launch each"
+    launches = "one launch each" if metric.known == SINGLE else f"{metric.pairs:,} launches each"
+    how = launches if judged else f"{NO_VERDICT}: {launches}"
     return f"{sanitize(metric.name)} {base} → {head}{change} ({how})"
 
 

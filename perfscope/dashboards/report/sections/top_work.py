@@ -40,7 +40,8 @@ def top_sections(top: TopWork | None) -> tuple[Section, ...]:
     known = [(kind, rows) for kind, rows in kinds if any(row.name != NOT_KNOWN for row in rows)]
     if not known:
         return ()
-    what = "ops of the host by the time in them alone" if top.on_host else "work of the devices"
+    several = f"all {top.devices:,} devices of a process together" if top.devices > 1 else "work of the devices"
+    what = "ops of the host by the time in them alone" if top.on_host else several
     over = "mean of a step" if top.steps else "of the whole capture"
     first, *others = (_table(kind, rows, top, detail=index > 0) for index, (kind, rows) in enumerate(known))
     return (
