@@ -139,7 +139,7 @@ JAX: tuple[AdviceCase, ...] = (
         "NaN checks left on",
         "jax_debug_nans",
         "jax-ml/jax, debug flags",
-        rules=("debug_mode"),
+        rules=("debug_mode",),
         fix=("jax_debug_nans",),
         line=("jax_debug_nans",),
     ),

@@ -88,7 +88,7 @@ TORCH: tuple[AdviceCase, ...] = (
         "deterministic algorithms left on",
         "deterministic_on",
         "pytorch/pytorch 109814",
-        rules=("debug_mode"),
+        rules=("debug_mode",),
         fix=("deterministic",),
         line=("use_deterministic_algorithms",),
     ),

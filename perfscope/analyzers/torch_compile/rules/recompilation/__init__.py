@@ -361,10 +361,16 @@ def _fix(guard: Guard | None) -> str:
         return OTHER_FIX
     if guard.kind == "number" and guard.source is not None and _LEARNING_RATE.fullmatch(guard.source):
         return LEARNING_RATE_FIX.format(value=guard.expected or "rate")
+    if guard.kind == "number" and guard.source is not None and guard.source.startswith("___stack"):
+        return HANDED_ON_FIX
     return FIXES[guard.kind].format(source=guard.source, dimension=guard.dimension)
 
 
 _LEARNING_RATE = re.compile(r".{0,200}param_groups\[\d{1,6}\]\[['\"]lr['\"]\]")
+HANDED_ON_FIX = (
+    "Keep the value on the device: the number was read where a graph ends in this function (`.item()`, `float()`), and "
+    "the graph after it is compiled for that number."
+)
 LEARNING_RATE_FIX = (
     "Make the learning rate a tensor where the optimizer is made: lr=torch.tensor({value}). A scheduler then changes "
     "its value in place, and nothing is compiled again."
