@@ -436,6 +436,13 @@ def test_a_single_recompilation_for_a_number_counts_from_a_tenth_of_all_steps():
     assert judge(RULE, replace(log_alone(sized), step_times_ns=(SECOND // 2,) * 20)).status == "clean"
 
 
+def test_a_number_that_a_graph_break_hands_on_has_no_name_of_the_program():
+    log = recompiled(["___stack0 == 0.25", "___stack0 == 0.5", "___stack0 == 0.75"])
+    (finding,) = judge(RULE, log_alone(log)).findings
+    assert "___stack" not in finding.advice
+    assert "Keep the value on the device" in finding.advice
+
+
 def test_compiling_in_the_first_step_is_clean():
     assert judge(RULE, log_alone(recompiled(RATES, every=9, first=0))).status == "clean"
 
