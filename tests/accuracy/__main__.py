@@ -101,7 +101,11 @@ def advised(case: AdviceCase, folder: Path) -> bool:
 def keep(result: dict[str, Any]) -> None:
     """Put one result into the file, in the order of the table; those of cases that are gone are dropped."""
     held = _held()
-    results = {(case["framework"], case["mode"], case["name"]): case for case in [*held.get("cases", ()), result]}
+    results = {(case["framework"], case["mode"], case["name"]): case for case in held.get("cases", ())}
+    key = (result["framework"], result["mode"], result["name"])
+    if result["saving"] is None and key in results:  # not measured this time
+        result = {**result, "saving": results[key]["saving"]}
+    results[key] = result
     order = [(case.framework, case.mode, case.name) for case in CASES]
     _write(
         held,

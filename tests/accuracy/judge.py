@@ -34,7 +34,7 @@ class Said:
     status: str
     reason: str | None = None
     places: tuple[tuple[str, int] | None, ...] = ()
-    """Of each finding, the costliest first; ``None``: no line of the workloads."""
+    """Of each finding, the costliest first, and the line that its fix changes; ``None``: no line of the workloads."""
     titles: tuple[str, ...] = ()
     cost_ns_per_step: int | None = None
     """Of the costliest."""
@@ -178,7 +178,12 @@ def _said(analysis: Analysis) -> Iterator[Said]:
             rule=outcome.rule,
             status=outcome.status,
             reason=outcome.reason,
-            places=tuple(place_of(finding.where.file, finding.where.line) for finding in ordered),
+            places=tuple(
+                place_of(finding.where.file, line)
+                for finding in ordered
+                for line in (finding.where.line, finding.fix_line)
+                if line == finding.where.line or line is not None
+            ),
             titles=tuple(finding.title for finding in ordered),
             cost_ns_per_step=_cost(ordered),
             basis=ordered[0].basis if ordered else None,
