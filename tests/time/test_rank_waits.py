@@ -8,6 +8,7 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time import host_account, step_accounts
 from perfscope.analyzers.time.account import check_step_accounts
+from perfscope.analyzers.time.rank_waits import reduced_too_often, reductions_per_update
 from perfscope.model.trace import SliceKind, Trace
 from tests.build import EVERYTHING, TraceBuilder
 
@@ -86,3 +87,37 @@ def test_the_finding_names_it() -> None:
     (finding,) = outcome.findings
     assert "waiting for other ranks" in finding.title
     assert "lock" not in finding.title + finding.detail
+
+
+def accumulated(*reduced: bool, updates: int = 4) -> Trace:
+    """Updates of several forward passes each, with an all-reduce after those that are not under ``no_sync()``."""
+    b = TraceBuilder(recorded=ON_HOST)
+    now = 0.0
+    spans = []
+    for _ in range(updates):
+        for follows in reduced:
+            b.annotation("DistributedDataParallel.forward", now, now + 10)
+            if follows:
+                spans.append((now + 20, now + 30))
+            now += 40
+        b.annotation("Optimizer.step#SGD.step", now, now + 5)
+        now += 10
+    for start, end in spans:
+        b.slice("gloo:all_reduce", start, end, kind=SliceKind.ANNOTATION, tid=2)
+        row = len(b.tables["slices"]) - 1
+        b.row("collectives", start_ns=int(start * 1000), end_ns=int(end * 1000), name=b.code("all_reduce"), slice=row)
+    return b.build()
+
+
+@pytest.mark.parametrize(
+    ("reduced", "count"),
+    [((True, True, True, True), 4), ((False, False, False, True), 1), ((True,), 1), ((False, True), 1)],
+)
+def test_reductions_per_optimizer_step(reduced: tuple[bool, ...], count: int) -> None:
+    trace = accumulated(*reduced)
+    assert reductions_per_update(trace) == count
+    assert ("no_sync()" in reduced_too_often(trace)) == (count > 1)
+
+
+def test_too_few_updates_do_not_tell() -> None:
+    assert reductions_per_update(accumulated(True, True, updates=2)) == 0

@@ -8,9 +8,11 @@ that wait count, as Python may run beside a collective.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.samples import SampledPieces, shown_kinds, waiting_samples
+from perfscope.model.collectives import operation_of
 from perfscope.model.intervals import EMPTY, Intervals, difference, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -56,3 +58,50 @@ def waits_between_ops(trace: Trace, free: Intervals, pieces: SampledPieces | Non
     runs = ~trace.fact(waiting_samples)[pieces.samples]
     runs |= shown_kinds(trace, pieces.samples) == int(FrameKind.SLEEP)
     return difference(flying, union(pieces.starts[runs], pieces.ends[runs]))
+
+
+FORWARD = "DistributedDataParallel.forward"
+OPTIMIZER = "Optimizer.step#"
+LEAST_STEPS = 2
+"""Optimizer steps that must show the same: the first one may follow an accumulation that was not recorded whole."""
+
+
+def reductions_per_update(trace: Trace) -> int:
+    """How often DDP reduced the gradients per optimizer step; 1 where each reduction is followed by one, 0: not known.
+
+    A reduction is a forward pass of DDP with an all-reduce before the next one. A forward pass without any, as under
+    ``no_sync()``, or two of them before one backward pass, count once.
+    """
+    slices, collectives = trace.rows["slices"], trace.rows["collectives"]
+    annotations = slices["kind"] == SliceKind.ANNOTATION
+    forwards = np.sort(slices["start_ns"][annotations & _named(trace, FORWARD)])
+    updates = np.sort(slices["start_ns"][annotations & _named(trace, OPTIMIZER)])
+    reduces = [code for code, text in enumerate(trace.strings) if operation_of(text) == "all_reduce"]
+    rows = np.flatnonzero(np.isin(collectives["name"], reduces))
+    begins = collectives["start_ns"][rows].copy()
+    kernels, calls = trace.rows["kernels"], trace.rows["calls"]
+    kernel = collectives["kernel"][rows]
+    call = np.where(kernel == MISSING, MISSING, kernels["call"][np.maximum(kernel, 0)]) if len(kernels) else kernel
+    launched = call != MISSING
+    begins[launched] = calls["start_ns"][call[launched]]  # of work on a device the launch, as it runs later
+    if len(updates) <= LEAST_STEPS or not len(forwards) or not len(begins):
+        return 0
+    reduced = forwards[np.diff(np.searchsorted(np.sort(begins), np.append(forwards, np.inf))) > 0]
+    per_update = np.diff(np.searchsorted(reduced, updates))
+    return int(per_update.min())
+
+
+def _named(trace: Trace, prefix: str) -> npt.NDArray[np.bool_]:
+    codes = [code for code, text in enumerate(trace.strings) if text.startswith(prefix)]
+    return np.isin(trace.rows["slices"]["name"], codes)
+
+
+def reduced_too_often(trace: Trace) -> str:
+    """What to do where gradients are reduced several times per optimizer step; ``""`` where they are not."""
+    count = trace.fact(reductions_per_update)
+    if count < 2:
+        return ""
+    return (
+        f"Run all but the last backward pass under `no_sync()` of the DDP model: gradients are reduced {count:,} times "
+        "per optimizer step."
+    )

@@ -30,6 +30,7 @@ from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.cores import doubtful_causes
 from perfscope.analyzers.time.fixes import cause_fix, situation
 from perfscope.analyzers.time.host_lines import host_lines
+from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
@@ -82,6 +83,8 @@ _STACKS = "Record with `perfscope run`, or with Python stacks (`with_stack=True`
 
 def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
     """What to do about most of the time, and which recording would tell more; one of them may be empty."""
+    if cause == "other_ranks" and (often := reduced_too_often(trace)):
+        return often, ""
     where = trace.fact(situation)
     fix = "" if on_host and cause == "sync" else cause_fix(cause, where)
     return (f"{fix} The evidence has the other causes.", "") if fix else ("", _STACKS)

@@ -58,6 +58,7 @@ from perfscope.analyzers.time import (
     timed_cost,
     worst_spans,
 )
+from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.model.collectives import operation_of
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import covered, union
@@ -272,7 +273,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             + (ALONE if alone else ""),
             **timed_cost(trace, cost, device.whole_ns),
             covers_ns={"exposed_communication": cost},
-            advice=_advice(kind) if instruction is None else XLA_ADVICE,
+            advice=_advice(trace, kind) if instruction is None else XLA_ADVICE,
             where=Where(
                 file=line.file,
                 line=line.line,
@@ -372,7 +373,9 @@ def operation_of_kernel(name: str) -> str:
     return "communication" if match is None or match[1] == "Generic" else _CAMEL.sub("_", match[1]).lower()
 
 
-def _advice(kind: str) -> str:
+def _advice(trace: Trace, kind: str) -> str:
+    if kind == "all_reduce" and (often := reduced_too_often(trace)):
+        return often
     spelled = kind.replace("_", "").lower()
     return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
 
