@@ -1,8 +1,8 @@
 """Nothing large is left unsaid: the ops, kernels, instructions, lines and idle causes that take a fifth of the step.
 
 Each is in a finding, or it has a reason: it runs at its roofline, memory bounds it, or what is missing to judge it.
-Shares are of the steps of all devices together: the time of a name over that of all work, times the busy share, so that
-the shares of all names sum to the busy share.
+Shares are of the steps of all devices together, without what the host waited for a core: the time of a name over that
+of all work, times the busy share, so that the shares of all names sum to the busy share.
 
 Whether a finding is about an op is decided by time: at least half of the op's work lies in the finding's spans, and the
 finding's cost is at least a quarter of these spans. A finding without a time must name the op, or the line
@@ -73,13 +73,17 @@ Reason = Literal[
     "no_peak",
     "no_cost",
     "no_rule",
-    "machine",
 ]
 """``bound``: modelled at its least time. ``no_peak``: the device's peaks are not known. ``no_rule``: idle time that no
-rule explains. ``machine``: the thread was ready to run and other work had the core."""
+rule explains."""
 
-FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication", "machine"})
+FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication"})
 """The others are not judged."""
+
+
+def _program_ns(account: StepAccount) -> int:
+    """The steps without what the thread waited for a core: that is the machine's, and the account has it."""
+    return account.whole_ns - account.total_ns["core_wait"]
 
 
 class LargePart(Struct, frozen=True, kw_only=True):
@@ -92,7 +96,7 @@ class LargePart(Struct, frozen=True, kw_only=True):
     time_ns: int
     """In all steps."""
     whole_ns: int
-    """Steps of all devices together: what ``share`` is of."""
+    """Steps of all devices together, without waits for a core: what ``share`` is of."""
     busy: float
     """Part of ``time_ns`` that counts, where work runs side by side; 0 to 1."""
     steps: int
@@ -128,7 +132,7 @@ def large_parts(trace: Trace, top: TopWork | None, outcomes: Sequence[Outcome]) 
     """The parts of one trace, the largest first; ``top``: its costliest work."""
     accounts = [account for account in trace.fact(warm_accounts) if account.whole_ns]
     found = [(outcome.rule, finding) for outcome in outcomes for finding in outcome.findings]
-    whole, busy = sum(item.whole_ns for item in accounts), sum(item.busy_ns for item in accounts)
+    whole, busy = sum(map(_program_ns, accounts)), sum(item.busy_ns for item in accounts)
     if not whole:
         return _of_programs(trace, found)
     work = _Work(trace, found, whole, busy)
@@ -147,7 +151,7 @@ def merge_large_parts(
 
     Of each trace its parts and its accounts.
     """
-    whole_ns = sum(account.whole_ns for _, accounts in of_traces for account in accounts)
+    whole_ns = sum(_program_ns(account) for _, accounts in of_traces for account in accounts)
     by_name: dict[tuple[PartKind, str], list[LargePart]] = defaultdict(list)
     for parts, _ in of_traces:
         for part in parts:
@@ -393,7 +397,7 @@ def _idle(accounts: Iterable[StepAccount], found: Sequence[tuple[str, Finding]],
             total[cause] += value
     for name, value in total.items():
         rule = next((rule for rule, finding in found if finding.covers_ns.get(name)), None)
-        if name != "compute":
+        if name not in ("compute", "core_wait"):
             named = rule is not None and 2 * explained.get(name, 0) >= value
             yield LargePart(
                 kind="cause",
@@ -402,7 +406,7 @@ def _idle(accounts: Iterable[StepAccount], found: Sequence[tuple[str, Finding]],
                 whole_ns=whole,
                 busy=1.0,
                 steps=steps,
-                reason="finding" if named else "machine" if name == "core_wait" else "no_rule",
+                reason="finding" if named else "no_rule",
                 rule=rule if named else None,
                 on_host=on_host,
             )

@@ -42,7 +42,7 @@ from perfscope.analyzers.time.host_activity import (
     main_thread,
 )
 from perfscope.analyzers.time.jax_debugging import is_interpreted
-from perfscope.analyzers.time.model_calls import Generation, ModelCall, generation
+from perfscope.analyzers.time.model_calls import BACKWARD, Generation, ModelCall, call_tokens, generation
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.sites import (
     MOST_SITES,
@@ -96,6 +96,7 @@ from perfscope.analyzers.time.steps import (
 from perfscope.analyzers.time.untraced import bounded
 
 __all__ = [
+    "BACKWARD",
     "CAUSES",
     "DISTORTED",
     "GRAPH_CALL",
@@ -128,6 +129,7 @@ __all__ = [
     "blocking_calls",
     "bounded",
     "call_site",
+    "call_tokens",
     "communication_in_steps",
     "compiled_rows",
     "compiles",

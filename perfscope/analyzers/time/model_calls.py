@@ -71,6 +71,20 @@ class Generation(Struct, frozen=True, kw_only=True):
         return 1e9 * sum(call.tokens for call in self.decodes) / sum(c.end_ns - c.start_ns for c in self.decodes)
 
 
+Tokens = tuple[int, int] | None
+"""(sequences, tokens of each) of a call; ``None``: not known."""
+
+
+def call_tokens(trace: Trace) -> tuple[Tokens, ...]:
+    """Tokens of the model's calls: of those without a profiler where these are known."""
+    if any(trace.step_tokens):
+        return trace.step_tokens
+    calls = trace.fact(model_calls)
+    return tuple(
+        None if call.sequences is None or call.length is None else (call.sequences, call.length) for call in calls
+    )
+
+
 def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
     """The calls of the model, in order; none where there are fewer than ``LEAST_CALLS``, or a backward pass."""
     slices = trace.rows["slices"]

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median
 
-from perfscope.analyzers.time.account import step_accounts
-from perfscope.analyzers.time.model_calls import BACKWARD, model_calls
+from perfscope.analyzers.time.account import StepAccount, step_accounts
+from perfscope.analyzers.time.model_calls import BACKWARD, Tokens, call_tokens
 from perfscope.analyzers.time.spans import named_slices, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
@@ -29,25 +29,22 @@ from perfscope.model.trace import Trace
 FEWEST_CALLS = 4
 """Calls that each are one token longer: three may be a chat that grows by chance."""
 
-Tokens = tuple[int, int] | None
-
 
 def examined(trace: Trace) -> Scope:
     """Calls whose tokens are known."""
-    return Scope(len(_tokens(trace)), "calls of the model with known tokens")
+    return Scope(len(call_tokens(trace)), "calls of the model with known tokens")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
     """Yield one finding where the length of the text grows by one from call to call."""
-    calls = _tokens(trace)
+    calls = call_tokens(trace)
     if not any(calls):
         raise AbstainError("no embedding tells how many tokens a call of the model has", ("shapes",))
     lengths = growing(calls)
     if len(lengths) < FEWEST_CALLS or named_slices(trace, lambda name: name.startswith(BACKWARD)).any():
         return
     again = 1 - 1 / median(lengths)
-    accounts = trace.fact(step_accounts)
-    cost = round(again * max((account.total_ns["compute"] for account in accounts), default=0))
+    cost = round(again * max(map(_computing_ns, trace.fact(step_accounts)), default=0))
     windows, sequences = trace.fact(step_windows), next(call[0] for call in calls if call is not None)
     yield Finding(
         subject="generation without a cache",
@@ -65,14 +62,10 @@ def check(trace: Trace) -> Iterable[Finding]:
     )
 
 
-def _tokens(trace: Trace) -> tuple[Tokens, ...]:
-    """(sequences, length) of calls: of those without a profiler where these are known."""
-    if any(trace.step_tokens):
-        return trace.step_tokens
-    calls = trace.fact(model_calls)
-    return tuple(
-        None if call.sequences is None or call.length is None else (call.sequences, call.length) for call in calls
-    )
+def _computing_ns(account: StepAccount) -> float:
+    """Compute with its part of what the thread waited for a core: work that is not there waits for none."""
+    waited = account.total_ns["core_wait"]
+    return account.total_ns["compute"] * account.whole_ns / max(1, account.whole_ns - waited)
 
 
 def growing(calls: Sequence[Tokens]) -> list[int]:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.time.fixes import frame_fix, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
+from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import sampled_site
 from perfscope.analyzers.time.slow_steps import (
@@ -57,7 +58,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     found = trace.fact(slow_steps)
     if found is None or found.share < LEAST_SHARE or len(found.numbers) < LEAST_SLOW:
         return
-    if sum(call.samples for call in found.calls) < LEAST_SAMPLES:
+    if sum(call.samples for call in found.calls) < LEAST_SAMPLES or _prompts(trace, len(found.numbers)):
         return
     whole = sum(trace.step_times_ns)
     cost, first = round(found.share * whole), found.calls[0]
@@ -84,6 +85,12 @@ def check(trace: Trace) -> Iterator[Finding]:
         where=site.where(),
         evidence=tuple(_row(trace, call, per_step / found.share) for call in found.calls[:MOST_ROWS]),
     )
+
+
+def _prompts(trace: Trace, slow: int) -> bool:
+    """Whether the slow steps are the calls that read a prompt: they compute many tokens, the others one."""
+    found = trace.fact(generation)
+    return found is not None and not found.traced and 2 * len(found.prefills) >= slow
 
 
 def _fix(trace: Trace, call: OwnCall, name: str) -> str:

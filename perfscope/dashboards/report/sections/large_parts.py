@@ -56,7 +56,6 @@ def _why(part: LargePart) -> str:
         "communication": "what of it is exposed is in the account",
         "no_peak": f"not judged: the peaks of {peaks} are not known{reached}",
         "no_cost": "not judged: its cost is not known",
-        "machine": "other work of the machine had the core; measure again without it",
         "no_rule": "not judged: no rule found what causes it",
     }
     return words[part.reason]

@@ -1,0 +1,122 @@
+"""The model computes one request per call although several are there.
+
+Why it costs: a call reads every weight of the model once, for one row as for eight. A product of a few rows waits for
+memory, so eight prompts one after the other take nearly eight times as long as eight prompts in one call.
+
+How it is found: in calls without a backward pass. Where the model's embedding tells the tokens of a call, each call has
+one sequence and several prompts follow each other: a call of many tokens, then calls of one token, then the next
+prompt. Without tokens the op graph tells: every product with a parameter has one row, in at least as many calls as
+`FEWEST_CALLS`. The saving is modelled, an upper bound: as many prompts as there are, at most `MOST_ROWS_AT_ONCE`, in
+one call that takes as long as a call of one row. It has no time where the number of independent inputs is not known.
+
+Fix: put several inputs into one call: `tokenizer(prompts, padding=True)` and one `generate` for all, `torch.stack` for
+rows; for requests that arrive one by one a server that batches them (vLLM, SGLang).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from perfscope.analyzers.ops.graph_time import short_name
+from perfscope.analyzers.time import BACKWARD, call_tokens, named_slices, op_records, step_windows, whole_ns
+from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.severity import severity_of
+from perfscope.model.trace import Trace
+
+FEWEST_PROMPTS = 2
+"""Prompts that follow each other."""
+
+FEWEST_CALLS = 8
+"""Calls of one row: fewer are no loop."""
+
+MOST_ROWS_AT_ONCE = 8
+"""Rows that a product computes in about the time of one: below 8 rows memory bounds it on every device."""
+
+_PRODUCTS = frozenset({"mm", "addmm", "linear", "matmul", "mv", "addmv"})
+_ADVICE = (
+    "Put several inputs into one call: one `generate` for a padded batch (`tokenizer(prompts, padding=True)`), "
+    "`torch.stack` for rows. Requests that arrive one by one need a server that batches them (vLLM, SGLang)."
+)
+
+
+def examined(trace: Trace) -> Scope:
+    """Ops."""
+    return op_records(trace)
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Yield a finding where several requests are computed one by one."""
+    tokens, graph = [call for call in call_tokens(trace) if call is not None], trace.op_graph
+    if not tokens and graph is None:
+        raise AbstainError("neither tokens of the model's calls nor an op graph was recorded", ("op_graph",))
+    if named_slices(trace, lambda name: name.startswith(BACKWARD)).any():
+        return
+    if tokens:
+        prompts = _prompts(tokens)
+        if prompts >= FEWEST_PROMPTS:
+            yield _prompt_finding(trace, prompts, graph)
+    elif graph is not None and len(trace.step_times_ns) >= FEWEST_CALLS:
+        yield from _row_finding(trace, graph)
+
+
+def _prompts(tokens: Sequence[tuple[int, int]]) -> int:
+    """Prompts of one sequence each that follow each other, with tokens between them; 0 where calls have several."""
+    if any(sequences != 1 for sequences, _ in tokens):
+        return 0
+    prefills = [index for index, (_, length) in enumerate(tokens) if length > 1]
+    return len(prefills) if sum(length == 1 for _, length in tokens) >= len(prefills) else 0
+
+
+def _prompt_finding(trace: Trace, prompts: int, graph: OpGraph | None) -> Finding:
+    steps, whole = max(1, trace.fact(step_windows).count), whole_ns(trace)
+    saved = 1 - 1 / min(prompts, MOST_ROWS_AT_ONCE)
+    bare = median(trace.step_times_ns) if trace.step_times_ns else None
+    return Finding(
+        subject="requests one by one",
+        title=f"{prompts:,} prompts are computed one after the other, one sequence per call",
+        detail="A call reads all weights, for one sequence as for eight.",
+        severity=severity_of(saved * whole, whole),
+        basis="modelled",
+        cost_ns=round(saved * whole),
+        cost_ns_per_step=round(saved * whole / steps),
+        untraced_ns_per_step=None if bare is None else round(saved * bare),
+        advice=_ADVICE,
+        where=_outside(graph),
+        evidence=({"prompts": prompts, "sequences_per_call": 1, "rows_at_once": min(prompts, MOST_ROWS_AT_ONCE)},),
+    )
+
+
+def _row_finding(trace: Trace, graph: OpGraph) -> Iterable[Finding]:
+    products = [op for op in graph.ops if short_name(op) in _PRODUCTS and _weight(graph, op)]
+    if not products or any(_rows(graph, op) != 1 for op in products):
+        return
+    yield Finding(
+        subject="rows one by one",
+        title=f"each call of the model computes one row: {len(products):,} products",
+        detail="Where several inputs are there at once, one call for all of them takes little longer.",
+        severity="medium",
+        basis="structural",
+        advice=_ADVICE,
+        where=Where(op=products[0].name, module=products[0].module or None, file=products[0].file,
+                    line=products[0].line),
+        evidence=({"products": len(products), "rows": 1, "calls": len(trace.step_times_ns)},),
+    )  # fmt: skip
+
+
+def _weight(graph: OpGraph, op: GraphOp) -> bool:
+    return any(graph.tensors[index].storage in graph.parameters for index in op.inputs)
+
+
+def _rows(graph: OpGraph, op: GraphOp) -> int:
+    """Rows of what an op makes."""
+    shape = graph.tensors[op.outputs[0]].shape if op.outputs else ()
+    return math.prod(shape[:-1])
+
+
+def _outside(graph: OpGraph | None) -> Where:
+    """The code of the loop around the model, by the first op outside of it."""
+    op = next((op for op in graph.ops if op.phase == "other" and op.file), None) if graph is not None else None
+    return NOWHERE if op is None else Where(file=op.file, line=op.line)
