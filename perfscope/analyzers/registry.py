@@ -72,6 +72,7 @@ RULES: dict[str, str] = {
     "unfused_attention": "perfscope.analyzers.ops.rules.unfused_attention",
     "unfused_ops": "perfscope.analyzers.ops.rules.unfused_ops",
     "unfused_optimizer": "perfscope.analyzers.ops.rules.unfused_optimizer",
+    "unjitted_step": "perfscope.analyzers.time.rules.unjitted_step",
     "unstable_scale": "perfscope.analyzers.numerics.rules.unstable_scale",
     "warmup_compile": "perfscope.analyzers.time.rules.warmup_compile",
 }

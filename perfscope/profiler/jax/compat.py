@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from perfscope.profiler.patching import Undo as Undo
@@ -486,6 +487,22 @@ def _hide_our_frames() -> None:
         exclude = find(f"jax._src.{of}", "register_exclusion")
         if exclude is not None:
             exclude(__file__)
+
+
+_STAGES_FILE = "/jax/_src/stages.py"
+_NEAR = 8
+"""Frames between a call of a compiled function and the hook."""
+
+
+def is_compiled_call(frame: FrameType | None) -> bool:
+    """Whether a call comes from a function that the program compiled ahead of time (``jax.stages.Compiled``)."""
+    for _ in range(_NEAR):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith(_STAGES_FILE):
+            return True
+        frame = frame.f_back
+    return False
 
 
 _PMAP_FILE = "/jax/_src/pmap.py"

@@ -10,8 +10,10 @@ from types import CodeType
 from typing import Any
 
 from perfscope.profiler.jax import compat
+from perfscope.profiler.jax.eager_loop import EagerLoop
 from perfscope.profiler.patching import Undo, replace, undo_all
 from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.source_files import SourceFiles
 
 _OURS = f"{Path(__file__).parents[1]}/"
 MOST_UNWRAPPED = 20
@@ -47,7 +49,7 @@ class CalledFunctions:
     calls from inside a function that is being traced.
     """
 
-    def __init__(self, finder: StepFinder) -> None:
+    def __init__(self, finder: StepFinder | _NoSteps) -> None:
         """Nothing was called yet."""
         self._finder = finder
         self._folders = (*compat.package_folders(), _OURS)
@@ -56,6 +58,19 @@ class CalledFunctions:
         self._followed: int | None = None
         self._other: int | None = None
         self._others = 0
+        self.eager = ""
+        """The function that a loop of single operations calls, where the program jits none; else empty."""
+        files = SourceFiles(Path.cwd(), compat.package_folders())
+        self._eager = EagerLoop(lambda path: files.is_user(path) and not files.is_installed(path), self._turned)
+
+    @property
+    def unjitted(self) -> EagerLoop | None:
+        """The loop of single operations that the steps are turns of; ``None``: the program jits."""
+        return self._eager if self.eager else None
+
+    def _turned(self, name: str, before: int) -> None:
+        self.eager = name
+        self._finder.called(Source.JITTED, name, before)
 
     @property
     def any(self) -> bool:
@@ -70,12 +85,17 @@ class CalledFunctions:
             self._finder.recorder.broken(error)
             return
         if known is None:
+            if self._followed is None and not compat.is_tracing():
+                self._eager.operation(sys._getframe(1))
             return
         key, name = known
         calls = self._calls[key] = self._calls.get(key, 0) + 1
         before = 0
         if self._followed is None and calls > 1:
             self._followed, before = key, calls - 1
+            if self.eager:
+                self.eager = ""
+                self._finder.mistaken(Source.JITTED)
         if key == self._followed:
             self._others = 0
             self._finder.called(Source.JITTED, name, before)
@@ -96,8 +116,8 @@ class CalledFunctions:
         code = code_of(function)
         if (mapped := compat.under_pmap(function, code)) is not function:
             code = code_of(mapped)
-        if code is None:  # the program compiled it ahead of time
-            return id(function), "a compiled function"
+        if code is None:  # compiled ahead of time by the program, or a function of jax.numpy that has no Python code
+            return (id(function), "a compiled function") if compat.is_compiled_call(sys._getframe(2)) else None
         if id(code) not in self._kinds:
             ours = code.co_filename.startswith(self._folders)
             # The code is kept, or its id would go to another one.
@@ -116,6 +136,11 @@ class JaxHooks:
         self._calls: CalledFunctions | None = None
 
     @property
+    def unjitted(self) -> EagerLoop | None:
+        """The loop of single operations that the steps are turns of; ``None``: the program jits."""
+        return None if self._calls is None else self._calls.unjitted
+
+    @property
     def called(self) -> bool:
         """Whether the program called a jitted function of its own."""
         return self._calls is not None and self._calls.any
@@ -132,8 +157,8 @@ class JaxHooks:
         ``make_way()``: called before a trace of the program's own starts; ``whole()``: called once, when the
         program has called its first jitted function, jax's own among them: before, there is no backend.
         """
-        self._calls = CalledFunctions(finder)
-        listener = self._calls if whole is None else _once(whole)
+        self._calls = CalledFunctions(finder if whole is None else _NoSteps(finder))
+        listener = self._calls if whole is None else _once(whole, self._calls)
         undos = (compat.on_fast_call(listener), compat.on_slow_call(listener))
         self._undo = {
             Source.JITTED: [undo for undo in undos if undo is not None],
@@ -154,14 +179,28 @@ class JaxHooks:
             self._always.pop()()
 
 
-def _once(tell: Callable[[], None]) -> Callable[[Any], None]:
+class _NoSteps:
+    """Takes the place of a finder where the whole program is captured: calls are counted and are no steps."""
+
+    def __init__(self, finder: StepFinder) -> None:
+        self.recorder = finder.recorder
+
+    def called(self, source: Source, name: str, before: int = 0) -> None:
+        """Nothing follows."""
+
+    def mistaken(self, source: Source) -> None:
+        """Nothing follows."""
+
+
+def _once(tell: Callable[[], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
     told = False
 
-    def called(_: Any) -> None:
+    def called(function: Any) -> None:
         nonlocal told
         if not told:
             told = True
             tell()
+        then(function)
 
     return called
 

@@ -9,6 +9,7 @@ import sys
 
 from perfscope.model.documents.run import ProgramFact
 from perfscope.profiler.jax import compat
+from perfscope.profiler.jax.eager_loop import EagerLoop
 from perfscope.profiler.jax.record_log import CallSites
 from perfscope.profiler.patching import Undo
 
@@ -46,9 +47,17 @@ class JaxFacts:
         while self._undo:
             self._undo.pop()()
 
-    def noted(self) -> tuple[ProgramFact, ...]:
-        """All facts of now."""
+    def noted(self, unjitted: EagerLoop | None) -> tuple[ProgramFact, ...]:
+        """All facts of now; ``unjitted``: the loop of single operations that the steps are turns of."""
         facts = []
+        if unjitted is not None and unjitted.function is not None:
+            code = unjitted.function
+            facts.append(
+                ProgramFact(
+                    name="unjitted_step", value=code.co_name if unjitted.calls else "",
+                    file=self._sites.name(code.co_filename), line=unjitted.line, count=unjitted.operations,
+                )
+            )  # fmt: skip
         for name in SWITCHES:
             if compat.setting(name):
                 file, line = self._set_at.get(name, (None, None))

@@ -100,6 +100,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     total = account.total_ns if keeps_idle(account) else {}
     works: dict[tuple[str, str], _Work] = {}
     doubtful = doubtful_causes(account.total_ns, account.whole_ns)
+    unjitted = any(fact.name == "unjitted_step" for fact in trace.program_facts)
     for cause in _CAUSES:
         if cause in doubtful:
             continue
@@ -107,6 +108,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         often = total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare
         if often or (cause == "saving" and _saves_at_times(trace, account)):
             work = _work(trace, account, cause)
+            if unjitted and work.kind in (*ENGINES, FrameKind.UNKNOWN):
+                continue  # `unjitted_step` has it, with the function to jit
             key = (work.subject, work.line.site.where().label())
             works[key] = work if key not in works else works[key].merged(work)
     for work in works.values():
