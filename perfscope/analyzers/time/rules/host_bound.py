@@ -174,6 +174,8 @@ def _work(trace: Trace, account: StepAccount, cause: Cause) -> _Work:
     subject, verb = _CAUSES[cause]
     if kind in _SUBJECTS or cause == "other_host":
         subject, verb = _SUBJECTS.get(kind, "host work"), does(kind)
+    elif cause == "sleeping":  # by its processor time: no frame says that it waits
+        verb = "works or waits"
     return _Work(
         subject=subject, verb=verb, kind=kind, lines=lines, line=line,
         named=_named(lines, line) if share > HALF else "", covers_ns={cause: account.total_ns[cause]}, spans=spans,
@@ -220,7 +222,7 @@ def _finding(trace: Trace, account: StepAccount, work: _Work) -> Finding:
         detail=f"Meanwhile {whose}.{_where_it_is(work)}",
         **timed_cost(trace, cost, account.whole_ns),
         advice=f"{advice}{_SOURCES[work.lines.source]}" if advice else "",
-        record="" if advice else _record(work),
+        record="" if advice else _record(trace, work),
         where=work.line.site.where(),
         covers_ns=work.covers_ns,
         evidence=tuple(
@@ -281,14 +283,14 @@ _SOURCES = {
 """Where the lines are from -> what the advice adds."""
 
 
-def _record(work: _Work) -> str:
+def _record(trace: Trace, work: _Work) -> str:
     """Which recording would tell more, where no fix is known."""
-    if work.lines.source == "nothing":
+    if work.lines.source == "nothing" and not len(trace.rows["samples"]):
         return (
             "The recording has no Python functions there. Record with `perfscope run`, or with Python stacks "
             "(`with_stack=True`), to see which they are."
         )
-    if work.lines.source == "few":
+    if work.lines.source in ("few", "nothing"):
         return (
             "Run longer, or trace more steps (`perfscope run --steps A:B`): too few stacks were sampled there to tell."
         )

@@ -87,8 +87,8 @@ MOST_APART = 10
 
 
 _INSIDE_LIBRARY = (
-    "The read is inside `{package}`, not in a line of yours: turn off the option of it that reads or checks values in "
-    "each step."
+    "Turn off the option of `{package}` that reads or checks values in each step: the read is inside it, and not in a "
+    "line of yours."
 )
 _LIBRARY_ADVICE = (
     "The read is inside `{package}`, not in your line: turn off the option of it that waits for results or checks "

@@ -322,7 +322,9 @@ def input_work(trace: Trace, fetches: Int64) -> InputWork | None:
         batch = per_step * windows.count / len(fetches)
     else:
         rows, loads = _own(trace, fetches), ()
-        rows = rows[~trace.fact(waiting_samples)[rows]]
+        known, frames = trace.fact(stacks), trace.rows["samples"]["frame"][rows]
+        in_data_set = (frames != MISSING) & known.in_loader[known.user[frames]]  # what waits there makes the batch
+        rows = rows[in_data_set | ~trace.fact(waiting_samples)[rows]]
         if len(rows) < LEAST_SAMPLES:
             return None
         slices = trace.rows["slices"]
