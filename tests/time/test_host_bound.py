@@ -212,9 +212,21 @@ def test_one_thing_that_the_account_has_under_two_causes_is_one_finding() -> Non
     b = TraceBuilder(recorded=EVERYTHING - {"device_work"})
     b.step(1, 0, 20_000)
     b.op("aten::mm", 0, 2_000)
+    b.python("train.py(9): h", 3_000, 8_000)
     b.python("<built-in function sleep>", 3_000, 8_000)
     for number in range(20):
         b.sample("train.py(3): main > train.py(9): h > time.sleep", 30_000 + 1_000 * number, cpu=0, step=2)
-    findings = judge(RULE, b.build()).findings
-    assert [finding.subject for finding in findings].count("sleeping") == len(findings)
-    assert all("sleep" in finding.advice.lower() for finding in findings)
+    (finding,) = judge(RULE, b.build()).findings
+    assert (finding.subject, set(finding.covers_ns)) == ("sleeping", {"sleeping", "other_host"})
+    assert "sleep" in finding.advice
+
+
+def test_a_wait_without_a_line_of_the_program_has_no_fix() -> None:
+    (finding,) = judge(RULE, _loop(10_000, name="$threading.py:323 wait").build()).findings
+    assert finding.title == "the host waits for another thread: mostly in wait" or finding.where.file == "train.py"
+    assert not finding.advice or finding.where.file == "train.py"
+
+
+def test_the_profilers_own_end_is_a_fault_of_the_recording() -> None:
+    (finding,) = judge(RULE, _loop(10_000, name="$profiler.py:213 stop_trace").build()).findings
+    assert (finding.about, finding.cost_ns, finding.advice) == ("recording", None, "")

@@ -36,7 +36,7 @@ def situation(trace: Trace) -> Situation:
     return Situation(framework=framework(trace), phase=_phase(trace))
 
 
-_TRAINING_KERNELS = ("backward", "_bwd", "bwd_", "multi_tensor_apply", "dgrad", "wgrad")
+_TRAINING_KERNELS = ("backward", "_bwd", "bwd_", "dgrad", "wgrad", "FusedAdam", "FusedOptimizer")
 
 
 def _phase(trace: Trace) -> ProgramPhase:
@@ -91,6 +91,10 @@ _DOES: Mapping[FrameKind, str] = {
     FrameKind.LOCK: "waits for another thread",
     FrameKind.QUEUE: "waits for a queue or another process",
     FrameKind.DEBUGGING: "runs debugging aids",
+    FrameKind.DEVICE_WAIT: "is in a call that waits for the device",
+    FrameKind.RANGE: "works in a range that the program names",
+    FrameKind.OP: "is inside ops that launch nothing",
+    FrameKind.PROFILER: "begins or ends a recording",
 }
 
 
@@ -127,8 +131,8 @@ _TORCH: Mapping[FrameKind, str] = {
     FrameKind.WORKER_START: "Keep the workers: `DataLoader(..., persistent_workers=True)`.",
     FrameKind.DISPATCH: "Let Python do less between ops: larger batches, or `torch.compile(model)`.",
     FrameKind.OPTIMIZER: "Let the update launch less: `fused=True`, or `torch.compile(optimizer.step)`.",
-    FrameKind.COMPILED_CALL: "Compile one larger function in place of several small ones: each call checks its guards. "
-    '`mode="reduce-overhead"` launches it as a CUDA graph.',
+    FrameKind.COMPILED_CALL: 'Let a compiled call launch once: `mode="reduce-overhead"` makes a CUDA graph of it. One '
+    "larger function in place of several small ones checks fewer guards.",
     FrameKind.ALLOCATOR: "Remove `torch.cuda.empty_cache()` and statistics of the allocator from the step.",
     FrameKind.DEBUGGING: "Turn off the debugging aid that this line starts (anomaly detection, recorded stacks, "
     "run-time type checks).",
@@ -147,7 +151,7 @@ _JAX: Mapping[FrameKind, str] = {
 _BY_FRAMEWORK: Mapping[Framework, Mapping[FrameKind, str]] = {
     "torch": {**_ANY, **_TORCH},
     "jax": {**_ANY, **_JAX},
-    "none": _ANY,
+    "none": {**_ANY, FrameKind.LOGGING: "Write less often, or in another thread."},
 }
 _NNX = "Keep the module taken apart between calls: `nnx.cached_partial(step, model, ...)`; a Flax NNX module is taken "
 _NNX += "apart in every call. Several steps in one call (`jax.lax.scan`) take it apart once."
@@ -182,6 +186,19 @@ def move(what: str, where: Situation) -> str:
     """Return the fix for work of the program's own. ``what``: a function or a line of it."""
     how = _MOVED.get(where.phase, "do it once before the loop, in another process, or in a thread")
     return f"Move {what} out of the step: {how}."
+
+
+_STACKS: Mapping[Framework, str] = {
+    "torch": "Record with `perfscope run`, or with Python stacks (`with_stack=True`), to see which lines run there.",
+    "jax": "Record with `perfscope run`, which samples Python stacks, to see which lines run there.",
+    "none": "Name the parts of the program with NVTX ranges, or sample its stacks (`nsys profile "
+    "--sample=process-tree`), to see what runs there.",
+}
+
+
+def record_stacks(where: Situation) -> str:
+    """Return which recording tells what the host does, as a sentence."""
+    return _STACKS[where.framework]
 
 
 # What to do about idle time of a cause that no rule explains further.

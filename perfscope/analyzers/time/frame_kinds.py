@@ -69,6 +69,8 @@ class FrameKind(IntEnum):
     RANGE = 27
     """A range that the program or a library annotates: its name is no function."""
     OP = 28
+    PROFILER = 29
+    """A profiler begins or ends a recording."""
 
 
 K = FrameKind
@@ -164,6 +166,16 @@ _TORCH: dict[str, FrameKind | _Functions] = {
     "torch/cuda/streams.py": _only(K.DEVICE_WAIT, "synchronize", rest=K.DISPATCH),
     "torch/accelerator": _only(K.DEVICE_WAIT, "synchronize", rest=K.DISPATCH),
     "torch/multiprocessing/spawn.py": K.PROCESS_START,
+    "torch/profiler": _only(
+        K.PROFILER,
+        "start",
+        "stop",
+        "start_trace",
+        "stop_trace",
+        "prepare_trace",
+        "export_chrome_trace",
+        rest=K.DISPATCH,
+    ),
     "accelerate": K.TRAINER,
     "lightning": K.TRAINER,
     "pytorch_lightning": K.TRAINER,
@@ -212,6 +224,7 @@ _JAX: dict[str, FrameKind | _Functions] = {
     ),
     "jax/_src/dispatch.py": _only(K.DEVICE_WAIT, "device_get", "block_until_ready", rest=K.DISPATCH),
     "jax/_src/compiler.py": K.COMPILER,
+    "jax/_src/profiler.py": _only(K.PROFILER, "start_trace", "stop_trace", "stop_and_export", rest=K.DISPATCH),
     "jax/_src/compilation_cache.py": K.COMPILER,
     "jax/_src/interpreters/mlir.py": K.COMPILER,
     "jax/_src/interpreters/partial_eval.py": K.COMPILER,
@@ -309,7 +322,7 @@ _OFTEN_THE_USERS = frozenset({"aim", "composer", "datasets", "grain", "ignite", 
 
 _DEEPEST = max(place.count("/") for place in PLACES) + 1
 
-_JAX_FILES = ("api.py", "array.py", "dispatch.py", "pjit.py", "compiler.py")
+_JAX_FILES = ("profiler.py", "api.py", "array.py", "dispatch.py", "pjit.py", "compiler.py")
 """XLA's Python tracer writes ``$array.py:12 _value``: the name of the file alone."""
 
 _LAST_WORDS: Mapping[str, FrameKind] = {

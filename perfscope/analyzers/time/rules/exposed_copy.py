@@ -23,6 +23,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from perfscope.analyzers.time.account import account_windows
+from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.spans import rows_by_device, worst_spans
@@ -71,8 +72,22 @@ _JAX_ADVICE = {
     "every step uses, and offload to host memory only what is not cheaper to compute again.",
     CopyKind.DEVICE_TO_HOST: "Fetch results later or less often (`x.copy_to_host_async()`), and offload to host memory "
     "only what is not cheaper to compute again.",
+    CopyKind.DEVICE_TO_DEVICE: "Donate arrays that the step replaces (`donate_argnums`), so that XLA writes results in "
+    "their place.",
+    CopyKind.MEMSET: "XLA clears what scatters and reductions add to: make these fewer or larger.",
 }
 """Where it differs, for programs that XLA compiled."""
+
+_ADVICE_ALONE = {
+    CopyKind.DEVICE_TO_DEVICE: "Write results where they are needed instead of copying them.",
+    CopyKind.MEMSET: "Clear only what is not written anyway.",
+}
+"""Where it differs, for programs without a framework."""
+_FIXES: dict[Framework, dict[CopyKind, str]] = {
+    "torch": _ADVICE,
+    "jax": {**_ADVICE, **_JAX_ADVICE},
+    "none": {**_ADVICE, **_ADVICE_ALONE},
+}
 
 _MEMORIES = {HostMemory.PINNED: "pinned", HostMemory.PAGEABLE: "pageable", HostMemory.UNKNOWN: "not recorded"}
 
@@ -121,7 +136,7 @@ def _finding(trace: Trace, kind: CopyKind, where: Where, rows: Int64, exposed: I
         **timed_cost(trace, cost, whole),
         cost_bytes=size or None,
         covers_ns={"exposed_copy": cost},
-        advice=_JAX_ADVICE.get(kind, _ADVICE[kind]) if len(trace.rows["hlo_ops"]) else _ADVICE[kind],
+        advice=_FIXES[framework(trace)][kind],
         where=where,
         evidence=tuple(_row(trace, int(rows[index]), int(exposed[rows[index]])) for index in order.tolist()),
         spans=worst_spans(copies["start_ns"][rows], copies["end_ns"][rows], exposed[rows]),

@@ -37,8 +37,9 @@ from statistics import median
 from msgspec import Struct
 
 from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.cores import doubtful_causes
-from perfscope.analyzers.time.fixes import does, frame_fix, move, situation
+from perfscope.analyzers.time.fixes import does, frame_fix, move, record_stacks, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, WAITS, FrameKind
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
 from perfscope.analyzers.time.host_lines import HALF, HostLine, HostLines, host_lines
@@ -203,7 +204,9 @@ def _named(lines: HostLines, line: HostLine) -> str:
 
 
 def _without_address(name: str) -> str:
-    """``<built-in method acquire of _thread.lock object at 0x7f01>`` -> ``acquire``."""
+    """``<built-in method acquire of _thread.lock object at 0x7f01>`` -> ``acquire``, ``$api.py:9 f`` -> ``f``."""
+    if name.startswith("$"):
+        return name.rpartition(" ")[2]
     if not name.startswith("<built-in"):
         return name
     words = name.rstrip(">").split(" ", 3)
@@ -213,6 +216,8 @@ def _without_address(name: str) -> str:
 def _finding(trace: Trace, account: StepAccount, work: _Work) -> Finding:
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
     cost, lines = sum(work.covers_ns.values()), work.lines.lines
+    if work.kind is FrameKind.PROFILER:
+        return _of_profiler(work, format_share(cost, account.whole_ns), _MARKS[framework(trace)])
     inner = lines[0].inner if lines else ()
     most = f": mostly in {work.named}" if work.named else ""
     advice = _advice(trace, work)
@@ -241,11 +246,35 @@ def _finding(trace: Trace, account: StepAccount, work: _Work) -> Finding:
     )
 
 
+_MARKS: dict[Framework, str] = {
+    "torch": "`torch.profiler.schedule` and `prof.step()`",
+    "jax": "`jax.profiler.StepTraceAnnotation`",
+    "none": "an NVTX range around each",
+}
+
+
+def _of_profiler(work: _Work, share: str, marks: str) -> Finding:
+    """Time that the recording itself makes."""
+    return Finding(
+        subject="the profiler's own time",
+        title=f"the profiler begins or ends in the recorded time: {share} of it",
+        severity="low",
+        basis="measured",
+        advice="",
+        about="recording",
+        record=f"Mark the steps ({marks}): what lies outside of them is left out.",
+        where=work.line.site.where(),
+        covers_ns=work.covers_ns,
+    )
+
+
 def _advice(trace: Trace, work: _Work) -> str:
     """The fix for the kind of frame with most of the time; ``""`` where none is known."""
     where, line = trace.fact(situation), work.line
     nnx = len(trace.rows["samples"]) > 0 and any("flax/nnx/" in text for text in trace.fact(stacks).texts)
     if work.lines.source in ("nothing", "few"):
+        return ""
+    if work.kind in WAITS and not line.is_users:
         return ""
     fix = frame_fix(work.kind, where, flax_nnx=nnx)
     if fix or work.kind not in (FrameKind.USER, FrameKind.LIBRARY) or not line.is_users or line.site.running:
@@ -285,20 +314,15 @@ _SOURCES = {
 
 def _record(trace: Trace, work: _Work) -> str:
     """Which recording would tell more, where no fix is known."""
-    if work.lines.source == "nothing" and not len(trace.rows["samples"]):
-        return (
-            "The recording has no Python functions there. Record with `perfscope run`, or with Python stacks "
-            "(`with_stack=True`), to see which they are."
-        )
-    if work.lines.source in ("few", "nothing"):
-        return (
-            "Run longer, or trace more steps (`perfscope run --steps A:B`): too few stacks were sampled there to tell."
-        )
     if work.kind is FrameKind.COLLECTIVE:
         return "Record all ranks and analyze them together: the rank that comes late shows there."
     if work.lines.source == "free":
         return "Trace more steps (`perfscope run --level deep`): it records which functions run between the ops."
-    return "Record with `perfscope run`: sampled stacks tell the lines that run there."
+    if len(trace.rows["samples"]) and work.lines.source in ("few", "nothing"):
+        return (
+            "Run longer, or trace more steps (`perfscope run --steps A:B`): too few stacks were sampled there to tell."
+        )
+    return record_stacks(trace.fact(situation))
 
 
 def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:

@@ -243,7 +243,7 @@ class _Line(Struct, kw_only=True):
         """Key of ``fixes.read_fix``: what the program did to wait."""
         if all("Free" in name for name in self.calls):
             return "free"
-        if self.op == NO_OP and all("Synchronize" in name for name in self.calls):
+        if self.op == NO_OP and all("synchronize" in name.casefold() for name in self.calls):
             return "wait"
         return _KIND_OF_OP.get(self.op, "")
 

@@ -28,7 +28,7 @@ import numpy as np
 from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.cores import doubtful_causes
-from perfscope.analyzers.time.fixes import cause_fix, situation
+from perfscope.analyzers.time.fixes import cause_fix, record_stacks, situation
 from perfscope.analyzers.time.host_lines import host_lines
 from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records
@@ -78,7 +78,6 @@ _WAITS: dict[Framework, str] = {
     "none": "Wait for the device (`cudaDeviceSynchronize()`)",
 }
 _LINKED = "Record the step again with `perfscope run`, which links device work to the host's calls."
-_STACKS = "Record with `perfscope run`, or with Python stacks (`with_stack=True`), to see which lines run there."
 
 
 def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
@@ -87,7 +86,7 @@ def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
         return often, ""
     where = trace.fact(situation)
     fix = "" if on_host and cause == "sync" else cause_fix(cause, where)
-    return (f"{fix} The evidence has the other causes.", "") if fix else ("", _STACKS)
+    return (f"{fix} The evidence has the other causes.", "") if fix else ("", record_stacks(where))
 
 
 def _place(trace: Trace, cause: Cause, parts: Mapping[Cause, Intervals], account: StepAccount) -> Where:
