@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
 from perfscope.analyzers.doubts import doubt_of, doubts_of
+from perfscope.analyzers.file_names import one_name_per_file
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
@@ -307,6 +308,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
     ``ignore``: patterns of paths whose findings are silenced.
     """
     judged = tuple(item.trace for item in examined)
+    paths = [trace.source.path for trace in judged]
     outcomes = [
         _compared(merge_outcomes([item.outcomes[index] for item in examined], judged), rule, judged)
         for index, rule in enumerate(rules)
@@ -320,7 +322,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
             for trace in judged
             if trace.window_ns is not None
         ),
-        outcomes=with_code(outcomes, [trace.source.path for trace in judged], ignore),
+        outcomes=with_code(one_name_per_file(outcomes, paths), paths, ignore),
         programs=programs_section(judged),
         compile=compile_section(judged),
         collectives=collectives_section(judged),

@@ -26,6 +26,9 @@ TITLE_LENGTH = 90
 NAME_LENGTH = 12
 """Characters that a shortened name in a title keeps at least: fewer say nothing."""
 
+PLACE_KEYS = frozenset({"site", "line", "file", "path", "allocated_at", "at"})
+"""Keys of evidence whose words are source lines."""
+
 Basis = Literal["measured", "modelled", "structural"]
 """How a cost is known. Structural: it follows from the program alone and carries no time."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.savings import Wholes
 from perfscope.dashboards.report.blocks import Amount, FindingBlock, Head, Listing, Section, Table
-from perfscope.model.finding import ONCE, source_label
+from perfscope.model.finding import ONCE, PLACE_KEYS, source_label
 from perfscope.model.untrusted_text import NAME_LIMIT
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ FIRST_ROWS = 6
 MOST_EVIDENCE = 20
 """Rows of a finding: a rule yields no more, but those of many ranks together do."""
 
-PLACES = frozenset({"site", "line", "file", "path", "allocated_at", "at"})
-"""Keys of source lines: a long one loses its beginning."""
 NAMES = frozenset({"op", "kernel", "module", "function", "host_was_in", "instruction", "computation", "name"})
 """Keys of names of the program: a long one is shortened and not folded."""
 
@@ -108,7 +106,7 @@ def evidence_table(evidence: Sequence[Mapping[str, Cell]], starts: Mapping[str, 
                 _title(key, full=often[_title(key)] > 1),
                 _unit(key, [row.get(key) for row in rows]),
                 drop=int(key == LINE_IS),
-                limit=0 if key in PLACES | NAMES else NAME_LIMIT,
+                limit=0 if key in PLACE_KEYS | NAMES else NAME_LIMIT,
             )
             for key in keys
         ),
@@ -140,7 +138,7 @@ def _title(key: str, *, full: bool = False) -> str:
 
 def _unit(key: str, cells: Sequence[Cell]) -> Unit:
     if any(isinstance(cell, str) for cell in cells):
-        return "place" if key in PLACES else "code" if key in NAMES else "text"
+        return "place" if key in PLACE_KEYS else "code" if key in NAMES else "text"
     return UNITS.get(key.rpartition("_")[2], "count")
 
 
