@@ -81,7 +81,6 @@ from perfscope.analyzers.time.spans import (
     worst_spans,
 )
 from perfscope.analyzers.time.step_growth import GrownName, grown_names
-from perfscope.analyzers.time.step_time import trace_step_time
 from perfscope.analyzers.time.steps import (
     device_doubts,
     late_span_ns,
@@ -93,7 +92,7 @@ from perfscope.analyzers.time.steps import (
     timed_cost,
     whole_ns,
 )
-from perfscope.analyzers.time.untraced import bounded
+from perfscope.analyzers.time.untraced import bounded, trace_step_time
 
 __all__ = [
     "BACKWARD",

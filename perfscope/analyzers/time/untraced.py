@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause, warm_windows
 from perfscope.analyzers.time.host_activity import main_thread
-from perfscope.analyzers.time.step_time import trace_step_time
-from perfscope.analyzers.time.steps import step_windows, steps_known, whole_ns
+from perfscope.analyzers.time.steps import late_span_ns, step_windows, steps_known, whole_ns
+from perfscope.model.documents.step_time import StepTime, step_time_of
 from perfscope.model.finding import Finding, Once
 from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -119,3 +119,27 @@ def _share_left(account: StepAccount, shares: Mapping[Cause, float], bare_ns: fl
     kept = traced - lengthened
     # Where a bare step is shorter than what no profiler lengthens, the machine was busier while traced.
     return (bare_ns - kept) / lengthened if lengthened and bare_ns > kept else bare_ns / traced
+
+
+# The step time of one trace.
+
+
+def trace_step_time(trace: Trace) -> StepTime | None:
+    """The step time of one trace, whose slow steps are not looked at."""
+    late = late_span_ns(trace) is not None
+    return step_time_of(
+        window=None if trace.window_ns is None else (trace.window_ns, trace.window_steps),
+        unprofiled=() if late else trace.step_times_ns,
+        profiled=_profiled(trace),
+        rank=trace.source.rank,
+    )
+
+
+def _profiled(trace: Trace) -> list[int]:
+    windows, count, late = trace.fact(warm_windows), trace.fact(step_windows).count, late_span_ns(trace)
+    if not count:
+        return []
+    if late is not None and not windows.numbers:  # which work is of which step is not known
+        return [round(late / count)] * count
+    lengths: list[int] = (windows.ends - windows.starts).tolist()
+    return lengths
