@@ -49,7 +49,7 @@ def _nothing_is_lost(trace: Trace) -> None:
     check_step_accounts(trace)
     analysis = analyze(trace)
     accounts = trace.fact(step_accounts)
-    covered = _covered(analysis.findings(), None)
+    covered = _covered((*analysis.findings(), *analysis.of_recording()), None)
     for (cause, rule), value in covered.items():
         assert value <= max(account.total_ns[cause] for account in accounts), (rule, cause)  # type: ignore[index]
     for account in accounts:
