@@ -19,7 +19,7 @@ from perfscope.analyzers.file_names import one_name_per_file
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
 from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
-from perfscope.analyzers.ops import CountedWork, TopWork, counted_work, merge_top_work, top_work
+from perfscope.analyzers.ops import DISTORTED, CountedWork, TopWork, counted_work, distortion, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import chosen_rules, recorded_by
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
@@ -38,7 +38,6 @@ from perfscope.analyzers.sections.programs import (
 )
 from perfscope.analyzers.source_code import with_code
 from perfscope.analyzers.time import (
-    DISTORTED,
     CoreSummary,
     DeviceDoubt,
     DeviceTime,
@@ -48,7 +47,6 @@ from perfscope.analyzers.time import (
     bounded,
     core_summary,
     device_times,
-    distortion,
     generation,
     host_account,
     late_span_ns,

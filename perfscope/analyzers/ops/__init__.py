@@ -12,6 +12,7 @@ from perfscope.analyzers.ops.achieved import (
     host_costs,
     longest_ns,
 )
+from perfscope.analyzers.ops.anomaly import DISTORTED, distortion
 from perfscope.analyzers.ops.finding_spans import (
     spans_at,
     spans_of_blocks,
@@ -42,6 +43,7 @@ from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_wor
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, module_label, top_work
 
 __all__ = [
+    "DISTORTED",
     "NOTHING",
     "NOT_KNOWN",
     "PRECISIONS",
@@ -62,6 +64,7 @@ __all__ = [
     "counted_calls",
     "counted_work",
     "device_peaks",
+    "distortion",
     "graph_time",
     "host_costs",
     "longest_ns",

@@ -28,7 +28,6 @@ from perfscope.analyzers.time.compiled_regions import (
     user_line,
 )
 from perfscope.analyzers.time.cores import CoreSummary, core_summary, core_wait_share, waits_of_steps, with_busy_note
-from perfscope.analyzers.time.debugging import DISTORTED, distortion
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
@@ -97,7 +96,6 @@ from perfscope.analyzers.time.untraced import bounded, trace_step_time
 __all__ = [
     "BACKWARD",
     "CAUSES",
-    "DISTORTED",
     "GRAPH_CALL",
     "HOST_PARTS",
     "MOST_SITES",
@@ -140,7 +138,6 @@ __all__ = [
     "device_doubts",
     "device_records",
     "device_times",
-    "distortion",
     "divide",
     "exposed_communication",
     "exposed_until",

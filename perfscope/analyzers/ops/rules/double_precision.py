@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -32,8 +33,10 @@ from msgspec import Struct
 from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.time import op_records, op_times, step_windows, time_of, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where, fit_title
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 LEAST_SHARE = 0.05
 """Of the step: sums, schedules and metrics in float64 are wanted and take less."""

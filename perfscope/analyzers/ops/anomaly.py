@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time import step_windows
 from perfscope.model.finding import Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace

@@ -31,11 +31,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfscope.analyzers.time.account import step_accounts
-from perfscope.analyzers.time.debugging import anomaly_mode
-from perfscope.analyzers.time.records import op_records
-from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.steps import timed_cost, whole_ns
+from perfscope.analyzers.ops.anomaly import anomaly_mode
+from perfscope.analyzers.time import call_site, op_records, step_accounts, timed_cost, whole_ns
 from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import MISSING, Trace
 
