@@ -59,7 +59,12 @@ SHORT_CALL_NS = 10_000
 """On the host: what an eager op costs before it computes anything is 2 to 10 us."""
 
 NAMED_SPANS = 0.5
+"""Of an op's time: a finding whose spans hold half of it is about it ..."""
 NAMED_COST = 0.25
+"""... if it would save a quarter of its spans: those of a slow rank are whole steps."""
+
+REST = "unexplained_idle"
+"""The rule that names the idle time that no other finding explains."""
 
 PartKind = Literal["op", "kernel", "instruction", "line", "cause"]
 Reason = Literal[
@@ -386,27 +391,34 @@ def _names(finding: Finding, name: str) -> bool:
 
 
 def _idle(accounts: Iterable[StepAccount], found: Sequence[tuple[str, Finding]], whole: int) -> Iterator[LargePart]:
-    """Causes other than compute that no finding explains."""
-    explained = covered_ns(found)
+    """Causes other than compute, with the finding that explains most of each.
+
+    Findings explain the time of the device that has most of it; what no other finding does is `unexplained_idle`.
+    """
+    explained, rest = covered_ns(found), any(rule == REST for rule, _ in found)
     total: dict[str, int] = defaultdict(int)
+    most: dict[str, int] = defaultdict(int)
     steps, on_host = 0, False
     for account in accounts:
         on_host |= account.device == MISSING
         steps = max(steps, len(account.numbers))
         for cause, value in account.total_ns.items():
             total[cause] += value
+            most[cause] = max(most[cause], value)
     for name, value in total.items():
+        if name in ("compute", "core_wait"):
+            continue
         rule = next((rule for rule, finding in found if finding.covers_ns.get(name)), None)
-        if name not in ("compute", "core_wait"):
-            named = rule is not None and 2 * explained.get(name, 0) >= value
-            yield LargePart(
-                kind="cause",
-                name=name,
-                time_ns=value,
-                whole_ns=whole,
-                busy=1.0,
-                steps=steps,
-                reason="finding" if named else "no_rule",
-                rule=rule if named else None,
-                on_host=on_host,
-            )
+        if rule is None or 2 * explained.get(name, 0) < most[name]:
+            rule = REST if rest else None
+        yield LargePart(
+            kind="cause",
+            name=name,
+            time_ns=value,
+            whole_ns=whole,
+            busy=1.0,
+            steps=steps,
+            reason="no_rule" if rule is None else "finding",
+            rule=rule,
+            on_host=on_host,
+        )
