@@ -191,7 +191,8 @@ def findings_part(
     """The findings, costliest first, or that there are none. An empty line ends them."""
     blocks = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
     if not blocks:
-        known = f"; causes are known for {summary.explained} of the time" if summary.explained and not summary.recording else ""
+        told = summary.explained and not summary.recording  # a better recording would tell more of the causes
+        known = f"; causes are known for {summary.explained} of the time" if told else ""
         yield line_of("  ", f"no findings{known}" if summary.clean else "no rule could be evaluated")
         return
     of = f" ({len(blocks)} of {len(summary.findings)})" if len(blocks) < len(summary.findings) else ""
