@@ -577,3 +577,15 @@ def test_real_heads(corpus: Path) -> None:
     assert {(one.ranks, one.description) for one in held} == {((0, 1), "default_pg")}
     rocm = load_one(corpus / "kineto" / "TraceLens__resnet_act_checkpoint.json.gz").fact(locals_of)
     assert sorted({one.ranks is None for one in rocm}) == [False, True]
+
+
+def test_the_error_has_the_place_of_the_damage_and_no_other(tmp_path: Path) -> None:
+    """Two writers joined their events without a comma."""
+    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}'
+    text = "[" + ", ".join([event] * 5) + event + "]"
+    path = tmp_path / "joined.json"
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        kineto_reader.read(path)
+    said = str(caught.value)
+    assert said.endswith(f"corrupt near byte {text.index('}{') + 1}: Expecting ',' delimiter")

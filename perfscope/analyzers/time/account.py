@@ -38,7 +38,7 @@ from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
 from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.spans import named_slices, spans_by_thread
-from perfscope.analyzers.time.steps import device_doubts, step_windows, steps_work
+from perfscope.analyzers.time.steps import capture_span, device_doubts, step_windows, steps_work
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
     EMPTY,
@@ -160,7 +160,7 @@ def account_windows(trace: Trace) -> Windows:
         order = np.argsort(steps.starts, kind="stable")
         starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
         return Windows(starts=starts, ends=ends, numbers=tuple(steps.numbers[order].tolist()))
-    begin, end = trace.span_ns()
+    begin, end = trace.fact(capture_span)
     return Windows(starts=np.array([begin], np.int64), ends=np.array([end], np.int64), numbers=())
 
 

@@ -16,7 +16,7 @@ from perfscope.analyzers.time.spans import named_slices
 from perfscope.model.finding import Basis
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.severity import Severity, severity_of
-from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 from perfscope.model.trace.columns import Array
 
 
@@ -81,8 +81,26 @@ def whole_ns(trace: Trace) -> int:
     steps = trace.fact(step_windows)
     if steps.count:
         return int((steps.ends - steps.starts).sum())
-    start, end = trace.span_ns()
+    start, end = trace.fact(capture_span)
     return end - start
+
+
+def capture_span(trace: Trace) -> tuple[int, int]:
+    """Begin and end of a capture without steps, ns: from the first device work, op or range of the program to the last.
+
+    A tool that starts the program records before and after that how the process starts and ends: libraries, the driver.
+    """
+    begin, end = trace.span_ns()
+    work = [trace.rows[name] for name in ("kernels", "copies", "hlo_ops") if len(trace.rows[name])]
+    if trace.part is not None or not work:
+        return begin, end
+    slices, calls = trace.rows["slices"], trace.rows["calls"]
+    named = np.isin(slices["kind"], (SliceKind.OP, SliceKind.ANNOTATION))
+    waits = calls["kind"] == CallKind.SYNC
+    starts = [*(rows["start_ns"] for rows in work), slices["start_ns"][named]]
+    ends = [*(rows["end_ns"] for rows in work), slices["end_ns"][named], calls["end_ns"][waits]]
+    begin = max(begin, min(int(times.min()) for times in starts if len(times)))
+    return begin, min(end, max(int(times.max()) for times in ends if len(times)))
 
 
 class TimedCost(TypedDict):

@@ -81,6 +81,9 @@ LARGEST_CHUNK = 64 << 20
 _TRIES = 8
 """Cuts tried before a chunk is taken for corrupt. A cut inside a string is rare; eight in a row is damage."""
 
+_AT_BYTE = re.compile(r"\(byte (\d{1,18})\)$")
+"""How msgspec ends its errors."""
+
 _BLANK = re.compile(rb"[\s,]*")
 
 
@@ -125,9 +128,20 @@ def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
             if behind is not None:
                 return behind
         if start + size >= end or size >= LARGEST_CHUNK:
-            what = "an event larger than 64 MiB" if size >= LARGEST_CHUNK else str(error or "no event ends here")
-            raise DataError(f"{path}: corrupt near byte {start:,}: {what[:120]}")
+            at, what = _place(error, start)
+            what = "an event larger than 64 MiB" if size >= LARGEST_CHUNK else what
+            raise DataError(f"{path}: corrupt near byte {at:,}: {what[:120]}")
         size *= 8
+
+
+def _place(error: Exception | None, start: int) -> tuple[int, str]:
+    """(byte of the file, what is wrong there) of an error in ``[`` and the text from ``start``."""
+    if isinstance(error, json.JSONDecodeError):
+        return start + len(error.doc[: error.pos].encode("utf-8", "replace")) - 1, error.msg
+    if error is None:
+        return start, "no event ends here"
+    place = _AT_BYTE.search(str(error))
+    return (start, str(error)) if place is None else (start + int(place[1]) - 1, str(error)[: place.start()].rstrip())
 
 
 def _stops(data: Buffer, start: int, soft_end: int, end: int) -> list[int]:
