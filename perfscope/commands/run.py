@@ -230,7 +230,7 @@ def _target(context: click.Context) -> Target:
         script = f"{Path(words[0]).stem}.py"
         raise UsageError(
             f"{words[0]} is a notebook: `jupyter nbconvert --to script {words[0]}` makes a script, and `perfscope run "
-            f"{script}` runs it; or, with IPython, `perfscope run -- ipython {words[0]}`"
+            f"{script}` runs it; or, where Jupyter is installed, `perfscope run -- ipython {words[0]}`"
         )
     return Target(arguments=words, module=kind == "module", command=kind == "command")
 
