@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.cautions import compare_loaded
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
+from perfscope.analyzers.compare.runs.likely import carried_by, likely_change
 from perfscope.analyzers.readers.load import Loaded, ReadTrace
 from perfscope.dashboards.report.compare.json import document
 from perfscope.dashboards.report.compare.render import render_html, render_markdown, render_text
 from perfscope.dashboards.report.compare.words import headline
 from perfscope.dashboards.web.views.compare import view_of
-from perfscope.model.documents.comparison import of
+from perfscope.model.documents.comparison import Account, Amount, of
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
@@ -116,7 +118,7 @@ def test_more_calls_of_a_faster_step_are_a_note_in_every_format() -> None:
 
 
 def test_other_frameworks_are_refused_with_what_can_be_compared() -> None:
-    jax = replace(gpu_run(), recorded=gpu_run().recorded | {"hlo"})
+    jax = dataclasses.replace(gpu_run(), recorded=gpu_run().recorded | {"hlo"})
     with pytest.raises(UsageError, match="compare step time, causes and memory") as refused:
         compare([gpu_run()], [jax])
     assert "\n" not in str(refused.value)
@@ -132,3 +134,21 @@ def test_counts_of_another_vendor_are_notes_and_the_time_is_not_judged() -> None
     (caution,) = found.cautions
     assert "their vendors differ" in caution
     assert "`perfscope analyze train.py.json`" in caution
+
+
+def test_waiting_for_a_core_hides_no_work_of_the_programs_own() -> None:
+    busy = Account(
+        base_ns=395, head_ns=1254, on_host=True,
+        causes={
+            "compute": Amount(base_ns=69, head_ns=64), "other_host": Amount(base_ns=9, head_ns=110),
+            "core_wait": Amount(base_ns=317, head_ns=1080),
+        },
+    )  # fmt: skip
+    found = compare([host_steps()], [host_steps(op_ms=110)])
+    assert found.step_time is not None
+    step = replace(found.step_time, verdict="inconclusive")
+    assert likely_change(step, found.time, (), busy, busy=True) == "regression"
+    alike = {**busy.causes, "other_host": Amount(base_ns=9, head_ns=10)}
+    assert likely_change(step, found.time, (), replace(busy, causes=alike), busy=True) is None
+    (carried,) = carried_by((), busy, "regression")
+    assert (carried.cause, carried.delta_ns) == ("other_host", 101)

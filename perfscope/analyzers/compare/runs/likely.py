@@ -7,7 +7,8 @@ proves nothing, but a step that became longer by half is no chance on most machi
 * and a second measurement of the same launches agrees: the recorded steps changed in the same direction by at least
   ``AGREES`` of it (or ``FEW_LEAST``), or findings that came, went, grew or shrank explain as much;
 * and on a machine that did other work meanwhile, the program explains ``AGREES`` of it: a count changed in the same
-  direction, or findings or causes of the account did, other than the time of the same ops.
+  direction, or findings or causes of the account did, other than the time of the same ops and waiting for a core. Both
+  sides are held against the time in which the step had a core.
 
 Counts that became more while the step became faster are notes: the step is what they stand for.
 """
@@ -87,18 +88,25 @@ def likely_change(
     recorded = sign * time.median.share
     if recorded < min(AGREES * abs(step.effect), FEW_LEAST) and explained < needed:
         return None
-    if busy and explained < needed and sign * _own_work_ns(account) < needed:
+    if busy and explained < needed and sign * _own_change(account) < AGREES * abs(step.effect):
         counts = any(metric.result.verdict == verdict for metric in metrics if not metric.neutral)
         return verdict if counts else None
     return verdict
 
 
-def _own_work_ns(account: Account | None) -> int:
-    """Change of the step by all causes but those that other programs lengthen, too: cores, and ops on the host."""
+CORE_WAIT = "core_wait"
+"""Cause of the account that other programs make."""
+
+
+def _own_change(account: Account | None) -> float:
+    """Change of the step by what other programs do not lengthen, over the time that the base step had a core."""
     if account is None:
-        return 0
-    chance = {"core_wait", "compute"} if account.on_host else {"core_wait"}
-    return sum(amount.head_ns - amount.base_ns for cause, amount in account.causes.items() if cause not in chance)
+        return 0.0
+    waits = account.causes.get(CORE_WAIT)
+    on_core = account.base_ns - (0 if waits is None else waits.base_ns)
+    chance = {CORE_WAIT, "compute"} if account.on_host else {CORE_WAIT}
+    moved = sum(amount.head_ns - amount.base_ns for cause, amount in account.causes.items() if cause not in chance)
+    return moved / on_core if on_core > 0 else 0.0
 
 
 def change_ns(change: FindingChange) -> int:
@@ -137,7 +145,7 @@ def carried_by(
     named = tuple(_carried(change, account) for change in findings if change.carries and sign * change_ns(change) >= 0)
     if named or account is None or not sign:
         return named
-    moved = {cause: amount.head_ns - amount.base_ns for cause, amount in account.causes.items()}
+    moved = {cause: amount.head_ns - amount.base_ns for cause, amount in account.causes.items() if cause != CORE_WAIT}
     most = max(moved, key=lambda cause: sign * moved[cause], default=None)
     if most is None or sign * moved[most] <= 0:
         return ()
