@@ -34,27 +34,6 @@ HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_boun
 """Rules whose costs are time of the host where a device works."""
 
 
-def trace_step_time(trace: Trace) -> StepTime | None:
-    """The step time of one trace, whose slow steps are not looked at."""
-    late = late_span_ns(trace) is not None
-    return step_time_of(
-        window=None if trace.window_ns is None else (trace.window_ns, trace.window_steps),
-        unprofiled=() if late else trace.step_times_ns,
-        profiled=_profiled(trace),
-        rank=trace.source.rank,
-    )
-
-
-def _profiled(trace: Trace) -> list[int]:
-    windows, count, late = trace.fact(warm_windows), trace.fact(step_windows).count, late_span_ns(trace)
-    if not count:
-        return []
-    if late is not None and not windows.numbers:  # which work is of which step is not known
-        return [round(late / count)] * count
-    lengths: list[int] = (windows.ends - windows.starts).tolist()
-    return lengths
-
-
 def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:
     """The finding with costs of at most the steps, and what of it a step without a profiler leaves.
 
