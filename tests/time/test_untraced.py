@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -92,3 +94,17 @@ def test_without_steps_that_were_timed_alone_nothing_is_said() -> None:
     builder.step(0, 0, 1000)
     builder.launched("gemm", 100, 200, 900, correlation=1)
     assert bounded(builder.build(), "launch_bound", finding(100)).untraced_ns_per_step is None
+
+
+def test_compiling_that_is_most_of_every_step_is_a_share_of_it_and_not_once() -> None:
+    builder = TraceBuilder()
+    builder.step(1, 0, 1000)
+    finding = Finding(
+        subject="recompilation", title="compiled again", severity="high", basis="measured", advice="",
+        cost_ns=9_000_000, cost_ns_per_step=3_000_000, covers_ns={"compilation": 900_000},
+    )  # fmt: skip
+    slower = dataclasses.replace(builder.build(), step_times_ns=(2_000_000,) * 4)
+    kept = bounded(slower, "recompilation", finding)
+    assert (kept.once, kept.untraced_ns_per_step) == (None, 1_800_000)
+    warm = bounded(dataclasses.replace(slower, step_times_ns=(400_000,) * 4), "recompilation", finding)
+    assert warm.once is not None

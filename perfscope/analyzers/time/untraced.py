@@ -30,6 +30,9 @@ HOST_CAUSES: tuple[Cause, ...] = (
 )  # fmt: skip
 """Host time in which only the recorded ops are lengthened."""
 
+LASTING_SHARE = 0.5
+"""Of the recorded steps' time that is compiling, and of their length that the others have: those compile, too."""
+
 HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "small_kernels"})
 """Rules whose costs are time of the host where a device works."""
 
@@ -43,9 +46,15 @@ def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:
     count, bare = trace.fact(step_windows).count, _bare_step_ns(trace)
     if not count or finding.cost_ns_per_step is None or finding.untraced_ns_per_step is not None:
         return finding
-    if bare is not None and "compilation" in finding.covers_ns and finding.cost_ns_per_step > bare:
-        return replace(finding, cost_ns_per_step=None, once=Once(times=1, steps=steps_known(trace)))
     step = round(whole_ns(trace) / count)
+    if bare is not None and "compilation" in finding.covers_ns and finding.cost_ns_per_step > bare:
+        paid = finding.covers_ns["compilation"] / max(1, whole_ns(trace))
+        if paid < LASTING_SHARE or bare < LASTING_SHARE * step:
+            return replace(finding, cost_ns_per_step=None, once=Once(times=1, steps=steps_known(trace)))
+        return replace(
+            finding, cost_ns=finding.covers_ns["compilation"], cost_ns_per_step=round(paid * step),
+            untraced_ns_per_step=round(paid * bare),
+        )  # fmt: skip
     cost = min(finding.cost_ns_per_step, step)
     whole = None if finding.cost_ns is None else min(finding.cost_ns, max(whole_ns(trace), 1))
     return replace(
