@@ -48,13 +48,13 @@ _SMALL = frozenset({"int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m
 _WORDS: dict[str, tuple[str, str]] = {
     "product": (
         "factors of a weight are multiplied out in every call",
-        "Apply the factors to the input (`F.linear(x, weight) + (x @ a.T) @ b.T * scale`), or merge them into the "
-        "weight once before the loop (`merge_and_unload()` in peft).",
+        "Apply the factors to the input (`F.linear(x, weight) + (x @ a.T) @ b.T`), or merge them once before the loop. "
+        "In peft `merge_and_unload()` does so.",
     ),
     "dequantised": (
         "weights are converted from {dtype} in every call",
-        "Convert them once before the loop where memory allows, or use products that read them as they are: "
-        "`torchao.quantization.quantize_(model, ...)` under `torch.compile`.",
+        "Convert them once before the loop, or use products that read them as they are. "
+        "`torchao.quantization.quantize_(model, ...)` under `torch.compile` makes such.",
     ),
     "converted": (
         "weights are converted to another dtype in every call",

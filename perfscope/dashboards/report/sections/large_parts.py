@@ -50,7 +50,9 @@ def _why(part: LargePart) -> str:
         "at_roofline": share,
         "below_roofline": f"{share}; no rule says why",
         "bound": f"modelled at its least time{f', bound by {part.bound}' if part.bound else ''}",
-        "few_rows": f"few rows per call ({_intensity(part):.2g} FLOP per byte), so reading the operands bounds it; "
+        "few_rows": f"reading keys and values bounds it ({_intensity(part):.2g} FLOP per byte)"
+        if part.work == "attention"
+        else f"few rows per call ({_intensity(part):.2g} FLOP per byte), so reading the operands bounds it; "
         "more rows per call cost little more",
         "short_calls": f"{_calls(part)} of {format_ns(part.time_ns // max(1, part.calls))}: mostly the price of a call",
         "communication": "what of it is exposed is in the account",
