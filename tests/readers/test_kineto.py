@@ -582,7 +582,7 @@ def test_real_heads(corpus: Path) -> None:
 def test_the_error_has_the_place_of_the_damage_and_no_other(tmp_path: Path) -> None:
     """Two writers joined their events without a comma."""
     event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}'
-    text = "[" + ", ".join([event] * 5) + event + "]"
+    text = "[" + ", ".join([event] * 5) + ", ".join([event] * 5) + "]"
     path = tmp_path / "joined.json"
     path.write_text(text)
     with pytest.raises(DataError) as caught:
