@@ -8,6 +8,7 @@ silenced finding stays in its outcome, with the reason.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -17,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.fix_lines import fix_line
+from perfscope.model.documents.run import RUN_FILE
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 
@@ -99,6 +101,7 @@ class _Code:
         self._folders = [Path(), *(parent.parent for parent in parents if parent.name == RUNS_FOLDER)]
         self._recorded_s = min(map(_changed_s, sources), default=0.0)
         self._files: dict[str, _File | None] = {}
+        self._scripts = [folder for source in sources if (folder := _script_folder(Path(source))) is not None]
 
     def line(self, file: str, line: int) -> str:
         """A line, numbered from 1; ``""`` where there is no such file or line."""
@@ -125,7 +128,8 @@ class _Code:
 
     def recorded_text(self, file: str) -> str:
         """The text of a file that was last changed before the recording; ``''`` where it cannot be read."""
-        known = self._file(file)
+        beside = (_read(folder, file) for folder in self._scripts if file.endswith(".py"))
+        known = self._file(file) or next(filter(None, beside), None)
         return "" if known is None or known.changed_s > self._recorded_s else "\n".join(known.lines)
 
     def _file(self, file: str) -> _File | None:
@@ -141,6 +145,15 @@ class _File(Struct, frozen=True):
     in_project: bool
     changed_s: float
     lines: tuple[str, ...]
+
+
+def _script_folder(run: Path) -> Path | None:
+    """The folder of the program that a run is of; ``None``: not a run, or not known."""
+    try:
+        script = json.loads((run / RUN_FILE).read_text(encoding="utf-8"))["script"]
+        return (run.absolute().parent.parent / script).parent
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _read(folder: Path, name: str) -> _File | None:

@@ -130,8 +130,8 @@ TORCH: tuple[AdviceCase, ...] = (
         "a number read inside a compiled model",
         "item_in_model",
         "isayevlab/aimnetcentral 109 (2026)",
-        rules=("graph_break", "host_sync"),
-        line=("h.abs().max().item()",),
+        rules=("graph_break", "host_sync", "recompilation"),
+        line=("h.abs().max().item()", "return self.second(h / (largest"),
         fix=("on the device",),
     ),
     _case(

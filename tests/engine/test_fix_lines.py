@@ -109,3 +109,19 @@ def test_the_report_says_where_the_fix_is(tmp_path: Path) -> None:
     os.utime(tmp_path / "train.py", (2e9, 2e9))
     ((changed,),) = (outcome.findings for outcome in with_code([outcome], [str(tmp_path / "trace.json")]))
     assert changed.fix_line is None
+
+
+def test_a_program_of_another_folder_is_read_for_the_line_and_not_shown(tmp_path: Path) -> None:
+    run = tmp_path / "here" / "perfscope-runs" / "one"
+    run.mkdir(parents=True)
+    (tmp_path / "train.py").write_text(TRAINING)
+    os.utime(tmp_path / "train.py", (1, 1))
+    (run / "run.json").write_text('{"script": "../train.py"}')
+    outcome = Outcome(
+        rule="unfused_optimizer", status="flagged", findings=(finding("optimizer.step()", "AdamW.step"),)
+    )  # fmt: skip
+    ((coded,),) = (outcome.findings for outcome in with_code([outcome], [str(run)]))
+    assert (coded.fix_line, coded.excerpt) == (line_of("torch.optim.AdamW("), None)
+    (run / "run.json").write_text("{}")
+    ((unknown,),) = (outcome.findings for outcome in with_code([outcome], [str(run)]))
+    assert unknown.fix_line is None

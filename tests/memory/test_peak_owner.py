@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.holders import UNSEEN, PeakHolders, memory_holders
+from perfscope.analyzers.memory.rules import peak_owner
 from perfscope.analyzers.memory.trace_memories import trace_memories
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.registry import load_rule
-from perfscope.model.finding import Finding, Outcome
+from perfscope.model.finding import Finding, Outcome, Where
 from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
@@ -482,3 +484,13 @@ def test_a_snapshot_of_one_moment_abstains(corpus: Path) -> None:
     outcome = judge(RULE, trace)
     assert outcome.status == "abstained"
     assert "one moment" in (outcome.reason or "")
+
+
+def test_a_line_that_leaks_is_left_to_memory_leak() -> None:
+    trace = optimizer("aten::_foreach_sqrt").build()
+    (finding,) = peak_owner.check_rest(trace, ())
+    leak = replace(finding, subject="growth")
+    assert list(peak_owner.check_rest(trace, [("memory_leak", leak)])) == []
+    assert len(list(peak_owner.check_rest(trace, [("host_sync", leak)]))) == 1
+    elsewhere = replace(leak, where=Where(file="train.py", line=8))
+    assert len(list(peak_owner.check_rest(trace, [("memory_leak", elsewhere)]))) == 1

@@ -18,7 +18,7 @@ Fix: as each finding says. ``perfscope analyze RUN`` lists who holds the whole p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -72,6 +72,16 @@ examined = memory_records
 def check_plan(trace: Trace) -> Iterable[Finding]:
     """Nothing of a plan is judged: it says who holds the peak, and not who reads what lies there."""
     raise AbstainError("a plan says who holds the peak (its section has it), not what of it no op reads again: record")
+
+
+def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
+    """Leave the lines to `memory_leak` that it names: what grows there is not let go by a step that ends earlier."""
+    leaks = {(leak.where.file, leak.where.line) for rule, leak in found if rule == "memory_leak"}
+    return (
+        finding
+        for finding in check(trace)
+        if finding.where.line is None or (finding.where.file, finding.where.line) not in leaks
+    )
 
 
 def check(trace: Trace) -> Iterable[Finding]:
