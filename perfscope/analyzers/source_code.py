@@ -151,7 +151,7 @@ def _script_folder(run: Path) -> Path | None:
     """The folder of the program that a run is of; ``None``: not a run, or not known."""
     try:
         script = json.loads((run / RUN_FILE).read_text(encoding="utf-8"))["script"]
-        return (run.absolute().parent.parent / script).parent
+        return Path(run.absolute().parent.parent, script).parent
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
