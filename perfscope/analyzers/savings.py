@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean, median, quantiles
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -60,6 +60,37 @@ def step_spread(analysis: Analysis, timed: StepTime) -> Spread | None:
         return None
     mine = (step for step in analysis.steps if step.rank == timed.rank and step.traced == (timed.of == "profiled"))
     return Spread.of([step.duration_ns for step in mine if not step.compiled])
+
+
+UNLIKE = 1.5
+"""Times the recorded steps that the run's other steps take: a profiler makes a step longer and not shorter."""
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """Why the recorded steps do not stand for the run. Times in ns."""
+
+    why: Literal["unlike", "compiled"]
+    """The other steps take longer; or the run compiled for longer than its steps took."""
+    recorded_ns: float
+    """The median recorded step; of ``compiled`` the time of compiling."""
+    run_ns: float
+    """The median step without a profiler; of ``compiled`` the time of all steps that were timed."""
+
+
+def reservations(analysis: Analysis) -> tuple[Reservation, ...]:
+    """What must be said of the run before an account of its recorded steps."""
+    free = [step.duration_ns for step in analysis.steps if not step.traced]
+    recorded = [step.duration_ns for step in analysis.steps if step.traced and not step.compiled]
+    found = []
+    if free and recorded and median(free) >= UNLIKE * median(recorded):
+        found.append(Reservation(why="unlike", recorded_ns=median(recorded), run_ns=median(free)))
+    torch, jax = analysis.compile.detail, analysis.compile.jax
+    compiling = max(0 if torch is None else torch.total_ns, 0 if jax is None else jax.total_ns)
+    stepping = sum(free) + sum(step.duration_ns for step in analysis.steps if step.traced)
+    stepping = max(stepping, sum(window.duration_ns for window in analysis.windows))
+    if compiling > stepping > 0:
+        found.append(Reservation(why="compiled", recorded_ns=compiling, run_ns=stepping))
+    return tuple(found)
 
 
 class Share(Struct, frozen=True, kw_only=True):

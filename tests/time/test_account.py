@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.time import device_doubts
-from perfscope.analyzers.time.account import CAUSES, account_windows, check_step_accounts, step_accounts
+from perfscope.analyzers.time.account import CAUSES, check_step_accounts, step_accounts, warm_accounts
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, host_work, innermost_spans, main_thread
+from perfscope.analyzers.time.steps import account_windows
 from perfscope.model.intervals import Intervals, complement, difference, intersection, union
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, Trace
 from tests.build import TraceBuilder
@@ -241,3 +242,31 @@ def test_pageable_copies_are_no_copies_of_the_host() -> None:
     totals = _totals(b.build())
     assert totals["exposed_copy"] == 600_000
     assert np.sum(list(totals.values())) == 1_000_000
+
+
+def _three_steps(last_us: float, free_us: list[float]) -> Trace:
+    b = TraceBuilder()
+    for number, (start, end) in enumerate(((0, 10_000), (10_000, 20_000), (20_000, 20_000 + last_us)), 5):
+        b.step(number, start, end)
+        b.op("aten::mm", start, end)
+    b.step_times_us = tuple(free_us)
+    return b.build()
+
+
+def test_the_account_is_of_the_usual_step_and_says_which_are_left_out() -> None:
+    usual, rare = [10_000.0] * 39, [30_000.0]
+    (account,) = _three_steps(21_000, usual + rare).fact(warm_accounts)
+    assert (account.numbers, account.outliers, account.whole_ns) == ((5, 6), (7,), 20_000_000)
+    (whole,) = _three_steps(21_000, usual + rare).fact(step_accounts)
+    assert (whole.numbers, whole.outliers) == ((5, 6, 7), (7,)), "the account of all steps has it still"
+
+
+def test_long_steps_that_the_run_often_has_are_no_outliers() -> None:
+    usual = [10_000.0] * 30
+    for trace in (
+        _three_steps(20_000, usual),
+        _three_steps(30_000, usual + [30_000.0] * 10),
+        _three_steps(30_000, usual[:9]),
+    ):
+        (account,) = trace.fact(warm_accounts)
+        assert (account.numbers, account.outliers) == ((5, 6, 7), ())

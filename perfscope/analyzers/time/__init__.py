@@ -9,8 +9,6 @@ from perfscope.analyzers.time.account import (
     HostAccount,
     HostPart,
     StepAccount,
-    Windows,
-    account_windows,
     host_account,
     step_accounts,
     time_within,
@@ -27,7 +25,6 @@ from perfscope.analyzers.time.compiled_regions import (
     regions,
     user_line,
 )
-from perfscope.analyzers.time.cores import CoreSummary, core_summary, core_wait_share, waits_of_steps, with_busy_note
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
@@ -79,8 +76,9 @@ from perfscope.analyzers.time.spans import (
     work_time,
     worst_spans,
 )
-from perfscope.analyzers.time.step_growth import GrownName, grown_names
 from perfscope.analyzers.time.steps import (
+    Windows,
+    account_windows,
     device_doubts,
     late_span_ns,
     per_step,
@@ -92,6 +90,14 @@ from perfscope.analyzers.time.steps import (
     whole_ns,
 )
 from perfscope.analyzers.time.untraced import bounded, trace_step_time
+from perfscope.analyzers.time.whole_run.cores import (
+    CoreSummary,
+    core_summary,
+    core_wait_share,
+    waits_of_steps,
+    with_busy_note,
+)
+from perfscope.analyzers.time.whole_run.step_growth import GrownName, grown_names
 
 __all__ = [
     "BACKWARD",

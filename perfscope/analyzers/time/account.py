@@ -25,20 +25,20 @@ compute. The rest of the main thread's time is divided alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from msgspec import Struct, field
 
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.compiled_regions import is_compiled
-from perfscope.analyzers.time.cores import carve_waits, core_waits
 from perfscope.analyzers.time.device_time import device_busy, device_times, device_work
 from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
 from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.spans import named_slices, spans_by_thread
-from perfscope.analyzers.time.steps import capture_span, device_doubts, step_windows, steps_work
+from perfscope.analyzers.time.steps import Windows, account_windows, device_doubts, step_windows, steps_work
+from perfscope.analyzers.time.whole_run.cores import carve_waits, core_waits
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
     EMPTY,
@@ -84,18 +84,12 @@ COLD_OF_SHORTEST = 0.5
 """... if it compiles for longer than half of the shortest step: lookups of compiled code are in every step."""
 
 
-class Windows(Struct, frozen=True, kw_only=True):
-    """The steps that an account is of, in order; the whole capture where there are none. Times in ns."""
-
-    starts: Int64
-    ends: Int64
-    numbers: tuple[int, ...]
-    """Numbers of the steps; empty for the whole capture."""
-
-    @property
-    def whole_ns(self) -> int:
-        """Summed length."""
-        return int((self.ends - self.starts).sum())
+ODD = 2.0
+"""Times the median step: an outlier of the recorded steps, as a slow step of the run (``slow_steps``) ..."""
+RARE = 0.1
+"""... if at most so many of the steps without a profiler are that slow. More are a part of what the program does."""
+LEAST_FREE = 10
+"""Steps without a profiler: fewer do not say how rare a slow one is."""
 
 
 class StepAccount(Struct, frozen=True, kw_only=True):
@@ -115,6 +109,8 @@ class StepAccount(Struct, frozen=True, kw_only=True):
     """Busy time of all steps by phase, ns; the phases sum to ``busy_ns``."""
     cold: tuple[int, ...] = ()
     """Numbers of steps of ``numbers`` that compiled: of ``warm_accounts`` those that are left out."""
+    outliers: tuple[int, ...] = ()
+    """The same of steps that took far longer than the others, as few steps of the run do."""
 
     @property
     def total_ns(self) -> dict[Cause, int]:
@@ -144,24 +140,6 @@ class StepAccount(Struct, frozen=True, kw_only=True):
     def busy_ns(self) -> int:
         """Of it, the time in which the device worked."""
         return sum(sum(self.causes_ns[cause]) for cause in BUSY)
-
-
-def account_windows(trace: Trace) -> Windows:
-    """The steps; of a program that does not wait for its work from completion to completion; else the capture."""
-    work = trace.fact(steps_work)
-    if work is not None and work.late and work.steps:
-        starts = np.array([step.start_ns for step in work.steps], np.int64)
-        ends = starts + np.array([step.complete_ns for step in work.steps], np.int64)
-        return Windows(starts=starts, ends=ends, numbers=tuple(step.number for step in work.steps))
-    if work is not None and work.late:
-        return Windows(starts=np.array([work.start_ns]), ends=np.array([work.end_ns]), numbers=())
-    steps = trace.fact(step_windows)
-    if steps.count:
-        order = np.argsort(steps.starts, kind="stable")
-        starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
-        return Windows(starts=starts, ends=ends, numbers=tuple(steps.numbers[order].tolist()))
-    begin, end = trace.fact(capture_span)
-    return Windows(starts=np.array([begin], np.int64), ends=np.array([end], np.int64), numbers=())
 
 
 def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
@@ -212,35 +190,55 @@ def _cause_of(activity: HostActivity) -> Cause:
 
 def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
     """One account a device that worked, in the order of ``devices``, or one of the host; none of an empty trace."""
+    return _accounts(trace, trace.fact(account_windows))
+
+
+class LeftOut(NamedTuple):
+    """Numbers of the steps that averages leave out."""
+
+    cold: tuple[int, ...]
+    """They compiled."""
+    outliers: tuple[int, ...]
+    """They took far longer than the other recorded steps, as few steps of the run do."""
+
+
+def left_out(trace: Trace) -> LeftOut:
+    """Steps that compiled, unless all did; and outliers, where steps without a profiler show that they are few."""
     windows = trace.fact(account_windows)
-    warm = set(trace.fact(warm_windows).numbers)
-    return _accounts(trace, windows, tuple(number for number in windows.numbers if number not in warm))
+    lengths, count = windows.ends - windows.starts, len(windows.numbers)
+    cold = odd = np.zeros(count, bool)
+    if count >= 2:
+        spans = trace.fact(host_activities).get(HostActivity.COMPILATION, {}).get(trace.fact(main_thread), EMPTY)
+        compiling = covered(spans, windows.starts, windows.ends)
+        cold = (compiling > COLD_SHARE * lengths) & (compiling > COLD_OF_SHORTEST * lengths.min())
+        cold &= not cold.all()
+    free = np.array(trace.step_times_ns, np.int64)
+    rare = len(free) >= LEAST_FREE and (free > ODD * np.median(free)).mean() <= RARE
+    if rare and (~cold).sum() >= 3:
+        odd = ~cold & (lengths > ODD * np.median(lengths[~cold]))
+        odd &= 2 * odd.sum() < (~cold).sum()
+    numbers = np.array(windows.numbers, np.int64)
+    return LeftOut(cold=tuple(numbers[cold].tolist()), outliers=tuple(numbers[odd].tolist()))
 
 
 def warm_windows(trace: Trace) -> Windows:
-    """The steps without those that compiled; all of them where every one did."""
-    windows = trace.fact(account_windows)
-    if len(windows.numbers) < 2:
+    """The usual steps: without those that compiled, and without outliers."""
+    windows, out = trace.fact(account_windows), {number for group in trace.fact(left_out) for number in group}
+    if not out:
         return windows
-    spans = trace.fact(host_activities).get(HostActivity.COMPILATION, {}).get(trace.fact(main_thread), EMPTY)
-    lengths = windows.ends - windows.starts
-    compiling = covered(spans, windows.starts, windows.ends)
-    cold = (compiling > COLD_SHARE * lengths) & (compiling > COLD_OF_SHORTEST * lengths.min())
-    if not cold.any() or cold.all():
-        return windows
-    numbers = tuple(number for number, left_out in zip(windows.numbers, cold.tolist(), strict=True) if not left_out)
-    return Windows(starts=windows.starts[~cold], ends=windows.ends[~cold], numbers=numbers)
+    kept = np.array([number not in out for number in windows.numbers], bool)
+    numbers = tuple(number for number in windows.numbers if number not in out)
+    return Windows(starts=windows.starts[kept], ends=windows.ends[kept], numbers=numbers)
 
 
 def warm_accounts(trace: Trace) -> tuple[StepAccount, ...]:
-    """``step_accounts`` without the steps that compiled: what averages are of."""
-    accounts = trace.fact(step_accounts)
-    cold = accounts[0].cold if accounts else ()
-    return _accounts(trace, trace.fact(warm_windows), cold) if cold else accounts
+    """``step_accounts`` of the usual steps: what averages are of."""
+    accounts, warm = trace.fact(step_accounts), trace.fact(warm_windows)
+    return _accounts(trace, warm) if any(trace.fact(left_out)) else accounts
 
 
-def _accounts(trace: Trace, windows: Windows, cold: tuple[int, ...]) -> tuple[StepAccount, ...]:
-    devices = trace.rows["devices"]
+def _accounts(trace: Trace, windows: Windows) -> tuple[StepAccount, ...]:
+    devices, out = trace.rows["devices"], trace.fact(left_out)
     return tuple(
         StepAccount(
             rank=trace.source.rank,
@@ -258,7 +256,8 @@ def _accounts(trace: Trace, windows: Windows, cold: tuple[int, ...]) -> tuple[St
                 {cause: parts.get(cause, EMPTY) for cause in BUSY},
                 (windows.starts, windows.ends),
             ),
-            cold=cold,
+            cold=out.cold,
+            outliers=out.outliers,
         )
         for device, parts in trace.fact(cause_intervals).items()
     )

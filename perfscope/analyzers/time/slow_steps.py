@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time.cores import waits_of_steps
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.samples import device_waits, free_samples, shown_kinds, stacks
+from perfscope.analyzers.time.whole_run.cores import waits_of_steps
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace

@@ -469,3 +469,38 @@ def _windows(trace: Trace, starts: Int64, ends: Int64, what: str, *, alone: bool
         how="repeated",
         what=what + (f" after {warm:,} of warm-up" if warm else ""),
     )
+
+
+# What an account of the steps is of.
+
+
+class Windows(Struct, frozen=True, kw_only=True):
+    """The steps that an account is of, in order; the whole capture where there are none. Times in ns."""
+
+    starts: Int64
+    ends: Int64
+    numbers: tuple[int, ...]
+    """Numbers of the steps; empty for the whole capture."""
+
+    @property
+    def whole_ns(self) -> int:
+        """Summed length."""
+        return int((self.ends - self.starts).sum())
+
+
+def account_windows(trace: Trace) -> Windows:
+    """The steps; of a program that does not wait for its work from completion to completion; else the capture."""
+    work = trace.fact(steps_work)
+    if work is not None and work.late and work.steps:
+        starts = np.array([step.start_ns for step in work.steps], np.int64)
+        ends = starts + np.array([step.complete_ns for step in work.steps], np.int64)
+        return Windows(starts=starts, ends=ends, numbers=tuple(step.number for step in work.steps))
+    if work is not None and work.late:
+        return Windows(starts=np.array([work.start_ns]), ends=np.array([work.end_ns]), numbers=())
+    steps = trace.fact(step_windows)
+    if steps.count:
+        order = np.argsort(steps.starts, kind="stable")
+        starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
+        return Windows(starts=starts, ends=ends, numbers=tuple(steps.numbers[order].tolist()))
+    begin, end = trace.fact(capture_span)
+    return Windows(starts=np.array([begin], np.int64), ends=np.array([end], np.int64), numbers=())

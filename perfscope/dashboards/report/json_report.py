@@ -134,7 +134,7 @@ SHAPES: Shapes = {
     # Where the steps went. Of causes and parts that take nothing there are no times by step.
     StepAccount: Shape(
         left_out=("ordinal",),
-        renamed={"numbers": "steps", "cold": "cold_steps"},
+        renamed={"numbers": "steps", "cold": "cold_steps", "outliers": "outlier_steps"},
         added=_properties("whole_ns", "busy_ns", "total_ns")
         | {
             "device": lambda account: None if account.device == MISSING else account.ordinal,

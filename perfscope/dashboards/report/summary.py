@@ -21,14 +21,14 @@ from perfscope.analyzers.coverage import (
     programs_alone,
     recordable,
 )
-from perfscope.analyzers.savings import Spread, step_spread, step_time
+from perfscope.analyzers.savings import Spread, reservations, step_spread, step_time
 from perfscope.dashboards.report.blocks import Listing, Section, Text
 from perfscope.dashboards.report.renderers.values import place_end, span_text
 from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share, host_sections
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
 from perfscope.dashboards.report.sections.compile import headline as compile_fact
-from perfscope.dashboards.report.sections.cores import core_facts
+from perfscope.dashboards.report.sections.cores import core_facts, reservation_facts
 from perfscope.dashboards.report.sections.critical_path import critical_path_sections, what_if_sections
 from perfscope.dashboards.report.sections.devices import DeviceRow, device_rows
 from perfscope.dashboards.report.sections.estimate import estimate_fact, estimate_sections, estimate_tile
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import FindingBlock, Tile
     from perfscope.model.documents.step_time import StepTime
     from perfscope.model.trace import Source
+
+IN_RECORDED = " in the recorded steps"
+"""Where they do not stand for the run."""
 
 PATH_LIMIT = 64
 """Characters of the path in the headline, which is one line; the table of sources holds all."""
@@ -98,6 +101,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Memory snapshots, and no recording of a run."""
     top: tuple[Section, ...] = ()
     """The costliest kernels, ops, modules and lines; empty where none is known."""
+    stands: bool = True
+    """The recorded steps stand for the run: its other steps are like them, and the host had its cores."""
     explained: str = ""
     """Share of the time with a known cause; ``''`` where nothing tells."""
     nothing: str = ""
@@ -133,6 +138,8 @@ def summarize(analysis: Analysis) -> Summary:
     """The analysis as rows and sentences."""
     subject, read = _titled(analysis)
     findings = finding_blocks(analysis)
+    reserved = reservations(analysis)
+    stands = not reserved and not any(summary.busy for summary in analysis.cores)
     compiled = "" if analysis.compile.detail is None else compile_fact(analysis.compile)
     return Summary(
         subject=subject,
@@ -142,6 +149,7 @@ def summarize(analysis: Analysis) -> Summary:
             *(doubt.text for doubt in analysis.doubts),
             *_part(analysis),
             *core_facts(analysis.cores),
+            *reservation_facts(reserved),
             *_facts(analysis),
             *filter(
                 None,
@@ -159,8 +167,9 @@ def summarize(analysis: Analysis) -> Summary:
         account=account_sections(analysis.warm_accounts),
         large=large_sections(analysis.large, findings=bool(findings)),
         memory_alone=memory_alone(analysis),
-        explained="" if (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
-        nothing="" if findings else _nothing(analysis),
+        explained="" if not stands or (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
+        stands=stands,
+        nothing="" if findings else _nothing(analysis, stands=stands),
         top=(
             *what_if_sections(analysis.what_ifs),
             *counted_sections(analysis.counted),
@@ -202,16 +211,21 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
     )
 
 
-def _nothing(analysis: Analysis) -> str:
-    """That there are no findings, and how much that is worth: rules that were not evaluated found nothing either."""
+def _nothing(analysis: Analysis, *, stands: bool) -> str:
+    """That there are no findings, and how much that is worth: rules that were not evaluated found nothing either.
+
+    ``stands``: the recorded steps stand for the run.
+    """
     clean = sum(outcome.status == "clean" for outcome in analysis.outcomes)
     blind = sum(outcome.status == "abstained" for outcome in analysis.outcomes)
     if not clean:
         return "no rule could be evaluated: nothing is known to be clean"
     evaluated = f"{clean} rule{'' if clean == 1 else 's'} evaluated and clean"
-    known = explained_share(analysis.accounts)
+    known = explained_share(analysis.accounts) if stands else None
     share = "" if known is None else f"; causes are known for {100 * known:.1f}% of the time"
-    return f"no findings: {evaluated}{f', {blind} not evaluated' if blind else ''}{share}"
+    return (
+        f"no findings{'' if stands else IN_RECORDED}: {evaluated}{f', {blind} not evaluated' if blind else ''}{share}"
+    )
 
 
 def _failed(analysis: Analysis) -> Iterator[str]:

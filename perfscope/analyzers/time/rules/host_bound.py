@@ -38,7 +38,6 @@ from msgspec import Struct
 
 from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import Framework, framework
-from perfscope.analyzers.time.cores import doubtful_causes
 from perfscope.analyzers.time.fixes import does, frame_fix, move, record_stacks, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, WAITS, FrameKind
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
@@ -49,6 +48,7 @@ from perfscope.analyzers.time.slow_steps import LEAST_SHARE as SLOW_SHARE
 from perfscope.analyzers.time.slow_steps import slow_steps
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
+from perfscope.analyzers.time.whole_run.cores import doubtful_causes
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE, MEDIUM_SHARE

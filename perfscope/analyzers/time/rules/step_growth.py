@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.time.calls import framework
-from perfscope.analyzers.time.step_growth import (
+from perfscope.analyzers.time.whole_run.step_growth import (
     LEAST_STEPS,
     GrowingLine,
     GrownName,

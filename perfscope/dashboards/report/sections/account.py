@@ -133,7 +133,15 @@ def _title(account: StepAccount, devices: int) -> str:
         return f"{whose}: whole capture, {mean}"
     if account.cold:
         mean += f" ({len(account.cold):,} that compiled left out)"
+    if account.outliers:
+        several = "s" if len(account.outliers) > 1 else ""
+        mean += f" ({len(account.outliers):,} outlier{several} left out: {_numbers(account.outliers)})"
     return f"{whose}: {f'mean of {count:,} profiled steps' if count > 1 else 'one profiled step'}, {mean}"
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    more = f" and {len(steps) - MOST_NAMED:,} more" if len(steps) > MOST_NAMED else ""
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps[:MOST_NAMED]))}{more}"
 
 
 def _busy(accounts: Sequence[StepAccount]) -> str:

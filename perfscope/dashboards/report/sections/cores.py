@@ -1,11 +1,14 @@
-"""What is said first of a run whose host had to wait for a core."""
+"""What is said first of a run: its host waited for a core, its other steps are not like the recorded ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from perfscope.model.units import format_ns
+
 if TYPE_CHECKING:
+    from perfscope.analyzers.savings import Reservation
     from perfscope.analyzers.time import CoreSummary
 
 
@@ -35,3 +38,18 @@ def _reason(summary: CoreSummary) -> str:
         few = "1 other thread" if summary.other_threads == 1 else f"{summary.other_threads} threads of other programs"
         return f"{few} took the {summary.cores} cores"
     return f"the {summary.cores} cores were taken" if summary.cores else "the cores were taken"
+
+
+def reservation_facts(found: Sequence[Reservation]) -> Iterator[str]:
+    """A sentence for each reason why the recorded steps do not stand for the run."""
+    for item in found:
+        if item.why == "unlike":
+            yield (
+                f"the run's steps take {format_ns(round(item.run_ns))} (median), the recorded ones "
+                f"{format_ns(round(item.recorded_ns))}: the account below is of the recorded steps only"
+            )
+        else:
+            yield (
+                f"the run compiled for {format_ns(round(item.recorded_ns))}, longer than its steps took "
+                f"({format_ns(round(item.run_ns))}): the account below is of steps that compile nothing"
+            )

@@ -17,7 +17,7 @@ from perfscope.analyzers.ops import short_kernel_name
 from perfscope.analyzers.programs import programs
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.time import step_accounts, trace_step_time
-from perfscope.analyzers.time.account import account_windows
+from perfscope.analyzers.time.steps import account_windows
 from perfscope.dashboards.report.blocks import Tile
 from perfscope.dashboards.report.html_report import nothing_found, overview_parts
 from perfscope.dashboards.report.renderers.html import sections_html
