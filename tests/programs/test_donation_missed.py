@@ -289,6 +289,20 @@ def test_arguments_without_names_are_counted() -> None:
     assert "donate_argnums=(...)" in found.advice
 
 
+def test_equinox_programs_are_told_of_filter_jit() -> None:
+    text = """\
+    ENTRY %main (w: f32[1048576], g: f32[1048576]) -> f32[1048576] {
+      %w = f32[1048576]{0} parameter(0), metadata={op_name="dynamic_nodonate[0]"}
+      %g = f32[1048576]{0} parameter(1), metadata={op_name="dynamic_nodonate[1]"}
+      %d = f32[1048576]{0} multiply(%g, %g), metadata={op_name="jit(f)/transpose(jvp())/mul"}
+      ROOT %n = f32[1048576]{0} subtract(%w, %d)
+    }
+    """
+    (found,) = judge(RULE, hlo_trace(hlo_module(text))).findings
+    assert 'eqx.filter_jit(donate="all")' in found.advice
+    assert "dynamic_nodonate" not in found.title + found.advice
+
+
 def test_a_program_before_optimization_cannot_be_judged() -> None:
     outcome = judge(RULE, hlo_trace(replace(step(1 << 20), is_scheduled=False)))
     assert outcome.status == "abstained"

@@ -52,6 +52,9 @@ MEDIUM_SHARE = 0.05
 
 MAX_ROWS = 20
 
+_EQUINOX = "dynamic_nodonate"
+"""Name that `equinox.filter_jit` gives all arrays among its arguments that are not donated."""
+
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -96,7 +99,7 @@ def _refused(refused: Refused) -> Finding:
 def _finding(trace: Trace, donation: Donation) -> Finding:
     label = program_label(donation.module, trace)
     names = _arguments(donation)
-    shown = ", ".join(names) if names else "old arguments"
+    shown = ", ".join(names) if names and _EQUINOX not in names else "old arguments"
     peak = "peak" if donation.assigned else "peak as modelled"
     new = f"{len(donation.updates):,} {'array' if len(donation.updates) == 1 else 'arrays'}"
     return Finding(
@@ -153,7 +156,12 @@ def _row(donation: Donation, update: Update) -> dict[str, str | int | None]:
 
 
 def _advice(donation: Donation, names: tuple[str, ...]) -> str:
-    if names:
+    if _EQUINOX in names:
+        how, named = (
+            '@eqx.filter_jit(donate="all"), or "all-except-first" where the first argument is used again',
+            "them",
+        )
+    elif names:
         listed = ", ".join(f'"{name}"' for name in names)
         how = f"jax.jit(f, donate_argnames=({listed},))"
         named = " and ".join(names)
