@@ -587,5 +587,7 @@ def test_the_error_has_the_place_of_the_damage_and_no_other(tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(DataError) as caught:
         kineto_reader.read(path)
-    said = str(caught.value)
-    assert said.endswith(f"corrupt near byte {text.index('}{') + 1}: Expecting ',' delimiter")
+    place, _, what = str(caught.value).rpartition("corrupt near byte ")[2].partition(": ")
+    assert place == str(text.index("}{") + 1)
+    assert "expect" in what.lower()
+    assert not any(char.isdigit() for char in what)
