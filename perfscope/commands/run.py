@@ -196,13 +196,12 @@ def run(
         if not quiet and recorded.leads:
             _say_alone(recorded)
         return recorded.code  # the first task speaks for all
+    discarded = recorded.lost is None and discard_if_empty(recorded)
     if recorded.lost is not None:  # also with --quiet: a lost run is never expected
         print(f"perfscope: {recorded.lost}", file=sys.stderr)
-        return recorded.code
-    discarded = discard_if_empty(recorded)
-    if not quiet:
+    elif not quiet:
         _say_captures(recorded, kept=not discarded, reports=not no_report)
-    if not no_report and not discarded:
+    if not (no_report or discarded or recorded.lost):
         _try_to_report(recorded, configuration, quiet=quiet, verbose=verbose)
     return recorded.code
 

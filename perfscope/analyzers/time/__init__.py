@@ -37,8 +37,9 @@ from perfscope.analyzers.time.host_activity import (
     loads_code,
     main_thread,
 )
-from perfscope.analyzers.time.jax_debugging import is_interpreted
+from perfscope.analyzers.time.jax_debugging import InterpretedKernel, interpreted_kernels, is_interpreted, switches_on
 from perfscope.analyzers.time.model_calls import BACKWARD, Generation, ModelCall, call_tokens, generation
+from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.sites import (
     MOST_SITES,
@@ -122,6 +123,7 @@ __all__ = [
     "HostAccount",
     "HostActivity",
     "HostPart",
+    "InterpretedKernel",
     "ModelCall",
     "Region",
     "StepAccount",
@@ -158,6 +160,7 @@ __all__ = [
     "host_records",
     "innermost_spans",
     "input_slices",
+    "interpreted_kernels",
     "is_interpreted",
     "late_span_ns",
     "launch_sites",
@@ -175,6 +178,7 @@ __all__ = [
     "planned_cost",
     "profiler_syncs",
     "program_records",
+    "reduced_too_often",
     "regions",
     "removed_inside",
     "removed_time",
@@ -187,6 +191,7 @@ __all__ = [
     "steps_known",
     "steps_work",
     "subtree_ends",
+    "switches_on",
     "time_of",
     "time_within",
     "timed_cost",

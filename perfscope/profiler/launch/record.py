@@ -171,8 +171,7 @@ def record(
     recording = None if nsys is None else nsys.place(directory, run.task)
     message = _message(options, directory, follow=follow or target.command, recording=recording)
     ended: Ended | None = None
-    lost: str | None = None
-    leads = True
+    lost, leads = None, True
     try:
         with run_folders.alive(directory, run.task):
             before = read_counters(Sources())
@@ -194,8 +193,7 @@ def record(
     except (OSError, DataError) as error:
         if ended is None:
             raise NotStartedError(f"{directory}: the run cannot be begun: {error}") from error
-        cause = str(error.strerror or error) if isinstance(error, OSError) else str(error)
-        done, lost = run, f"the run could not be kept: {cause.lower()}"
+        done, lost = run, _why_lost(error)
     return Recorded(
         directory=directory,
         run=done,
@@ -205,6 +203,11 @@ def record(
         earlier=joined is not None and joined.earlier,
         lost=lost,
     )
+
+
+def _why_lost(error: OSError | DataError) -> str:
+    cause = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    return f"the run could not be kept: {cause.lower()}"
 
 
 def _load_since(before: MachineCounters) -> dict[str, float]:

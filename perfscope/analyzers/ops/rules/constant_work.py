@@ -24,13 +24,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.graph_time import base_name, graph_time, ops_time, removed_ops, short_name
 from perfscope.analyzers.time import op_records, step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 LEAST_SHARE = 0.1
 """Of the steps: a tenth is what teams schedule work for."""
@@ -93,7 +96,8 @@ def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
     if graph is None or not graph.parameters:
         return ()
     trained = {graph.tensors[index].storage for op in graph.ops for index in op.mutated if op.phase == "optimizer"}
-    constant, multiplied, found = set(graph.parameters), set[int](), list[GraphOp]()
+    constant, multiplied = set(graph.parameters), set[int]()
+    found: list[GraphOp] = []
     for op in graph.ops:
         inputs = {graph.tensors[index].storage for index in op.inputs}
         written = {graph.tensors[index].storage for index in (*op.outputs, *op.mutated)}

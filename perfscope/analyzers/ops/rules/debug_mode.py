@@ -37,7 +37,7 @@ from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.time.jax_debugging import InterpretedKernel
+    from perfscope.analyzers.time import InterpretedKernel
     from perfscope.model.documents.run import ProgramFact
 
 LEAST_SHARE = 0.01
@@ -54,7 +54,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     yield from _blocking_launches(trace)
     yield from _filled_memory(trace)
     if trace.hlo or trace.compile_events:
-        from perfscope.analyzers.time.jax_debugging import interpreted_kernels, switches_on
+        from perfscope.analyzers.time import interpreted_kernels, switches_on
 
         yield from _interpreted(trace, trace.fact(interpreted_kernels))
         for fact in switches_on(trace):

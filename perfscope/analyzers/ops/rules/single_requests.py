@@ -18,13 +18,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
 from perfscope.analyzers.ops.graph_time import short_name
 from perfscope.analyzers.time import BACKWARD, call_tokens, named_slices, op_records, step_windows, whole_ns
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 FEWEST_PROMPTS = 2
 """Prompts that follow each other."""

@@ -51,6 +51,7 @@ from perfscope.analyzers.time import (
     account_windows,
     communication_in_steps,
     lineage,
+    reduced_too_often,
     rows_by_device,
     slice_name,
     step_accounts,
@@ -58,7 +59,6 @@ from perfscope.analyzers.time import (
     timed_cost,
     worst_spans,
 )
-from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.model.collectives import operation_of
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import covered, union
