@@ -28,10 +28,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from perfscope.analyzers.ops.op_class import op_class
-from perfscope.analyzers.time import op_records, op_times, step_windows, time_of, timed_cost, whole_ns
+from perfscope.analyzers.time import op_records, op_times, step_windows, time_of, timed_cost, whole_ns, worst_spans
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import MISSING, Trace
 
@@ -59,6 +59,8 @@ class _Wide(Struct, kw_only=True):
     calls: int = 0
     time_ns: int = 0
     saved_ns: int = 0
+    rows: list[int] = field(default_factory=list)
+    """Of ``kernels`` if there are any, else of ``slices``."""
 
 
 def check(trace: Trace) -> Iterator[Finding]:
@@ -70,6 +72,9 @@ def check(trace: Trace) -> Iterator[Finding]:
         return
     found.sort(key=lambda wide: -wide.time_ns)
     where, why = _entrance(trace)
+    work = trace.rows["kernels" if len(trace.rows["kernels"]) else "slices"]
+    rows = np.array([row for wide in found for row in wide.rows], np.int64)
+    starts, ends = work["start_ns"][rows], work["end_ns"][rows]
     most = found[0].name
     products = sum(wide.calls for wide in found if op_class(wide.name) in PRODUCTS)
     steps = max(1, trace.fact(step_windows).count)
@@ -85,6 +90,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             {"op": wide.name, "calls": wide.calls, "time_ns": wide.time_ns, "saved_ns": wide.saved_ns}
             for wide in found[:MOST_ROWS]
         ),
+        spans=worst_spans(starts, ends, ends - starts),
         advice="Use float32 unless the result needs 53 bits: remove `.double()` and float64 defaults, and convert data "
         "where it is read, `torch.from_numpy(array).float()`.",
     )
@@ -128,6 +134,7 @@ def _on_host(trace: Trace, shares: dict[str, float]) -> list[_Wide]:
         if share and self_ns >= DISPATCH_NS:
             wide = result.setdefault(trace.text(int(names[row])), _Wide(name=trace.text(int(names[row]))))
             wide.calls += 1
+            wide.rows.append(row)
             wide.time_ns += round(share * self_ns)
     for wide in result.values():
         wide.saved_ns = round(HALF * wide.time_ns)
@@ -144,7 +151,7 @@ def _on_device(trace: Trace, shares: dict[str, float]) -> list[_Wide]:
     result = []
     for name, rows in members.items():
         exposed = round(shares[name] * time_of(trace, "kernels", np.array(rows)).exposed_ns)
-        result.append(_Wide(name=name, calls=len(rows), time_ns=exposed, saved_ns=round(HALF * exposed)))
+        result.append(_Wide(name=name, calls=len(rows), time_ns=exposed, saved_ns=round(HALF * exposed), rows=rows))
     return result
 
 
