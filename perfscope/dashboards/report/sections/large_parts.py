@@ -50,10 +50,7 @@ def _why(part: LargePart) -> str:
         "at_roofline": share,
         "below_roofline": f"{share}; no rule says why",
         "bound": f"modelled at its least time{f', bound by {part.bound}' if part.bound else ''}",
-        "few_rows": f"reading keys and values bounds it ({_intensity(part):.2g} FLOP per byte)"
-        if part.work == "attention"
-        else f"few rows per call ({_intensity(part):.2g} FLOP per byte), so reading the operands bounds it; "
-        "more rows per call cost little more",
+        "few_rows": f"memory bounds it ({_intensity(part):.2g} FLOP per byte){_more_rows(part)}",
         "short_calls": f"{_calls(part)} of {format_ns(part.time_ns // max(1, part.calls))}: mostly the price of a call",
         "communication": "what of it is exposed is in the account",
         "no_peak": f"not judged: the peaks of {peaks} are not known{reached}",
@@ -61,6 +58,12 @@ def _why(part: LargePart) -> str:
         "no_rule": "not judged: no rule found what causes it",
     }
     return words[part.reason]
+
+
+def _more_rows(part: LargePart) -> str:
+    """What follows for a product; attention and convolutions read no weights that more rows would share."""
+    product = part.work == "matrix product"
+    return "; where weights are most of the bytes, more rows per call cost little more" if product else ""
 
 
 def _calls(part: LargePart) -> str:
