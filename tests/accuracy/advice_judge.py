@@ -101,7 +101,7 @@ def report_of(case: AdviceCase, folder: Path) -> Said:
     source = RECORDINGS[case.program](folder) if case.path is None else case.path
     if case.how != "analyze":
         printed = _run(case, source, folder)
-        source = folder / "perfscope-runs"
+        source = folder / "work" / "perfscope-runs"
     try:
         analysis = analyze(load_path(source).traces)
     except PerfscopeError as error:
@@ -115,7 +115,7 @@ def _run(case: AdviceCase, program: Path, folder: Path) -> str:
     work = folder / "work"
     work.mkdir()
     command = [sys.executable, "-m", "perfscope", "compile" if case.how == "compile" else "run"]
-    command += ["-o", str(folder / "perfscope-runs"), *case.options]
+    command += case.options
     if case.how == "torchrun":
         command += ["torchrun", "--standalone", "--nproc-per-node", "2"]
     command.append(str(program))
