@@ -24,11 +24,11 @@ PASS, TOOL = "counters", "step_counters"
 
 BUDGET = 0.0025
 """Of the time, for the readings of cores."""
-NAMES_BUDGET = 0.003
+NAMES_BUDGET = 0.002
 """Of the time, for looks at variables."""
 MEMORY_BUDGET = 0.0005
 """Of the time, for readings of memory."""
-MACHINE_EVERY_NS = 100_000_000
+MACHINE_EVERY_NS = 500_000_000
 """Between two looks at the machine's load and the cgroup; each costs about 30 us."""
 TASKS_EVERY = 64
 """Readings between two looks at which threads the process has."""
@@ -98,7 +98,7 @@ class CoreReadings:
         self._spent: dict[int, int] = {}
         self._others_wait = 0
         self._count = 0
-        self._cost_ns = 20_000
+        self._cost_ns = 50_000
         self._last_ns = 0
         self._switches = 0
         self._active = 0
@@ -170,7 +170,7 @@ class CoreReadings:
         self._loop, self._others = None, {}
 
     def _read(self, loop: _Task) -> tuple[int, int, int, int, int]:
-        now = perf_counter_ns()
+        now, before = perf_counter_ns(), thread_time_ns()
         if self._count % TASKS_EVERY == 0:
             self._choose_others()
         self._count += 1
@@ -187,7 +187,7 @@ class CoreReadings:
             self._active += task_cpu != task.cpu_ns or task_wait != task.wait_ns
             task.cpu_ns, task.wait_ns = task_cpu, task_wait
         self._others_wait += most
-        self._cost_ns = min(perf_counter_ns() - now, self._cost_ns + 1_000)  # it may have waited for a core meanwhile
+        self._cost_ns = (7 * self._cost_ns + thread_time_ns() - before) // 8
         self._last_ns = now
         return now, cpu, wait, self._others_wait, self._switches
 
