@@ -234,16 +234,23 @@ def _target(context: click.Context) -> Target:
     return Target(arguments=words, module=kind == "module", command=kind == "command")
 
 
-def _say_alone(recorded: Recorded) -> None:
-    """No manifest of task 0 came to lie beside ours: nothing names the job, or this is not where it writes."""
-    if recorded.task.key is None:
-        print(f"perfscope: task {recorded.task.number}: run kept in {recorded.directory}", file=sys.stderr)
-        return
-    print(
-        f"perfscope: task {recorded.task.number}: task 0 does not write here; what this machine captured is kept in "
-        f"{recorded.directory}, and `perfscope analyze DIR DIR ...` takes such folders as one job",
-        file=sys.stderr,
+def _say_alone(recorded: Recorded, *, quiet: bool) -> int:
+    """Say where the run of a task is that no manifest of task 0 joins: the job has no name, or task 0 writes elsewhere.
+
+    Return the program's exit code.
+    """
+    task = recorded.task.number
+    text = (
+        f"task {task}: run kept in {recorded.directory}"
+        if recorded.task.key is None
+        else (
+            f"task {task}: task 0 does not write here; what this machine captured is kept in {recorded.directory}, and "
+            "`perfscope analyze DIR DIR ...` takes such folders as one job"
+        )
     )
+    if recorded.leads and not quiet:
+        print(f"perfscope: {text}", file=sys.stderr)
+    return recorded.code
 
 
 def _say_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:

@@ -161,11 +161,8 @@ def record(
     """
     target.command_line()  # a program that is not there leaves no run behind
     nsys = None if options.capture is None else _nsys(options)
-    task = task_from_environment(os.environ, run_id)
-    joined = None if task.key is None else join(root, task)
+    task, joined = _task(root, run_id)
     directory = run_folders.create(root, name or target.name()) if joined is None else joined.directory
-    if joined is not None:
-        task = replace(task, number=joined.number)
     run = _begun(target, options, directory, name or target.name(), task)
     _write_first(directory, run)
     recording = None if nsys is None else nsys.place(directory, run.task)
@@ -203,6 +200,13 @@ def record(
         earlier=joined is not None and joined.earlier,
         lost=lost,
     )
+
+
+def _task(root: Path, run_id: str | None) -> tuple[Task, JobDirectory | None]:
+    """Which task of which job this process is, and the run folder of the job if it has a key."""
+    task = task_from_environment(os.environ, run_id)
+    joined = None if task.key is None else join(root, task)
+    return task if joined is None else replace(task, number=joined.number), joined
 
 
 def _why_lost(error: OSError | DataError) -> str:
