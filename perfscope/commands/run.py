@@ -170,7 +170,7 @@ def run(
     deepspeed, mpirun ...) is started as it is, and the Python processes that it starts are captured.
     """
     from perfscope.analyzers.configuration import NO_CONFIGURATION, find_configuration
-    from perfscope.profiler.launch.record import discard_if_empty, record
+    from perfscope.profiler.launch.record import record
 
     configuration = NO_CONFIGURATION if no_report else find_configuration()  # its errors come before a long run
     if whole and (steps is not None or step_annotation is not None):
@@ -193,17 +193,22 @@ def run(
     follow = follow or (target.module and target.arguments[0] in LAUNCHERS)
     recorded = record(target, options, root=output, name=name, follow=follow, run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
-        if not quiet and recorded.leads:
-            _say_alone(recorded)
-        return recorded.code  # the first task speaks for all
+        return _say_alone(recorded, quiet=quiet)  # the first task speaks for all
+    _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)
+    return recorded.code
+
+
+def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool) -> None:
+    """Say what was captured, and show the report."""
+    from perfscope.profiler.launch.record import discard_if_empty
+
     discarded = recorded.lost is None and discard_if_empty(recorded)
     if recorded.lost is not None:  # also with --quiet: a lost run is never expected
         print(f"perfscope: {recorded.lost}", file=sys.stderr)
     elif not quiet:
-        _say_captures(recorded, kept=not discarded, reports=not no_report)
-    if not (no_report or discarded or recorded.lost):
+        _say_captures(recorded, kept=not discarded, reports=reports)
+    if reports and not discarded and recorded.lost is None:
         _try_to_report(recorded, configuration, quiet=quiet, verbose=verbose)
-    return recorded.code
 
 
 def _try_to_report(recorded: Recorded, configuration: Configuration, *, quiet: bool, verbose: bool) -> None:
