@@ -494,3 +494,11 @@ def test_a_line_that_leaks_is_left_to_memory_leak() -> None:
     assert len(list(peak_owner.check_rest(trace, [("host_sync", leak)]))) == 1
     elsewhere = replace(leak, where=Where(file="train.py", line=8))
     assert len(list(peak_owner.check_rest(trace, [("memory_leak", elsewhere)]))) == 1
+
+
+def test_values_that_a_leak_keeps_are_left_to_memory_leak() -> None:
+    """A graph that every step keeps holds the activations, at lines that the leak does not name."""
+    trace = logits_kept_until(125).build()
+    (finding,) = peak_owner.check_rest(trace, ())
+    leak = replace(finding, where=Where(file="train.py", line=8))
+    assert list(peak_owner.check_rest(trace, [("memory_leak", leak)])) == []

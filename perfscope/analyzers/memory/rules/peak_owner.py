@@ -18,7 +18,7 @@ Fix: as each finding says. ``perfscope analyze RUN`` lists who holds the whole p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -62,8 +62,21 @@ MINIMUM_BYTES = 1 << 20
 COVERED = 0.9
 """Of the bytes that a kind holds at the peak, that kinds before it may hold too: what is left is no finding."""
 
-FINDERS = (lasting_gradients, kept_into_next_step, held_unread, optimizer_temporaries, loss_copies, attention_scores)
+Finder = Callable[[Trace, MemoryTimeline], Avoidable | None]
+
+FINDERS: tuple[Finder, ...] = (
+    lasting_gradients,
+    kept_into_next_step,
+    held_unread,
+    optimizer_temporaries,
+    loss_copies,
+    attention_scores,
+)
 """The cheapest to change first: what two of them find is told once."""
+
+BY_LIFETIME = frozenset({kept_into_next_step, held_unread})
+"""Finders of values that are held for longer than they are read. In a program that keeps the values of all steps they
+find what `memory_leak` names the cause of."""
 
 
 examined = memory_records
@@ -75,17 +88,22 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 
 
 def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
-    """Leave the lines to `memory_leak` that it names: what grows there is not let go by a step that ends earlier."""
+    """Yield the findings that are not consequences of one of `memory_leak`."""
     leaks = {(leak.where.file, leak.where.line) for rule, leak in found if rule == "memory_leak"}
+    finders = [finder for finder in FINDERS if not leaks or finder not in BY_LIFETIME]
     return (
         finding
-        for finding in check(trace)
+        for finding in _checked(trace, finders)
         if finding.where.line is None or (finding.where.file, finding.where.line) not in leaks
     )
 
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each kind of holder without which the peak would fall."""
+    return _checked(trace, FINDERS)
+
+
+def _checked(trace: Trace, finders: Sequence[Finder]) -> Iterator[Finding]:
     of_programs = (
         "XLA hands out the memory of whole programs: donation_missed and unfused_attention judge what is in them"
     )
@@ -102,13 +120,13 @@ def check(trace: Trace) -> Iterable[Finding]:
     ]
     if not known:
         raise AbstainError("neither ops nor stacks are recorded with the allocations: what blocks are for is not known")
-    yield from worst_of_devices(finding for timeline in known for finding in _of(trace, timeline))
+    yield from worst_of_devices(finding for timeline in known for finding in _of(trace, timeline, finders))
 
 
-def _of(trace: Trace, timeline: MemoryTimeline) -> Iterator[Finding]:
+def _of(trace: Trace, timeline: MemoryTimeline, finders: Sequence[Finder]) -> Iterator[Finding]:
     """What one memory need not hold at its peak."""
     named = np.zeros(len(timeline.blocks), bool)
-    for finder in FINDERS:
+    for finder in finders:
         avoidable = finder(trace, timeline)
         if avoidable is None:
             continue
