@@ -72,6 +72,35 @@ def test_below_ten_operations_a_turn_is_no_step():
     assert not followed(program.replace("COUNT", str(MIN_OPERATIONS - 4)))[1]
 
 
+LAYERS = """
+def layer():
+    for _ in range(10):
+        op()
+layers = [layer() for _ in range(TURNS)]
+def main():
+    for turn in range(20):
+        step()
+def step():
+    for _ in range(12):
+        op()
+main()
+"""
+
+
+def test_a_short_loop_that_makes_weights_is_left_for_the_steps():
+    loop, turns = followed(LAYERS.replace("TURNS", "6"))
+    assert loop.function is not None
+    assert loop.function.co_name == "step"
+    assert sum(name == "step" for name, _ in turns) >= 16
+
+
+def test_a_long_loop_stays_the_steps():
+    loop, turns = followed(LAYERS.replace("TURNS", "40"))
+    assert loop.function is not None
+    assert loop.function.co_name == "layer"
+    assert {name for name, _ in turns} == {"layer"}
+
+
 EAGER = """
 import jax, jax.numpy as jnp
 

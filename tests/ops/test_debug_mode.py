@@ -160,3 +160,18 @@ def test_switches_of_jax_are_named_with_their_line() -> None:
     (finding,) = judge(RULE, trace).findings
     assert (finding.subject, finding.where.label()) == ("jax_debug_nans is on", "train.py:3")
     assert judge(RULE, replace(trace, program_facts=())).status == "clean"
+
+
+def test_disabled_jit_costs_the_dispatch_of_single_operations() -> None:
+    fact = ProgramFact(name="jax_disable_jit", value="true", file="train.py", line=3)
+    builder = TraceBuilder(recorded=EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls"})
+    builder.step(1, 0, 1000)
+    builder.op("dot", 0, 400)
+    trace = replace(builder.build(), program_facts=(fact,), hlo=interpreted().hlo)
+    (finding,) = judge(RULE, trace).findings
+    assert (finding.cost_ns, finding.where.label()) == (600_000, "train.py:3")
+    assert judge(load_rule("unjitted_step"), replace(trace, program_facts=(fact, UNJITTED))).status == "clean"
+    assert judge(load_rule("unjitted_step"), replace(trace, program_facts=(UNJITTED,))).status == "flagged"
+
+
+UNJITTED = ProgramFact(name="unjitted_step", value="step", file="train.py", line=3, count=2400)

@@ -12,6 +12,7 @@ from perfscope.model.documents.run import ProgramFact
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
 from tests.graphs import GraphBuilder
+from tests.hlo_build import hlo_module, hlo_trace, recorded_trace
 
 RULE = load_rule("double_precision")
 CPU = EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls", "waiting_calls", "shapes"}
@@ -69,3 +70,40 @@ def test_without_dtypes_it_abstains() -> None:
     outcome = judge(RULE, replace(on_host(), op_graph=None, recorded=CPU))
     assert outcome.status == "abstained"
     assert "dtypes" in (outcome.reason or "")
+
+
+def compiled(dtype: str = "f64", *, dot_us: float = 400) -> Trace:
+    """A step of 1,000 us with a product of a compiled program."""
+    meta = 'metadata={op_name="jit(step)/dot_general" source_file="train.py" source_line=11}'
+    module = hlo_module(f"""
+        ENTRY %main (a: {dtype}[64,64]) -> {dtype}[64,64] {{
+          %a = {dtype}[64,64]{{1,0}} parameter(0)
+          ROOT %d = {dtype}[64,64]{{1,0}} dot(%a, %a), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, {meta}
+        }}
+    """)
+    trace = recorded_trace(module, ops=[("d", 0, dot_us)], steps=[(0, 1000)], runs=[1])
+    return replace(trace, recorded=trace.recorded | {"host_ops"})
+
+
+def test_a_compiled_program_in_float64_costs_half_its_instructions() -> None:
+    (finding,) = judge(RULE, compiled()).findings
+    assert (finding.cost_ns, finding.basis, finding.where.line) == (200_000, "modelled", 11)
+    assert finding.title == "1 matrix product per step in float64"
+
+
+def test_the_switch_of_jax_is_where_it_enters() -> None:
+    fact = ProgramFact(name="jax_enable_x64", value="true", file="settings.py", line=2)
+    (finding,) = judge(RULE, replace(compiled(), program_facts=(fact,))).findings
+    assert finding.where.label() == "settings.py:2"
+    assert "jax_enable_x64" in finding.advice
+    assert judge(RULE, replace(compiled("f32"), program_facts=(fact,))).status == "clean"
+
+
+def test_a_compiled_program_below_a_twentieth_is_clean() -> None:
+    assert judge(RULE, compiled(dot_us=100)).status == "flagged"
+    assert judge(RULE, compiled(dot_us=99)).status == "clean"
+
+
+def test_a_program_that_was_not_recorded_is_not_evaluated() -> None:
+    alone = hlo_trace(*compiled().hlo)
+    assert judge(RULE, replace(alone, recorded=alone.recorded | {"host_ops"})).status == "abstained"

@@ -37,7 +37,13 @@ from perfscope.analyzers.time.host_activity import (
     loads_code,
     main_thread,
 )
-from perfscope.analyzers.time.jax_debugging import InterpretedKernel, interpreted_kernels, is_interpreted, switches_on
+from perfscope.analyzers.time.jax_debugging import (
+    JIT_DISABLED,
+    InterpretedKernel,
+    interpreted_kernels,
+    is_interpreted,
+    switches_on,
+)
 from perfscope.analyzers.time.model_calls import BACKWARD, Generation, ModelCall, call_tokens, generation
 from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
@@ -105,6 +111,7 @@ __all__ = [
     "CAUSES",
     "GRAPH_CALL",
     "HOST_PARTS",
+    "JIT_DISABLED",
     "MOST_SITES",
     "NO_WORK",
     "REGION",

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 INTERPRETED = "pallas_interpret"
 """Name of the fact that a kernel is interpreted."""
 
-SWITCHES = frozenset(
-    {"jax_check_tracer_leaks", "jax_debug_infs", "jax_debug_nans", "jax_disable_jit", "jax_enable_checks"}
-)
+JIT_DISABLED = "jax_disable_jit"
+SWITCHES = frozenset({"jax_check_tracer_leaks", "jax_debug_infs", "jax_debug_nans", JIT_DISABLED, "jax_enable_checks"})
 
 
 class InterpretedKernel(Struct, frozen=True, kw_only=True):

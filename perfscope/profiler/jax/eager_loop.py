@@ -15,6 +15,8 @@ MIN_TURNS = 3
 """Turns of a loop before it is taken for the program's steps."""
 MIN_OPERATIONS = 10
 """Operations per turn: with fewer the loop around it is the step."""
+FEW_TURNS = 12
+"""A loop that was left after at most so many turns made weights or data; another one may be the program's steps."""
 MOST_PLACES = 64
 """Places in a loop that are told apart."""
 MOST_FRAMES = 40
@@ -39,13 +41,23 @@ class _Turns:
 class EagerLoop:
     """Sees single operations and tells of each new turn of the program's loop."""
 
-    def __init__(self, is_users: Callable[[str], bool], turned: Callable[[str, int], None]) -> None:
-        """``turned(name, before)``: a turn ended; ``before`` turns were over before the loop was known."""
+    def __init__(
+        self,
+        is_users: Callable[[str], bool],
+        turned: Callable[[str, int], None],
+        mistaken: Callable[[], None] | None = None,
+    ) -> None:
+        """``turned(name, before)``: a turn ended; ``before`` turns were over before the loop was known.
+
+        ``mistaken()``: the turns so far were not steps; those of another loop follow.
+        """
         self._is_users = is_users
+        self._mistaken = mistaken
         self._turned = turned
         self._loops: dict[CodeType, tuple[_Loop, ...]] = {}
         self._counts: dict[tuple[CodeType, _Loop], _Turns] = {}
         self._chosen: tuple[CodeType, _Loop] | None = None
+        self._turns = 0
         self._last: tuple[CodeType, int] | None = None
         self.operations = 0
         """Single operations so far."""
@@ -62,8 +74,7 @@ class EagerLoop:
     def operation(self, frame: FrameType | None) -> None:
         """An operation of jax's own was called, at or inside of ``frame``."""
         self.operations += 1
-        if self._chosen is not None:
-            self._follow(frame, *self._chosen)
+        if self._chosen is not None and (self._follow(frame, *self._chosen) or self._turns > FEW_TURNS):
             return
         if sys.gettrace() is not None:  # the mark on frames is a setting of tracing functions
             return
@@ -91,37 +102,42 @@ class EagerLoop:
                 counts.turns += 1
                 self._turn((code, loop), counts)
 
-    def _follow(self, frame: FrameType | None, code: CodeType, loop: _Loop) -> None:
-        """The same once the loop is known, in a microsecond or two."""
+    def _follow(self, frame: FrameType | None, code: CodeType, loop: _Loop) -> bool:
+        """The same once the loop is known, in a microsecond or two; False for an operation outside of the loop."""
         child: FrameType | None = None
         for _ in range(MOST_FRAMES):
             if frame is None:
-                return
+                return False
             if frame.f_code is code:
                 break
             child, frame = frame, frame.f_back
         else:
-            return
+            return True
         at = frame.f_lasti
         if not loop[0] <= at <= loop[1]:
-            return
+            return False
         last, self._at = self._at, at
         if at > last:
-            return
+            return True
         if at == last:
             if not self.calls or child is None or not child.f_trace_lines or sys.gettrace() is not None:
-                return
+                return True
             child.f_trace_lines = False
         elif any(one[0] <= at and last <= one[1] for one in self._inside):
-            return
+            return True
+        self._turns += 1
         self._turned(self.name, 0)
+        return True
 
     def _turn(self, key: tuple[CodeType, _Loop], counts: _Turns) -> None:
-        if self._chosen is not None:
+        if key == self._chosen:
             return
         enough = counts.turns >= MIN_TURNS and counts.operations >= MIN_OPERATIONS * counts.turns
         if enough:
+            if self._chosen is not None and self._mistaken is not None:
+                self._mistaken()
             self._chosen, before = key, counts.turns - 1
+            self._turns = counts.turns
             function = next(iter(counts.places))[1] if len(counts.places) == 1 else None
             self.calls = function is not None
             self.function = key[0] if function is None else function

@@ -61,7 +61,11 @@ class CalledFunctions:
         self.eager = ""
         """The function that a loop of single operations calls, where the program jits none; else empty."""
         files = SourceFiles(Path.cwd(), compat.package_folders())
-        self._eager = EagerLoop(lambda path: files.is_user(path) and not files.is_installed(path), self._turned)
+        self._eager = EagerLoop(
+            lambda path: files.is_user(path) and not files.is_installed(path),
+            self._turned,
+            lambda: self._finder.mistaken(Source.JITTED),
+        )
 
     @property
     def unjitted(self) -> EagerLoop | None:

@@ -16,6 +16,9 @@ from perfscope.profiler.patching import Undo
 SWITCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_enable_checks")
 """Settings for finding errors. All are off by default."""
 
+X64 = "jax_enable_x64"
+"""Not for finding errors: numbers are float64 unless the program says otherwise."""
+
 MOST_FACTS = 50
 """Facts that are kept of one process."""
 
@@ -58,7 +61,7 @@ class JaxFacts:
                     file=self._sites.name(code.co_filename), line=unjitted.line, count=unjitted.operations,
                 )
             )  # fmt: skip
-        for name in SWITCHES:
+        for name in (*SWITCHES, X64):
             if compat.setting(name):
                 file, line = self._set_at.get(name, (None, None))
                 facts.append(ProgramFact(name=name, value="true", file=file, line=line))
@@ -67,7 +70,7 @@ class JaxFacts:
         return tuple(facts)
 
     def _updated(self, name: str) -> None:
-        if name in SWITCHES:
+        if name in SWITCHES or name == X64:
             site = self._sites.here(sys._getframe(1))
             if site is not None:
                 self._set_at[name] = (site.file, site.line)

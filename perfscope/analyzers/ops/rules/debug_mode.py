@@ -15,7 +15,8 @@ How it is found:
 
     JAX: `perfscope run` records which switches of its configuration are on (`jax_debug_nans`, `jax_debug_infs`,
     `jax_disable_jit`, `jax_check_tracer_leaks`, `jax_enable_checks`), where they were set, and the lines whose Pallas
-    kernels are interpreted. The cost of an interpreted kernel is the time of the loops of that line, measured.
+    kernels are interpreted. The cost of an interpreted kernel is the time of the loops of that line, measured; that of
+    `jax_disable_jit` is the time in which the host dispatches and compiles single operations, measured too.
 
 Fix:
     Turn it on for the step that fails, and only there::
@@ -30,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops.anomaly import anomaly_mode
 from perfscope.analyzers.time import call_site, op_records, step_accounts, timed_cost, whole_ns
@@ -37,7 +39,7 @@ from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.time import InterpretedKernel
+    from perfscope.analyzers.time import Cause, InterpretedKernel
     from perfscope.model.documents.run import ProgramFact
 
 LEAST_SHARE = 0.01
@@ -54,11 +56,11 @@ def check(trace: Trace) -> Iterator[Finding]:
     yield from _blocking_launches(trace)
     yield from _filled_memory(trace)
     if trace.hlo or trace.compile_events:
-        from perfscope.analyzers.time import interpreted_kernels, switches_on
+        from perfscope.analyzers.time import JIT_DISABLED, interpreted_kernels, switches_on
 
         yield from _interpreted(trace, trace.fact(interpreted_kernels))
         for fact in switches_on(trace):
-            yield _switch(fact)
+            yield _jit_disabled(trace, fact) if fact.name == JIT_DISABLED else _switch(fact)
 
 
 def _interpreted(trace: Trace, kernels: Sequence[InterpretedKernel]) -> Iterator[Finding]:
@@ -93,6 +95,20 @@ def _switch(fact: ProgramFact) -> Finding:
     )
 
 
+def _jit_disabled(trace: Trace, fact: ProgramFact) -> Finding:
+    """The switch with the time of the host between operations and of compiling each of them."""
+    finding, accounts = _switch(fact), trace.fact(step_accounts)
+    if not accounts:
+        return finding
+    account = max(accounts, key=lambda one: sum(one.total_ns[cause] for cause in _OF_SINGLE_OPERATIONS))
+    covers = {cause: account.total_ns[cause] for cause in _OF_SINGLE_OPERATIONS}
+    cost = sum(covers.values())
+    if cost < LEAST_SHARE * account.whole_ns or not cost:
+        return finding
+    return replace(finding, covers_ns=covers, **timed_cost(trace, cost, account.whole_ns))
+
+
+_OF_SINGLE_OPERATIONS: tuple[Cause, ...] = ("compilation", "launch", "other_host")
 _SWITCHES = {
     "jax_disable_jit": "nothing is compiled, each operation runs by itself",
     "jax_debug_nans": "every result of a jitted call is read and checked",

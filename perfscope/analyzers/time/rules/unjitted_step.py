@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.time.account import Cause, step_accounts
+from perfscope.analyzers.time.jax_debugging import JIT_DISABLED, switches_on
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.steps import step_windows, timed_cost
 from perfscope.model.finding import Finding, Where, fit_title
@@ -44,8 +45,8 @@ def check(trace: Trace) -> Iterator[Finding]:
     """One finding for a program whose steps jit nothing."""
     fact = next((fact for fact in trace.program_facts if fact.name == "unjitted_step"), None)
     accounts = trace.fact(step_accounts)
-    if fact is None or not accounts:
-        return
+    if fact is None or not accounts or any(one.name == JIT_DISABLED for one in switches_on(trace)):
+        return  # `debug_mode` has the switch
     account = max(accounts, key=lambda one: sum(one.total_ns[cause] for cause in _DISPATCH))
     cost = sum(account.total_ns[cause] for cause in _DISPATCH)
     worked = account.whole_ns - account.total_ns["core_wait"]

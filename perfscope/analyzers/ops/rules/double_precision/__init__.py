@@ -6,19 +6,25 @@ Why it costs:
     `torch.from_numpy`, `torch.tensor(array)` and `torch.as_tensor` keep the type, so float64 enters by accident.
 
 How it is found:
-    By the dtypes of ops, from the op graph of a run or the shapes of a trace. The cost is half the time of ops with
-    float64 operands: on the host their own time where it is more than
-    dispatch, on a device the exposed time of their kernels. It is modelled; a GPU
-    with a low float64 rate saves more. The place is the
-    line that converts the model or the default dtype (`perfscope run` records `.double()` and
-    `torch.set_default_dtype`), else the first op that makes float64 of other types, else the first that takes a float64
-    tensor from outside of the step.
+    In compiled XLA programs by the types of their instructions: half the time in which instructions with float64
+    operands or results run in the recording. The place is the line that sets `jax_enable_x64` (`perfscope run` records
+    it), else the line of the longest instruction.
+
+    Otherwise by the dtypes of ops, from the op graph of a run or the shapes of a trace. The cost is half the time of
+    ops with float64 operands: on the host their own time where it is more than dispatch, on a device the exposed time
+    of their kernels. It is modelled; a GPU with a low float64 rate saves more. The place is the line that converts the
+    model or the default dtype (`perfscope run` records `.double()` and `torch.set_default_dtype`), else the first op
+    that makes float64 of other types, else the first that takes a float64 tensor from outside of the step.
 
 Fix:
     Convert the data where it is read, and keep the model in float32::
 
         x = torch.from_numpy(array).float()        # or array.astype(np.float32)
         model = Net()                              # not Net().double()
+
+    In JAX leave `jax_enable_x64` off, or give the arrays of the model their dtype::
+
+        params = jnp.zeros(shape, jnp.float32)
 """
 
 from __future__ import annotations
@@ -65,6 +71,11 @@ class _Wide(Struct, kw_only=True):
 
 def check(trace: Trace) -> Iterator[Finding]:
     """One finding for all ops in float64."""
+    if "hlo" in trace.recorded:
+        from perfscope.analyzers.ops.rules.double_precision.program import program_findings
+
+        yield from program_findings(trace)
+        return
     shares = _float64_shares(trace)
     found = _on_device(trace, shares) if len(trace.rows["kernels"]) else _on_host(trace, shares)
     cost, whole = sum(wide.saved_ns for wide in found), whole_ns(trace)
