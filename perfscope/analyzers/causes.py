@@ -12,13 +12,45 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from perfscope.model.finding import MOST_SPANS, Cell, Finding, Where
+from perfscope.model.finding import MOST_SPANS, Cell, Finding, Outcome, Where
 
 MOST_ROWS = 60
 """Evidence rows of a finding that stands for several."""
 
 ROWS_OF_EACH = 3
 """Rows that each of several findings adds to the evidence: its worst."""
+
+
+TOLD_SHARE = 0.5
+"""Of the time of a finding: where comparing ranks explains so much of it, it is the same waiting with less known."""
+
+
+def without_told(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes without the waiting for other ranks that a late rank explains: the finding of that rank says why."""
+    told = [
+        finding
+        for outcome in outcomes
+        if outcome.rule == "straggler"
+        for finding in outcome.findings
+        if "other_ranks" in finding.covers_ns
+    ]
+    if not told:
+        return list(outcomes)
+    explained = max(finding.covers_ns["other_ranks"] for finding in told)
+    result = []
+    for outcome in outcomes:
+        kept = outcome.findings
+        if outcome.rule == "unexplained_idle":
+            kept = tuple(finding for finding in kept if not _is_told(finding, explained))
+        emptied = outcome.findings and not kept
+        status = "clean" if emptied else outcome.status
+        result.append(outcome if kept == outcome.findings else replace(outcome, findings=kept, status=status))
+    return result
+
+
+def _is_told(finding: Finding, explained_ns: int) -> bool:
+    most = max(finding.covers_ns, key=lambda cause: finding.covers_ns[cause], default="")
+    return most == "other_ranks" and explained_ns >= TOLD_SHARE * finding.covers_ns[most]
 
 
 def cause_of(finding: Finding) -> Hashable:

@@ -25,8 +25,10 @@ from perfscope.analyzers.ranks import (
     device_set,
     has_ranks,
     is_process,
+    launched_operations,
     link_counters,
     locals_of,
+    rank_work,
 )
 from perfscope.analyzers.time import (
     account_windows,
@@ -157,7 +159,7 @@ MOST_FRAMES = 20_000
 _SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
     span, device_times, step_windows, device_doubts, steps_work, account_windows, step_accounts, trace_memories,
 )  # fmt: skip
-_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters)
+_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters, rank_work)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 
 MOST_NODES = 300_000
@@ -196,6 +198,9 @@ def _reduced(trace: Trace, *, graph: bool) -> Trace:
         strings = [*strings, "ops"]
         cut, facts[locals_of], chosen = _reduce_tables(trace)
         facts |= {derive: trace.fact(derive)[chosen] for derive in (exposed_communication, communication_in_steps)}
+        kernel_at = new_rows(len(trace.rows["kernels"]), chosen)
+        asked = trace.fact(launched_operations)
+        facts[launched_operations] = {int(kernel_at[row]): asked[row] for row in asked if kernel_at[row] != MISSING}
         facts[dependency_graph] = _reduced_graph(trace, chosen) if graph else None
         rows |= cut
     xla = reduce_programs(trace)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause
+from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause, without_told
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
 from perfscope.analyzers.doubts import doubt_of, doubts_of
 from perfscope.analyzers.file_names import one_name_per_file
@@ -307,10 +307,12 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
     """
     judged = tuple(item.trace for item in examined)
     paths = [trace.source.path for trace in judged]
-    outcomes = [
-        _compared(merge_outcomes([item.outcomes[index] for item in examined], judged), rule, judged)
-        for index, rule in enumerate(rules)
-    ]
+    outcomes = without_told(
+        [
+            _compared(merge_outcomes([item.outcomes[index] for item in examined], judged), rule, judged)
+            for index, rule in enumerate(rules)
+        ]
+    )
     return Analysis(
         sources=tuple(trace.source for trace in judged),
         devices=tuple(device for item in examined for device in item.devices),

@@ -172,3 +172,20 @@ def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
         alike = dataclasses.replace(module, name="jit_step", source=f"r{number}")
         traces.append(Trace(source=source, strings=(), rows={}, recorded=frozenset({"hlo"}), hlo=(alike,)))
     assert_slim_report_equal(traces)
+
+
+def test_the_operation_that_the_host_asked_for_is_kept() -> None:
+    """NCCL's all-to-all is kernels of sends and receives: only the span around the launch says what it is."""
+    traces = []
+    for rank in range(2):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        for number in range(4):
+            at = STEP * (number + 1) + (4_000 if rank else 0)
+            build.op("nccl:all_to_all", at - 20, at - 1)
+            build.call("cudaLaunchKernel", at - 10, at - 8, correlation=number)
+            collective(build, at, STEP * (number + 1) + 4_500, operation="unknown", ranks=[0, 1], sequence=number,
+                       kernel="ncclDevKernel_SendRecv(ncclDevComm*)", correlation=number)  # fmt: skip
+        traces.append(named(build.build(), world=2))
+    cut = assert_slim_report_equal(traces)
+    subjects = [finding.subject for finding in cut["exposed_communication"].findings]
+    assert subjects == ["all_to_all"]

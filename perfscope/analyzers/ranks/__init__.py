@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set, is_process, process_sets
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, named_ranks, over
+from perfscope.analyzers.ranks.launched import launched_operations
 from perfscope.analyzers.ranks.links import Samples, link_counters
 from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
 from perfscope.analyzers.ranks.peers import peers
+from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.sets import TOLD_NS, CollectiveKind, RankGroup, RankSet, RankTotal, rank_sets, table_of
 from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
 
@@ -29,6 +31,7 @@ __all__ = [
     "has_ranks",
     "is_process",
     "kinds_of",
+    "launched_operations",
     "link_counters",
     "locals_of",
     "named_ranks",
@@ -36,5 +39,6 @@ __all__ = [
     "peers",
     "process_sets",
     "rank_sets",
+    "rank_work",
     "table_of",
 ]

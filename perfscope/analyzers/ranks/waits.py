@@ -98,6 +98,13 @@ class Stretch(Struct, frozen=True, kw_only=True):
     """Since when its host was on it."""
     until: Local
 
+    @property
+    def host_window(self) -> tuple[int, int]:
+        """From where to where the host was on it."""
+        launched = launch_ns(self.trace, self.until)
+        begins = self.device_ns if self.until.kernel == MISSING else self.host_ns
+        return min(begins, launched), launched
+
 
 def way(trace: Trace, since: Local | None, until: Local) -> Stretch | None:
     """From the collective before to ``until``; for the first one from the beginning of its step, where it is known."""
@@ -143,9 +150,7 @@ def _spent(stretch: Stretch) -> dict[str, int]:
     """ns of a stretch by kind: of the device between the two collectives, of the host between their launches."""
     trace = stretch.trace
     device = (min(stretch.device_ns, stretch.until.start_ns), stretch.until.start_ns)
-    hosted = stretch.until.kernel == MISSING
-    launched = launch_ns(trace, stretch.until)
-    launches = device if hosted else (min(stretch.host_ns, launched), launched)
+    launches = stretch.host_window
     threads = _threads(trace, stretch.until)
     loading = trace.fact(_loader_spans)
     loader = _inside(loading, launches)
@@ -279,6 +284,10 @@ class Late(Struct, frozen=True, kw_only=True):
     waited_ns: int
     """What the others waited, summed."""
     before: Before
+    window: tuple[int, int] | None = None
+    """When the host of the rank was on its way to it, on its own clock; None: where that begins is not known."""
+    first: tuple[int, tuple[int, int]] | None = None
+    """The same of the rank that came first, with its number."""
 
     @property
     def side(self) -> Local:
@@ -335,10 +344,22 @@ def lateness_of(ranks: RankSet) -> Lateness:
             least = max(least, SLICE_NS)
         if late <= least or not _inside(_steps(traces[rank]), (side.start_ns, side.end_ns)):
             continue
+        first = waits[-1][1]
+        windows = {number: stretch.host_window for number, stretch in ways.items()}
         own = ways.pop(rank, None)
         did = before(traces[rank], side, late, own, tuple(ways.values()))
         waited = sum(wait for wait, _ in waits)
-        by_rank[rank].append(Late(collective=collective, rank=rank, lateness_ns=late, waited_ns=waited, before=did))
+        by_rank[rank].append(
+            Late(
+                collective=collective,
+                rank=rank,
+                lateness_ns=late,
+                waited_ns=waited,
+                before=did,
+                window=windows.get(rank),
+                first=(first, windows[first]) if first in windows else None,
+            )
+        )
     stragglers = [_straggling(rank, arrivals, ranks) for rank, arrivals in by_rank.items()]
     return Lateness(
         stragglers=tuple(sorted(stragglers, key=lambda straggling: (-straggling.cost_ns, straggling.rank))),

@@ -15,7 +15,7 @@ from perfscope.analyzers.time.account import (
     warm_accounts,
     warm_windows,
 )
-from perfscope.analyzers.time.calls import blocking_calls, framework, profiler_syncs, waits_for_all_streams
+from perfscope.analyzers.time.calls import Framework, blocking_calls, framework, profiler_syncs, waits_for_all_streams
 from perfscope.analyzers.time.compiled_regions import (
     GRAPH_CALL,
     REGION,
@@ -28,6 +28,8 @@ from perfscope.analyzers.time.compiled_regions import (
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
+from perfscope.analyzers.time.fixes import Situation, does, frame_fix, record_stacks, situation
+from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
 from perfscope.analyzers.time.host_activity import (
     HostActivity,
@@ -47,6 +49,7 @@ from perfscope.analyzers.time.jax_debugging import (
 from perfscope.analyzers.time.model_calls import BACKWARD, Generation, ModelCall, call_tokens, generation
 from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
+from perfscope.analyzers.time.samples import nearest_samples, sampled_site, stacks
 from perfscope.analyzers.time.sites import (
     MOST_SITES,
     UNKNOWN_SITE,
@@ -99,8 +102,10 @@ from perfscope.analyzers.time.steps import (
 from perfscope.analyzers.time.untraced import bounded, trace_step_time
 from perfscope.analyzers.time.whole_run.cores import (
     CoreSummary,
+    CoreWaits,
     core_summary,
     core_wait_share,
+    core_waits,
     waits_of_steps,
     with_busy_note,
 )
@@ -121,8 +126,11 @@ __all__ = [
     "CallSite",
     "Cause",
     "CoreSummary",
+    "CoreWaits",
     "DeviceDoubt",
     "DeviceTime",
+    "FrameKind",
+    "Framework",
     "GapCause",
     "Gaps",
     "Generation",
@@ -133,6 +141,7 @@ __all__ = [
     "InterpretedKernel",
     "ModelCall",
     "Region",
+    "Situation",
     "StepAccount",
     "Window",
     "Windows",
@@ -147,6 +156,7 @@ __all__ = [
     "compiles",
     "core_summary",
     "core_wait_share",
+    "core_waits",
     "covering_slices",
     "detail_row",
     "device_busy",
@@ -154,9 +164,11 @@ __all__ = [
     "device_records",
     "device_times",
     "divide",
+    "does",
     "exposed_communication",
     "exposed_until",
     "forward_rows",
+    "frame_fix",
     "framework",
     "gaps",
     "generation",
@@ -176,6 +188,7 @@ __all__ = [
     "main_thread",
     "named_slices",
     "nearest_ancestor",
+    "nearest_samples",
     "op_records",
     "op_times",
     "outermost",
@@ -185,13 +198,17 @@ __all__ = [
     "planned_cost",
     "profiler_syncs",
     "program_records",
+    "record_stacks",
     "reduced_too_often",
     "regions",
     "removed_inside",
     "removed_time",
     "rows_by_device",
+    "sampled_site",
+    "situation",
     "slice_name",
     "spans_of_ranks",
+    "stacks",
     "step_accounts",
     "step_windows",
     "steps_at",

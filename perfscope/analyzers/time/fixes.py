@@ -212,7 +212,7 @@ _CAUSES: Mapping[Cause, str] = {
     "collective_setup": "Make the process groups and run a collective of each before the loop.",
     "garbage_collection": "Call `gc.freeze()` after the warm-up, and collect every N steps at most.",
     "saving": "Log every N steps, and save in another thread.",
-    "other_ranks": "Find the rank that comes late (`straggler`), and send less often: fewer and larger messages.",
+    "other_ranks": "Send fewer and larger messages, unless one rank comes late (`straggler`).",
     "compilation": "Warm up before measuring, and keep shapes stable.",
 }
 _CAUSES_BY_FRAMEWORK: Mapping[Framework, Mapping[Cause, str]] = {

@@ -33,11 +33,12 @@ How it is found:
     its own kernels and not who arrived when: there the rule abstains.
 
 Fix:
-    If one rank causes most of it, compare what it does before that collective: shard sizes that do
-    not divide evenly, padding, uneven experts or layers, its data loader, work on rank 0 only. If all are late in
-    turn, look at the host: ranks that share too few cores, garbage collection (`gc.freeze()`), interrupts. On XLA's
-    CPU backend, use no more virtual devices than cores (`--xla_force_host_platform_device_count`) before reading
-    anything into it.
+    By the cause that the finding names. Inputs that differ between ranks in one step: batches of one length on
+    all ranks (`batch_sampler`, `group_by_length=True` of Transformers). No core: fewer threads per rank
+    (`OMP_NUM_THREADS`), or a free machine. A line that only one rank runs, or its data loader: that line. The same
+    kernels for longer: the clocks of the device. More kernels or larger grids: uneven experts, tables or layers.
+    On XLA's CPU backend, use no more virtual devices than cores (`--xla_force_host_platform_device_count`) before
+    reading anything into it.
 """
 
 from __future__ import annotations
@@ -46,9 +47,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
 from perfscope.analyzers.ranks.job import has_ranks, named_ranks, shown_group
+from perfscope.analyzers.ranks.late_advice import advice_for
+from perfscope.analyzers.ranks.late_causes import cause_of
+from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.sets import MATCHED, RankSet, comparable
 from perfscope.analyzers.ranks.waits import (
@@ -73,6 +78,7 @@ from perfscope.model.finding import (
     Removed,
     Scope,
     Where,
+    fit_title,
 )
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
@@ -91,18 +97,6 @@ _DID = {
     NOTHING: "its host did nothing the trace shows (a host gap: Python code, a sleep, waiting)",
 }
 
-_ADVICE = {
-    COMPUTE: "Give it no more work than the others: even shards, padding, experts, tables and layers. If its share is "
-    "the same, compare the clocks of its device (nvidia-smi -q -d CLOCK).",
-    EARLIER: "Follow the wait to the group it was held up in: the rank that is last there is the cause.",
-    LOADER: "Give its loader more workers (DataLoader(num_workers=..., prefetch_factor=4)), or shard the data evenly. "
-    "One slow disk or one long shard keeps all ranks waiting; persistent_workers=True saves their start.",
-    HOST: "Take host work off it: what only this rank does (logging, checkpoints, metrics). If its CPU is busier or "
-    "slower, pin its process to cores (numactl), or capture its steps (torch.compile, CUDA graphs).",
-    NOTHING: "Record it once more with Python stacks (the detail pass of `perfscope run`, or with_stack=True). Look at "
-    "what only this rank runs between its ops: logging, checkpoints, a lock, garbage collection, a sleep.",
-}
-
 
 def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling], *, share: float) -> Finding:
     """One finding for a job.
@@ -116,8 +110,11 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     # waits for several ranks at once may sum to more than there is
     cost = min(late.whole_ns, sum(each.cost_ns for each in named))
     trace = ranks.job.traces[worst.rank]
-    others = len(ranks.job.members) - 1
     first = next(arrival for arrival in worst.arrivals if arrival.before.what == reason)
+    cause = cause_of(ranks, worst, reason, in_turn=len(named) > 1)
+    hosted = first.side.kernel == MISSING
+    what = advice_for(cause, reason, worst.rank, trace.fact(rank_work), hosted=hosted)
+    others = len(ranks.job.members) - 1
     alone = len(named) == 1
     gone, times = ranks.job.missing, sum(len(each.arrivals) for each in named)
     who = (
@@ -127,20 +124,27 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     )
     return Finding(
         subject="one rank comes late" if alone else "ranks come late in turn",
-        title=f"{who}: {times:,} of {late.collectives:,} collectives",
+        title=fit_title(
+            f"{who}: {times:,} of {late.collectives:,} collectives" + (what.short and f", {what.short}"), what.short
+        ),
         detail=(f"It causes {share:.0%} of all waiting." if alone else f"Of all waiting: {_shares(named, late)}.")
         + f" Before {_one(first)} {'it' if alone else f'rank {first.rank}'} was {format_ns(first.lateness_ns)} late: "
-        + f"{_DID[first.before.what]}."
+        + (f"{what.because}." if what.because else f"{_DID[first.before.what]}.")
         + (f" {len(gone):,} ranks are missing, one of which may have come later still." if gone else ""),
         severity="low" if gone else severity_of(cost, late.whole_ns),
         basis="measured",
-        cost_ns=cost,
-        cost_ns_per_step=per_step(trace, cost),
-        where=_where(first, ranks),
+        cost_ns=None if what.about == "recording" else cost,
+        cost_ns_per_step=None if what.about == "recording" else per_step(trace, cost),
+        covers_ns={"other_ranks": cost} if hosted else {},
+        where=_where(first, ranks)
+        if what.where is None
+        else replace(what.where, op=what.where.op or first.collective.operation),
         ranks=tuple(sorted(each.rank for each in named)),
         evidence=tuple(_row(arrival, ranks) for arrival in arrivals[:MOST_ROWS]),
         spans=spans_of_ranks(piece for arrival in arrivals for piece in (_before(arrival), _waited(arrival))),
-        advice=_ADVICE[reason],
+        advice=what.fix,
+        about=what.about,
+        record=what.record,
         removes=tuple(removed for each in named for removed in _removed(each, ranks.job.traces[each.rank])),
     )
 

@@ -42,6 +42,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.ranks.devices import ProcessSet, device_set, is_process, process_sets
 from perfscope.analyzers.ranks.job import Job
+from perfscope.analyzers.ranks.launched import launched_operations
 from perfscope.analyzers.ranks.matching import align
 from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by_kind, exposed_finding
 from perfscope.analyzers.ranks.sets import RankSet, comparable
@@ -50,16 +51,13 @@ from perfscope.analyzers.time import (
     StepAccount,
     account_windows,
     communication_in_steps,
-    lineage,
     reduced_too_often,
     rows_by_device,
-    slice_name,
     step_accounts,
     step_windows,
     timed_cost,
     worst_spans,
 )
-from perfscope.model.collectives import operation_of
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, Trace
@@ -81,11 +79,6 @@ _INSTRUCTION = re.compile(
     r"collective-broadcast|send|recv)(?:-start|-done|-update)?(?:[.\-_]|$)"
 )
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-
-_ASKED = re.compile(r"(?:nccl|rccl|hccl|xccl|c10d|_c10d_functional|_dtensor)::?_?([a-z_]+)")
-
-OPERATIONS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather"})
-"""What the host may ask for of several ranks."""
 
 MANY_OPERATIONS = frozenset({"send_recv", "send", "recv", "communication"})
 """Kernels of these names do what several operations ask for: NCCL's all-to-all is made of sends and receives."""
@@ -352,19 +345,7 @@ def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
     name = "" if collective is None else trace.text(int(trace.rows["collectives"]["name"][collective]))
     if name in ("", "unknown"):
         name = operation_of_kernel(trace.text(int(trace.rows["kernels"]["name"][kernel])))
-    return (_launched_for(trace, kernel) or name) if name in MANY_OPERATIONS else name
-
-
-def _launched_for(trace: Trace, kernel: int) -> str | None:
-    """The operation that the host asked for; ``None`` where no span around the launch says it."""
-    call = int(trace.rows["kernels"]["call"][kernel])
-    row = int(trace.rows["kernels"]["op"][kernel]) if call == MISSING else int(trace.rows["calls"]["parent"][call])
-    for around in lineage(trace, row):
-        match = _ASKED.match(slice_name(trace, around))
-        operation = None if match is None else operation_of(match[1])
-        if operation in OPERATIONS:
-            return operation
-    return None
+    return trace.fact(launched_operations).get(kernel, name) if name in MANY_OPERATIONS else name
 
 
 def operation_of_kernel(name: str) -> str:

@@ -1,0 +1,143 @@
+"""What to say of a rank that comes late, and what to do, by the cause. Without a known cause there is no fix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from perfscope.analyzers.ranks.late_causes import Cause, Why
+from perfscope.analyzers.ranks.rank_work import HostLine, RankWork, ShapedOp
+from perfscope.analyzers.ranks.waits import COMPUTE, LOADER, NOTHING
+from perfscope.analyzers.time import FrameKind, Framework, Situation, does, frame_fix, record_stacks
+from perfscope.model.finding import About, Where
+from perfscope.model.units import format_ns
+
+MOST_SHAPES = 2
+"""Inputs of an op that are named: the first ones are data and weights."""
+
+
+class Said(Struct, frozen=True, kw_only=True):
+    """What a finding says of the cause."""
+
+    short: str = ""
+    """For a title, in a few words."""
+    because: str = ""
+    """As the rest of a sentence; ``""``: only what the rank did before is known."""
+    fix: str = ""
+    record: str = ""
+    about: About = "program"
+    where: Where | None = None
+
+
+_SORT = "Sort the samples by length, cut them into batches, and deal neighbouring batches out over the ranks."
+_BALANCE: Mapping[Framework, str] = {
+    "torch": "Give all ranks batches of one length in each step (a `batch_sampler` that sorts by length, "
+    "`group_by_length=True` of Transformers). " + _SORT,
+    "jax": "Give all processes batches of one length in each step. " + _SORT,
+    "none": "Give all ranks batches of one length in each step. " + _SORT,
+}
+_EVEN = "Give it no more work than the others: even shards, experts, tables and layers."
+_EXCHANGED = (
+    "Balance what the exchange gives to each rank: experts by a capacity or a balancing loss, embedding tables by the "
+    "rows that are looked up."
+)
+_SLOWER = (
+    "Compare the clocks and temperature of its device with the others' (`nvidia-smi -q -d "
+    "CLOCK,PERFORMANCE,TEMPERATURE`, `amd-smi metric`), and use another device if it is throttled."
+)
+_EARLIER = "Follow the wait to the group it was held up in: the rank that is last there is the cause."
+_FREE_CORES = "Record it again while no other program runs: leave each rank its own cores."
+_SHAPES = (
+    "Record it with input shapes (`perfscope run`, or `record_shapes=True`), to see whether its inputs are larger."
+)
+_CORES_OF_RANKS = "Record it again with a free core for each rank, to see whether it is late there as well."
+
+
+def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: bool) -> Said:
+    """What to say of ``cause``, the reason of rank ``rank``. ``reason``: what it did before (``Before.what``).
+
+    ``hosted``: the collectives run on the host, so that ops of the host are the computing.
+    """
+    if cause.why in (Why.SHAPES, Why.EXCHANGED) and cause.op is not None and cause.other is not None:
+        return _of_shapes(cause, cause.op, cause.other, work.situation)
+    if cause.why is Why.CORE:
+        return _of_cores(cause, work)
+    if cause.why is Why.LINE and cause.line is not None:
+        return _of_line(cause, cause.line, reason, rank, work.situation)
+    if cause.why is Why.SLOWER_DEVICE:
+        return Said(
+            short="its device is slower",
+            because=f"its device took {cause.slower:.2f} times as long for the same kernels",
+            fix=_SLOWER,
+        )
+    if cause.why is Why.MORE_WORK:
+        return Said(
+            short="it has more work",
+            because=f"its device had more work, most of it in `{_short(cause.kernel)}`",
+            fix=_EVEN,
+        )
+    if cause.why is Why.EARLIER:
+        return Said(fix=_EARLIER)
+    if reason == LOADER:
+        return Said(short="loading data", fix=frame_fix(FrameKind.LOADER, work.situation))
+    where = None if cause.line is None else _where(cause.line)
+    if reason == COMPUTE:
+        return Said(record=_SHAPES, where=where)
+    if reason == NOTHING or not hosted:
+        return Said(record=record_stacks(work.situation), where=where)
+    return Said(record=_CORES_OF_RANKS, where=where)
+
+
+def _of_shapes(cause: Cause, op: ShapedOp, other: ShapedOp, where: Situation) -> Said:
+    because = f"its inputs are larger: `{op.name}` {_shapes(op)}, on rank {cause.other_rank} {_shapes(other)}"
+    if op.elements < other.elements:
+        because = (
+            f"inputs differ: in step {op.step} `{op.name}` {_shapes(op)}, on rank {cause.other_rank} {_shapes(other)}"
+        )
+    if cause.core_ns:
+        because += f"; {format_ns(cause.core_ns)} of it for want of a core"
+    fix = _EXCHANGED if cause.why is Why.EXCHANGED else _BALANCE[where.framework]
+    return Said(short="inputs differ", because=because, fix=fix, where=Where(op=op.name, file=op.file, line=op.line))
+
+
+def _shapes(op: ShapedOp) -> str:
+    return ", ".join(str(list(shape)) for shape in op.shapes[:MOST_SHAPES])
+
+
+def _of_cores(cause: Cause, work: RankWork) -> Said:
+    """Own threads that are too many are the program's; other programs on the cores are the recording's."""
+    because = f"it waited {format_ns(cause.core_ns)} longer for a core than the rank that came first"
+    cores = work.cores
+    if cores is not None and cores.oversubscribed and cores.local_processes:
+        each = max(1, int(cores.available // cores.local_processes))
+        fix = f"Give each rank its share of the {cores.available:g} cores: `OMP_NUM_THREADS={each}`"
+        fix += ", and fewer workers of the data loader." if cores.loader_workers else "."
+        return Said(short="it had no core", because=because, fix=fix)
+    return Said(short="it had no core", because=because, record=_FREE_CORES, about="recording")
+
+
+def _of_line(cause: Cause, line: HostLine, reason: str, rank: int, situation: Situation) -> Said:
+    name = f"`{line.function}`" if line.function else f"{line.file}:{line.line}"
+    because = f"it {'alone was' if cause.alone else 'was longer'} in {name}, {does(line.kind)}"
+    if line.kind in (FrameKind.USER, FrameKind.LIBRARY, FrameKind.UNKNOWN, FrameKind.LOADER):
+        because = f"it {'alone was' if cause.alone else 'was longer'} in {name}"
+    if reason == LOADER:
+        fix = frame_fix(FrameKind.LOADER, situation)
+        because += ", in its data loader"
+        return Said(short=f"loading in {name}", because=because, fix=fix, where=_where(line))
+    fix = frame_fix(line.kind, situation)
+    if not fix and cause.alone:
+        fix = (
+            f"Share {name} out over all ranks, do it less often, or in another thread: only rank {rank} runs it there."
+        )
+    record = "" if fix else record_stacks(situation)
+    return Said(short=f"it is in {name}", because=because, fix=fix, record=record, where=_where(line))
+
+
+def _where(line: HostLine) -> Where:
+    return Where(file=line.file, line=line.line)
+
+
+def _short(kernel: str | None) -> str:
+    return (kernel or "").split("(", 1)[0][:60]

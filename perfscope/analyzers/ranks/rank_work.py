@@ -1,0 +1,260 @@
+"""What the steps of one rank were made of, small enough to be kept of every rank and compared with another one.
+
+Ops by shape (from the op graph, else from shapes that the profiler recorded, else from the detail pass), kernels by
+grid, the program's lines from sampled stacks, and the time without a core.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.time import (
+    CoreSummary,
+    CoreWaits,
+    FrameKind,
+    Situation,
+    account_windows,
+    call_site,
+    core_summary,
+    core_waits,
+    main_thread,
+    nearest_samples,
+    op_times,
+    sampled_site,
+    situation,
+    stacks,
+    step_windows,
+    steps_at,
+)
+from perfscope.model.intervals import EMPTY, Int64, Intervals
+from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import OpGraph
+
+MOST_OPS = 2_000
+"""Of (step, op, shapes) that are kept, those with most elements."""
+MOST_KERNELS = 5_000
+"""Of (step, kernel, grid) that are kept, those with most time."""
+MOST_SITED = 200
+"""Ops whose line is looked up: each takes tens of microseconds."""
+
+
+class ShapedOp(Struct, frozen=True, kw_only=True):
+    """Calls of one op with the same input shapes in one step."""
+
+    step: int
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    """Of its tensors."""
+    calls: int
+    file: str | None = None
+    line: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of all inputs of all calls."""
+        return self.calls * sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes)
+
+
+class KernelTime(Struct, frozen=True):
+    """Calls of one kernel with the same grid in one step."""
+
+    calls: int
+    ns: int
+
+
+class HostLines(Struct, frozen=True, kw_only=True):
+    """The program's line that ran at each time of the recorded steps, as far as stacks were sampled."""
+
+    spans: Intervals
+    line: Int64
+    """Of each span, the row of ``lines``."""
+    lines: tuple[HostLine, ...]
+
+    def times(self, window: tuple[int, int]) -> dict[HostLine, int]:
+        """ns by line in a window."""
+        low, high = np.maximum(self.spans.starts, window[0]), np.minimum(self.spans.ends, window[1])
+        result: dict[HostLine, int] = defaultdict(int)
+        for row in np.flatnonzero(high > low).tolist():
+            result[self.lines[self.line[row]]] += int(high[row] - low[row])
+        return result
+
+
+class HostLine(Struct, frozen=True):
+    """A line of the program."""
+
+    file: str | None
+    line: int | None
+    function: str | None
+    kind: FrameKind
+    """What the stack at it shows."""
+
+
+class RankWork(Struct, frozen=True, kw_only=True):
+    """What the steps of one rank were made of."""
+
+    ops: tuple[ShapedOp, ...]
+    """Empty where no shapes are known."""
+    op_ns: Mapping[str, int]
+    """By op: self time on the host in the recorded steps."""
+    kernels: Mapping[tuple[int, str, int], KernelTime]
+    """By step, name and thread blocks (``MISSING``: not recorded); those that compute."""
+    lines: HostLines
+    waits: CoreWaits | None
+    cores: CoreSummary | None
+    situation: Situation
+
+    def core_ns(self, window: tuple[int, int]) -> int:
+        """How long the host waited for a core in a window: the thread of the steps, or another one that did longer."""
+        if self.waits is None:
+            return 0
+        low = np.maximum(self.waits.starts, window[0])
+        inside = np.maximum(np.minimum(self.waits.ends, window[1]) - low, 0)
+        lengths = np.maximum(self.waits.ends - self.waits.starts, 1)
+        return int((np.maximum(self.waits.waits, self.waits.others) * (inside / lengths)).sum())
+
+
+def rank_work(trace: Trace) -> RankWork:
+    """Summarize the steps of a rank; a fact of the trace."""
+    return RankWork(
+        ops=_ops(trace),
+        op_ns=_op_ns(trace),
+        kernels=_kernels(trace),
+        lines=_lines(trace),
+        waits=trace.fact(core_waits),
+        cores=trace.fact(core_summary),
+        situation=trace.fact(situation),
+    )
+
+
+def _ops(trace: Trace) -> tuple[ShapedOp, ...]:
+    for source in (trace, trace.detail):
+        if source is not None and (source.rows["slices"]["shapes"] != MISSING).any():
+            return _recorded_ops(source)
+    return _graph_ops(trace.op_graph) if trace.op_graph is not None else ()
+
+
+def _graph_ops(graph: OpGraph) -> tuple[ShapedOp, ...]:
+    calls: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = Counter()
+    places: dict[tuple[str, tuple[tuple[int, ...], ...]], tuple[str | None, int | None]] = {}
+    for op in graph.ops:
+        if op.view or op.phase == "optimizer":
+            continue
+        key = (_profiled_name(op.name), tuple(graph.tensors[tensor].shape for tensor in op.inputs))
+        calls[key] += 1
+        places.setdefault(key, (op.file, op.line))
+    return _largest(
+        ShapedOp(step=graph.step, name=name, shapes=shapes, calls=count, file=places[name, shapes][0],
+                 line=places[name, shapes][1])
+        for (name, shapes), count in calls.items()
+    )  # fmt: skip
+
+
+def _profiled_name(name: str) -> str:
+    """The name a profiler gives an op of the graph: ``aten::add`` for ``aten.add.Tensor``."""
+    namespace, _, rest = name.partition(".")
+    return f"{namespace}::{rest.split('.')[0]}"
+
+
+def _largest(ops: Iterable[ShapedOp]) -> tuple[ShapedOp, ...]:
+    return tuple(sorted(ops, key=lambda op: (-op.elements, op.name))[:MOST_OPS])
+
+
+def _step_numbers(trace: Trace, times_ns: Int64) -> Int64:
+    """Number of the step of each moment; ``MISSING`` outside of steps."""
+    windows = trace.fact(step_windows)
+    at = steps_at(trace, times_ns)
+    order = np.argsort(windows.starts, kind="stable")
+    numbers = np.asarray(windows.numbers, np.int64)[order] if windows.count else np.zeros(1, np.int64)
+    return np.where(at == MISSING, MISSING, numbers[np.maximum(at, 0)])
+
+
+def _recorded_ops(trace: Trace) -> tuple[ShapedOp, ...]:
+    slices = trace.rows["slices"]
+    times = trace.fact(op_times)
+    rows = times.row[slices["shapes"][times.row] != MISSING]
+    steps = _step_numbers(trace, slices["start_ns"][rows])
+    keys = np.stack((steps, slices["name"][rows], slices["shapes"][rows]))[:, steps != MISSING]
+    rows = rows[steps != MISSING]
+    if not len(rows):
+        return ()
+    found, first, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    ops = []
+    for (step, name, shapes), row, count in zip(found.T.tolist(), rows[first].tolist(), counts.tolist(), strict=True):
+        text = trace.text(name)
+        if text.startswith("aten::"):
+            ops.append((ShapedOp(step=step, name=text, shapes=_shapes(trace.text(shapes)), calls=count), row))
+    ops.sort(key=lambda item: (-item[0].elements, item[0].name))
+    result = []
+    for number, (op, row) in enumerate(ops[:MOST_OPS]):
+        site = call_site(trace, row) if number < MOST_SITED else None
+        result.append(op if site is None else ShapedOp(step=op.step, name=op.name, shapes=op.shapes, calls=op.calls,
+                                                       file=site.file, line=site.line))  # fmt: skip
+    return tuple(result)
+
+
+def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """The shapes of tensors in the profiler's text; other inputs are empty there."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(
+        tuple(shape)
+        for shape in (found if isinstance(found, list) else ())
+        if isinstance(shape, list) and shape and all(isinstance(size, int) and size >= 0 for size in shape)
+    )
+
+
+def _op_ns(trace: Trace) -> dict[str, int]:
+    times, names = trace.fact(op_times), trace.rows["slices"]["name"]
+    codes, inverse = np.unique(names[times.row], return_inverse=True)
+    total = np.bincount(inverse, weights=times.self_ns, minlength=len(codes))
+    return {trace.text(int(code)): round(ns) for code, ns in zip(codes.tolist(), total.tolist(), strict=True)}
+
+
+def _kernels(trace: Trace) -> dict[tuple[int, str, int], KernelTime]:
+    kernels = trace.rows["kernels"]
+    rows = np.flatnonzero(~kernels["communication"])
+    if not len(rows) or not trace.fact(step_windows).count:
+        return {}
+    steps = _step_numbers(trace, kernels["start_ns"][rows])
+    rows, steps = rows[steps != MISSING], steps[steps != MISSING]
+    if not len(rows):
+        return {}
+    keys = np.stack((steps, kernels["name"][rows], kernels["blocks"][rows]))
+    found, inverse, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    lasted = (kernels["end_ns"] - kernels["start_ns"])[rows]
+    total = np.bincount(inverse.reshape(-1), weights=lasted, minlength=len(counts))
+    order = np.argsort(-total, kind="stable")[:MOST_KERNELS]
+    return {
+        (int(found[0, at]), trace.text(int(found[1, at])), int(found[2, at])): KernelTime(
+            int(counts[at]), int(total[at])
+        )
+        for at in order.tolist()
+    }
+
+
+def _lines(trace: Trace) -> HostLines:
+    windows = trace.fact(account_windows)
+    if not len(trace.rows["samples"]) or not len(windows.starts):
+        return HostLines(spans=EMPTY, line=np.empty(0, np.int64), lines=())
+    spans = Intervals(windows.starts.astype(np.int64), windows.ends.astype(np.int64))
+    pieces = nearest_samples(trace, trace.fact(main_thread), spans)
+    frames = trace.rows["samples"]["frame"][pieces.samples]
+    lines: dict[HostLine, int] = {}
+    of_frame: dict[int, int] = {}
+    for frame in np.unique(frames).tolist():
+        site = sampled_site(trace, frame)
+        kind = FrameKind.UNKNOWN if frame == MISSING else FrameKind(int(trace.fact(stacks).kinds[frame]))
+        line = HostLine(site.file, site.line, site.function, kind)
+        of_frame[frame] = lines.setdefault(line, len(lines))
+    numbers = np.array([of_frame[frame] for frame in frames.tolist()], np.int64)
+    return HostLines(spans=Intervals(pieces.starts, pieces.ends), line=numbers, lines=tuple(lines))
