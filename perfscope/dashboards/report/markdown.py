@@ -90,7 +90,7 @@ def _head(summary: Summary) -> Iterable[str]:
     of_level: Counter[str] = Counter(block.finding.severity for block in summary.findings)
     counts = [f"{mark} {of_level[level]} {level}" for level, mark in SEVERITY_MARKS.items() if of_level[level]]
     leading, _ = summary.leading
-    yield f"### perfscope: {', '.join(counts) or 'no findings'}"
+    yield f"### perfscope: {', '.join(counts) or summary.none_found}"
     yield escape(sanitize(summary.headline, TEXT_LIMIT))
     if summary.nothing:
         yield escape(summary.nothing)

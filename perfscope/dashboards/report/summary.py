@@ -54,8 +54,12 @@ if TYPE_CHECKING:
     from perfscope.model.documents.step_time import StepTime
     from perfscope.model.trace import Source
 
-IN_RECORDED = " in the recorded steps"
-"""Where they do not stand for the run."""
+NO_FINDINGS = "no findings"
+IN_RECORDED = "no findings in the recorded steps"
+"""Where the recorded steps do not represent the run."""
+ON_BUSY_MACHINE = "nothing found besides the missing cores"
+DOUBTED = "the device is not judged, and nothing else was found"
+"""Where the times of the device cannot be true."""
 
 PATH_LIMIT = 64
 """Characters of the path in the headline, which is one line; the table of sources holds all."""
@@ -103,6 +107,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """The costliest kernels, ops, modules and lines; empty where none is known."""
     stands: bool = True
     """The recorded steps stand for the run: its other steps are like them, and the host had its cores."""
+    none_found: str = NO_FINDINGS
+    """What is said where there is no finding."""
     explained: str = ""
     """Share of the time with a known cause; ``''`` where nothing tells."""
     nothing: str = ""
@@ -169,6 +175,7 @@ def summarize(analysis: Analysis) -> Summary:
         memory_alone=memory_alone(analysis),
         explained="" if not stands or (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
         stands=stands,
+        none_found=_none_found(analysis, stands=stands),
         nothing="" if findings else _nothing(analysis, stands=stands),
         top=(
             *what_if_sections(analysis.what_ifs),
@@ -211,6 +218,14 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
     )
 
 
+def _none_found(analysis: Analysis, *, stands: bool) -> str:
+    if analysis.doubts:
+        return DOUBTED
+    if any(summary.busy for summary in analysis.cores):
+        return ON_BUSY_MACHINE
+    return NO_FINDINGS if stands else IN_RECORDED
+
+
 def _nothing(analysis: Analysis, *, stands: bool) -> str:
     """That there are no findings, and how much that is worth: rules that were not evaluated found nothing either.
 
@@ -223,9 +238,7 @@ def _nothing(analysis: Analysis, *, stands: bool) -> str:
     evaluated = f"{clean} rule{'' if clean == 1 else 's'} evaluated and clean"
     known = explained_share(analysis.accounts) if stands else None
     share = "" if known is None else f"; causes are known for {100 * known:.1f}% of the time"
-    return (
-        f"no findings{'' if stands else IN_RECORDED}: {evaluated}{f', {blind} not evaluated' if blind else ''}{share}"
-    )
+    return f"{_none_found(analysis, stands=stands)}: {evaluated}{f', {blind} not evaluated' if blind else ''}{share}"
 
 
 def _failed(analysis: Analysis) -> Iterator[str]:

@@ -26,7 +26,7 @@ from perfscope.dashboards.report.renderers.text import (
 )
 from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.devices import device_sections
-from perfscope.dashboards.report.summary import AGAIN, AGAIN_SHORT, IN_RECORDED, Summary, summarize
+from perfscope.dashboards.report.summary import AGAIN, AGAIN_SHORT, Summary, summarize
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def findings_part(
     if not blocks:
         told = summary.explained and not summary.recording  # a better recording would tell more of the causes
         known = f"; causes are known for {summary.explained} of the time" if told else ""
-        nothing = f"no findings{'' if summary.stands else IN_RECORDED}{known}"
+        nothing = f"{summary.none_found}{known}"
         yield line_of("  ", nothing if summary.clean else "no rule could be evaluated")
         return
     of = f" ({len(blocks)} of {len(summary.findings)})" if len(blocks) < len(summary.findings) else ""
