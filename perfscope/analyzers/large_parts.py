@@ -45,6 +45,9 @@ LARGE_SHARE = 0.2
 KEPT_SHARE = 0.05
 """Of the step, of one trace: what many traces together may make large."""
 
+TOLD = 0.01
+"""Of the step without a core: with less the shares of the account and of the parts look alike."""
+
 MOST_PARTS = 20
 """Kept of each trace."""
 
@@ -106,6 +109,8 @@ class LargePart(Struct, frozen=True, kw_only=True):
     """Part of ``time_ns`` that counts, where work runs side by side; 0 to 1."""
     steps: int
     """0: the times are of the whole capture."""
+    waited: bool = False
+    """Whether the host waited for a core in the steps, so that ``whole_ns`` is less than they lasted."""
     calls: int = 0
     reason: Reason
     rule: str | None = None
@@ -161,7 +166,8 @@ def merge_large_parts(
     for parts, _ in of_traces:
         for part in parts:
             by_name[part.kind, part.name].append(part)
-    merged = [_together(members, whole_ns) for members in by_name.values()]
+    waited = any(account.total_ns["core_wait"] > TOLD * account.whole_ns for _, given in of_traces for account in given)
+    merged = [replace(_together(members, whole_ns), waited=waited) for members in by_name.values()]
     merged.sort(key=lambda part: -part.share)
     large = [part for part in merged if part.share >= LARGE_SHARE]
     return tuple(large or [part for part in merged if part.kind != "cause"][:1])

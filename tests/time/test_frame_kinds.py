@@ -71,6 +71,14 @@ def shown(stack: str) -> FrameKind:
             K.PROCESS_START,
         ),
         ("train.py(9): main > torch/utils/data/dataloader.py(1): __init__ > os.fork", K.WORKER_START),
+        # a child that is forked has the parent's call above its own first function
+        (
+            "train.py(9): main > multiprocessing/process.py(120): start > multiprocessing/popen_fork.py(70): _launch > "
+            "multiprocessing/process.py(314): _bootstrap > train.py(4): worker",
+            K.USER,
+        ),
+        ("torch/multiprocessing/spawn.py(90): _wrap > train.py(4): worker > torch/_tensor.py(5): backward", K.AUTOGRAD),
+        ("train.py(9): main > torch/multiprocessing/spawn.py(300): start_processes", K.PROCESS_START),
         (
             "train.py(9): main > torch/utils/data/dataloader.py(1): _next > data.py(4): __getitem__ > time.sleep",
             K.LOADER,

@@ -71,6 +71,8 @@ class FrameKind(IntEnum):
     OP = 28
     PROFILER = 29
     """A profiler begins or ends a recording."""
+    CHILD = 30
+    """The first function of a child process: what runs below is the child's own program."""
 
 
 K = FrameKind
@@ -81,7 +83,8 @@ ENGINES = frozenset({K.AUTOGRAD, K.OPTIMIZER, K.COMPILED_CALL, K.DISPATCH, K.EAG
 COMPUTES = ENGINES | {K.COLLECTIVE, K.COMPILER}
 """Kinds of frames that run a framework's own code."""
 _PURPOSES = frozenset(K) - ENGINES - WAITS - {
-    K.UNKNOWN, K.USER, K.LIBRARY, K.TRAINER, K.SERVING, K.TOKENIZER, K.DEVICE_WAIT, K.DEVICE_READ, K.DEBUGGING
+    K.UNKNOWN, K.USER, K.LIBRARY, K.TRAINER, K.SERVING, K.TOKENIZER, K.DEVICE_WAIT, K.DEVICE_READ, K.DEBUGGING,
+    K.CHILD,
 }  # fmt: skip
 """Kinds that name what a call is for: whatever runs below, the program's own functions too, is part of it."""
 
@@ -94,6 +97,8 @@ def kind_below(above: FrameKind, own: FrameKind, *, is_python: bool) -> FrameKin
     """
     if own is K.GARBAGE_COLLECTION:
         return own
+    if own is K.CHILD:  # a forked child has the parent's call that started it above it
+        return K.UNKNOWN
     if above is K.LOADER and own is K.PROCESS_START:
         return K.WORKER_START
     if above in _PURPOSES or (above is K.SERVING and own in (K.LOCK, K.QUEUE)):
@@ -165,7 +170,11 @@ _TORCH: dict[str, FrameKind | _Functions] = {
     "torch/cuda/__init__.py": _only(K.DEVICE_WAIT, "synchronize", rest=K.DISPATCH),
     "torch/cuda/streams.py": _only(K.DEVICE_WAIT, "synchronize", rest=K.DISPATCH),
     "torch/accelerator": _only(K.DEVICE_WAIT, "synchronize", rest=K.DISPATCH),
-    "torch/multiprocessing/spawn.py": K.PROCESS_START,
+    "torch/multiprocessing/spawn.py": {
+        **_only(K.PROCESS_START, "start_processes", "spawn"),
+        "_wrap": K.CHILD,
+        "join": K.QUEUE,
+    },
     "torch/profiler": _only(
         K.PROFILER,
         "start",
@@ -295,7 +304,7 @@ _ANY: dict[str, FrameKind | _Functions] = {
     "multiprocessing/popen_forkserver.py": K.PROCESS_START,
     "multiprocessing/forkserver.py": K.PROCESS_START,
     "multiprocessing/context.py": _only(K.PROCESS_START, "_Popen", "Pool"),
-    "multiprocessing/process.py": _only(K.PROCESS_START, "start"),
+    "multiprocessing/process.py": {**_only(K.PROCESS_START, "start"), "_bootstrap": K.CHILD, "join": K.QUEUE},
     "subprocess.py": _only(
         K.PROCESS_START, "__init__", "_execute_child", "run", "call", "check_call", "check_output", "communicate"
     ),

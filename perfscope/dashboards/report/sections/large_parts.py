@@ -35,7 +35,15 @@ def large_sections(parts: Sequence[LargePart], *, findings: bool) -> tuple[Secti
 
 def _line(part: LargePart) -> str:
     """``'`aten::addmm` 46.2% of the step, model.py:88: at 84% of its roofline (modelled)'``."""
-    of = "the step" if part.steps else "the run" if part.reason == "bound" else "the time"
+    of = (
+        "the time with a core"
+        if part.waited
+        else "the step"
+        if part.steps
+        else "the run"
+        if part.reason == "bound"
+        else "the time"
+    )
     name = cause_words(part.name, on_host=part.on_host) if part.kind == "cause" else part.name
     inside = f" in {part.inside}" if part.inside else f", mostly {part.mainly}" if part.mainly else ""
     place = f", {part.where}" if part.where else ""
