@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause, without_told
+from perfscope.analyzers.consequences import causes_first
 from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
 from perfscope.analyzers.doubts import doubt_of, doubts_of
 from perfscope.analyzers.file_names import one_name_per_file
@@ -190,6 +191,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     def findings(self) -> tuple[tuple[str, Finding], ...]:
         """(rule, finding) of what to change in the program, the costliest first; those without a time last.
 
+        A cause comes before its consequences (`consequences`).
+
         Silenced ones are left out, and those about the recording (``of_recording``).
         """
         return tuple(pair for pair in self._pairs() if pair[1].silenced is None and pair[1].about == "program")
@@ -204,7 +207,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     def _pairs(self) -> list[tuple[str, Finding]]:
         pairs = [(outcome.rule, finding) for outcome in self.outcomes for finding in outcome.findings]
-        return sorted(pairs, key=lambda pair: _cost_order(pair[1]))
+        return causes_first(sorted(pairs, key=lambda pair: _cost_order(pair[1])), lambda pair: pair)
 
     def to_frame(self, *, silenced: bool = False) -> pd.DataFrame:
         """The findings as a pandas frame, a row each, the costliest first; those of ``silenced()`` below if asked for.

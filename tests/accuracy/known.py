@@ -203,12 +203,6 @@ LIMITS = (
         "them, 10.3 ms, count as launching",
     ),
     Limit(
-        rule="data_movement",
-        cases="torch eager: adam-loop",
-        kind="alarm",
-        why="`add_` of the optimizer's step counters, 0-dim tensors: not told from a conversion of data",
-    ),
-    Limit(
         rule="warmup_compile",
         cases="torch compiled: branch",
         kind="alarm",

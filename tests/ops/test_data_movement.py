@@ -142,3 +142,20 @@ def test_without_ops_it_abstains():
     found = outcome(without(EVERYTHING - {"host_ops"}))
     assert found.status == "abstained"
     assert "ops" in (found.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("around", "shape", "flagged"),
+    [
+        ("aten::mul_", None, False),
+        ("aten::add_", [], False),
+        ("aten::add", [512, 512], True),
+        ("aten::linear", None, True),
+    ],
+    ids=["a factor", "a step counter", "operands of two dtypes", "autocast"],
+)
+def test_a_number_in_arithmetic_is_no_conversion_of_data(around: str, shape: list[int] | None, flagged: bool):
+    shapes = () if shape is None else [json.dumps([shape, shape])] * 3
+    ops = [(f"{around} > aten::to > aten::_to_copy > aten::copy_", 400.0)]
+    found = outcome(steps_of(ops, shapes=shapes).build()).findings
+    assert [finding.subject for finding in found] == (["convert"] if flagged else [])

@@ -82,6 +82,20 @@ def test_samples_that_wait_in_the_framework_are_waits_for_other_ranks() -> None:
     assert causes(b.build())["other_ranks"] == 4_000_000
 
 
+def test_a_backward_line_that_also_computes_waits_between_its_ops() -> None:
+    b = step((4_000, 8_000))
+    for at in range(0, 8_000, 500):
+        b.sample("train.py(3): main > torch/_tensor.py(9): backward", at, lasts=500, cpu=400, step=0)
+    assert causes(b.build())["other_ranks"] == 4_000_000
+
+
+def test_a_program_that_computes_in_python_beside_a_collective_does_not_wait() -> None:
+    b = step((4_000, 8_000))
+    for at in range(4_000, 8_000, 500):
+        b.sample("train.py(3): main > train.py(9): tokenize", at, lasts=500, cpu=500, step=0)
+    assert causes(b.build()).get("other_ranks", 0) == 0
+
+
 def test_the_finding_names_it() -> None:
     outcome = judge(load_rule("unexplained_idle"), step((3_000, 8_000)).build())
     (finding,) = outcome.findings

@@ -83,10 +83,11 @@ def test_below_a_tenth_of_the_time_it_is_none() -> None:
     "stack",
     [
         TRAIN,
+        "train.py(30): main > train.py(12): forward > site-packages/torch/nn/modules/module.py(9): _wrapped_call_impl",
         "train.py(31): main > loss.item",
         "train.py(32): main > site-packages/torch/_dynamo/convert_frame.py(5): _compile",
     ],
-    ids=["the same line, longer", "waiting for a device", "compiling"],
+    ids=["the same line, longer", "inside a framework", "waiting for a device", "compiling"],
 )
 def test_what_is_no_work_of_their_own_is_none(stack: str) -> None:
     assert judge(training(stack)).status == "clean"

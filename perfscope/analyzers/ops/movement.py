@@ -8,6 +8,7 @@ gradient of an index, ``aten::copy_`` in ``aten::reshape`` changes a layout. Wha
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -84,6 +85,9 @@ _SCATTERS = frozenset({
 _SEARCHES = frozenset({"nonzero", "nonzero_numpy", "argwhere"})
 _SHIFTS = frozenset({"roll", "flip"})
 _CONVERSIONS = frozenset({"_to_copy", "to", "type_as"})
+_ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div", "true_divide", "pow", "addcmul", "addcdiv", "lerp",
+                         "remainder", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})  # fmt: skip
+"""Ops that take a number in place of a tensor."""
 _LAYOUTS = frozenset({"contiguous", "reshape", "flatten", "as_strided_copy"})
 _REPEATS = frozenset({"repeat", "repeat_interleave", "tile"})
 _SMALL_INTEGERS = frozenset({"signed char", "unsigned char", "int8", "uint8", "c10::Float8_e4m3fn",
@@ -256,7 +260,8 @@ def _placed(trace: Trace, kind: str, rows: Int64, times: Int64) -> Iterator[Move
     for index in range(len(rows)):
         site = sites[index] if index < MOST_SITES else usual
         exact = refined[index] if index < MOST_SITES else common
-        groups[exact, site.file, site.function or site.module].append(index)
+        if exact:
+            groups[exact, site.file, site.function or site.module].append(index)
     for (exact, _, _), members in groups.items():
         chosen = np.array(members, np.int64)
         yield _movement(trace, exact, rows[chosen], times[chosen], [*sites, usual], chosen)
@@ -346,9 +351,14 @@ def _attention_reads(trace: Trace, row: int) -> bool:
 
 
 def _refined(trace: Trace, kind: str, row: int) -> str:
-    """What shapes, strides and dtypes tell beyond the names: a copy of an expanded tensor, of a quantised one."""
+    """What shapes, strides and dtypes tell beyond the names: a copy of an expanded tensor, of a quantised one.
+
+    ``""``: it moves no data of the program.
+    """
     if kind in ("layout", "clone") and _expanded(trace, row):
         return "repeat"
+    if kind == "convert" and _converts_a_number(trace, row):
+        return ""
     if kind == "convert" and any(dtype in _SMALL_INTEGERS for dtype in _source_dtypes(trace, row)):
         return "dequantise"
     return kind
@@ -361,6 +371,24 @@ def _recorded(trace: Trace, row: int, column: str) -> list[object]:
     except ValueError:
         return []
     return value if isinstance(value, list) else []
+
+
+def _converts_a_number(trace: Trace, row: int) -> bool:
+    """Whether a conversion is of a Python number: on a CPU ``x.mul_(0.9)`` converts 0.9.
+
+    By the recorded shape, else by the op graph: the arithmetic around it has operands of one dtype, or of one element.
+    """
+    around = next((name for _, name in _lineage_ops(trace, row) if _plain(name) not in _MOVES), "")
+    if _plain(around) not in _ARITHMETIC or len(trace.rows["kernels"]):
+        return False
+    shape = next(iter(_recorded(trace, row, "shapes")), None)
+    if isinstance(shape, list):
+        return math.prod(size for size in shape if isinstance(size, int)) == 1
+    op = graph_op(trace, row)
+    if op is None or trace.op_graph is None:
+        return True  # tensors of two dtypes are rare there
+    inputs = [trace.op_graph.tensors[index] for index in op.inputs]
+    return len({tensor.dtype for tensor in inputs if math.prod(tensor.shape) > 1}) < 2
 
 
 def _source_dtypes(trace: Trace, row: int) -> list[str]:

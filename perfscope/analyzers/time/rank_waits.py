@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time.frame_kinds import FrameKind
+from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.samples import SampledPieces, shown_kinds, waiting_samples
 from perfscope.model.collectives import operation_of
 from perfscope.model.intervals import EMPTY, Intervals, difference, intersection, union
@@ -55,8 +55,10 @@ def waits_between_ops(trace: Trace, free: Intervals, pieces: SampledPieces | Non
     flying = intersection(in_flight(trace), Intervals(free.starts[long], free.ends[long]))
     if pieces is None or not len(flying.starts):
         return flying
-    runs = ~trace.fact(waiting_samples)[pieces.samples]
-    runs |= shown_kinds(trace, pieces.samples) == int(FrameKind.SLEEP)
+    kinds = shown_kinds(trace, pieces.samples)
+    # The line of `backward()` computes as well as it waits: between its ops no Python runs.
+    runs = ~trace.fact(waiting_samples)[pieces.samples] & ~np.isin(kinds, [*ENGINES, FrameKind.COLLECTIVE])
+    runs |= kinds == int(FrameKind.SLEEP)
     return difference(flying, union(pieces.starts[runs], pieces.ends[runs]))
 
 

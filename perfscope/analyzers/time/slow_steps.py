@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.time.frame_kinds import ENGINES
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.samples import device_waits, free_samples, shown_kinds, stacks
 from perfscope.analyzers.time.whole_run.cores import waits_of_steps
@@ -123,12 +124,14 @@ def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray) -> Int64:
 def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
     samples, kinds = trace.rows["samples"], shown_kinds(trace, rows)
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
-    calls = []
+    owners, calls = trace.fact(frame_owners), []
     for frame in np.unique(own[own != MISSING]).tolist():
         mine = np.flatnonzero(own == frame)
         callees = np.array(_callees(trace, frame, frames[mine].tolist(), lasts[mine].tolist()), np.int64)
         for callee in np.unique(callees).tolist():
             part = mine[callees == callee]
+            if _inside_framework(owners, callee, kinds[part], lasts[part]):
+                continue
             calls.append(
                 OwnCall(
                     frame=frame,
@@ -139,6 +142,11 @@ def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
                 )
             )
     return tuple(sorted(calls, key=lambda call: -call.share))
+
+
+def _inside_framework(owners: Int64, callee: int, kinds: Int64, lasts: Int64) -> bool:
+    """Whether it is a framework's own function between ops: the machine was slow there, and no call is rarer."""
+    return owners[callee] == Owner.FRAMEWORK and _most(kinds, lasts) in ENGINES
 
 
 def _callees(trace: Trace, frame: int, leaves: Sequence[int], weights: Sequence[int]) -> list[int]:

@@ -36,6 +36,7 @@ from statistics import median
 
 from msgspec import Struct
 
+from perfscope.analyzers.consequences import FRAMEWORK_SUBJECT
 from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.fixes import does, frame_fix, move, record_stacks, situation
@@ -82,7 +83,7 @@ _SUBJECTS: dict[FrameKind, str] = {
     FrameKind.CHECKPOINT: "saving and logging",
     FrameKind.GARBAGE_COLLECTION: "garbage collection",
     **dict.fromkeys(WAITS, "sleeping"),
-    **dict.fromkeys(ENGINES - {FrameKind.COMPILED_CALL}, "framework between ops"),
+    **dict.fromkeys(ENGINES - {FrameKind.COMPILED_CALL}, FRAMEWORK_SUBJECT),
 }
 
 examined = host_records

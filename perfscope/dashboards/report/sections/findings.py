@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.consequences import causes_first
 from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.savings import Wholes
 from perfscope.dashboards.report.blocks import Amount, FindingBlock, Head, Listing, Section, Table
@@ -38,13 +39,14 @@ UNITS: dict[str, Unit] = {"ns": "ns", "bytes": "bytes", "share": "share", "perce
 
 
 def finding_blocks(analysis: Analysis) -> tuple[FindingBlock, ...]:
-    """All findings, those with a time first, the costliest first."""
+    """All findings, those with a time first, the costliest first; a cause before its consequences."""
     wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
     starts = starts_by_label(analysis)
     made = [
         _block(rule, finding, wholes, starts, several=several, alone=alone) for rule, finding in analysis.findings()
     ]
-    return tuple(sorted(made, key=lambda block: block.saves is None or block.saves.unit != "ns"))
+    made.sort(key=lambda block: block.saves is None or block.saves.unit != "ns")
+    return tuple(causes_first(made, lambda block: (block.rule, block.finding)))
 
 
 def recording_sections(analysis: Analysis) -> tuple[Section, ...]:

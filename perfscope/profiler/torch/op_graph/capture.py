@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.model.files import json_bytes, write_atomically
 from perfscope.model.op_graph import OP_GRAPH_SCHEMA
+from perfscope.profiler.patching import Undo, undo_all, wrap
 from perfscope.profiler.torch import compat
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class OpGraphCapture:
         self._table: OpTable | None = None
         self._thread = 0
         self._failure: str | None = None
+        self._undo: Undo = undo_all(())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -87,6 +89,25 @@ class OpGraphCapture:
         if modules:
             self._modules.start()
         insert_lowest(self._mode)
+        self._undo = self._watch_inference_mode()
+
+    def _watch_inference_mode(self) -> Undo:
+        """Keep the mode on while the program enters and leaves ``inference_mode`` within the step.
+
+        Leaving restores the dispatch keys of when it was entered; those of a mode that came after are lost.
+        """
+        from torch.autograd.grad_mode import inference_mode
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                answer = original(*arguments, **named)
+                if self._mode is not None and threading.get_ident() == self._thread:
+                    compat.push_modes(compat.pop_ordinary_modes())
+                return answer
+
+            return call
+
+        return undo_all(wrap(inference_mode, name, make) for name in ("__enter__", "__exit__"))
 
     def stop(self) -> None:
         """Ends the recording. It never raises for what the program did to the mode stack meanwhile."""
@@ -94,6 +115,7 @@ class OpGraphCapture:
         if mode is None or modules is None or table is None:
             return
         self._mode = None
+        self._undo()
         self._failure = mode.failure
         mode.active = False
         modules.stop()

@@ -141,6 +141,7 @@ LIFTS = aten("lift lift_fresh lift_fresh_copy")
 
 HOST_READS = {
     "aten._local_scalar_dense": "item",
+    "aten.item": "item",  # under inference_mode, where composite ops are not taken apart
     "aten.nonzero": "nonzero",
     "aten.masked_select": "masked_select",
     "aten._unique": "unique",
