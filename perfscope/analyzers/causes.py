@@ -25,12 +25,16 @@ TOLD_SHARE = 0.5
 """Of the time of a finding: where comparing ranks explains so much of it, it is the same waiting with less known."""
 
 
+_SAY_WHY = ("straggler", "repeated_reductions")
+"""Rules whose findings say why ranks wait for one another."""
+
+
 def without_told(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Outcomes without the waiting for other ranks that a late rank explains: the finding of that rank says why."""
+    """Outcomes without the waiting for other ranks that a finding of another rule explains: that one says why."""
     told = [
         finding
         for outcome in outcomes
-        if outcome.rule == "straggler"
+        if outcome.rule in _SAY_WHY
         for finding in outcome.findings
         if "other_ranks" in finding.covers_ns
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfscope.model.trace import Trace
@@ -16,7 +18,7 @@ outcome = judged_by("constant_work")
 def run_of(g: GraphBuilder, times: list[float], *, step_us: float = 1000, live: list[int] | None = None) -> Trace:
     """A host trace of three steps in which the graph's ops take these times, in microseconds."""
     t = TraceBuilder(recorded=EVERYTHING - {"device_work", "launch_links"}, op_graph=g.graph(live))
-    names = ["aten::" + op.name.split(".")[1] for op in g.ops if not op.view]
+    names = ["::".join(op.name.split(".")[:2]) for op in g.ops if not op.view]
     for step in range(3):
         at = step * step_us
         t.step(step, at, at + step_us)
@@ -76,6 +78,18 @@ def test_a_weight_that_is_normalised_while_it_is_trained_is_needed_in_each_step(
     g.op("add_", [v], phase="optimizer")
     assert outcome(run_of(g, [300, 100, 300, 50])).status == "clean"
     assert outcome(evaluated).status == "flagged"
+
+
+@pytest.mark.parametrize(("namespace", "status"), [("c10d", "clean"), ("aten", "flagged")])
+def test_what_another_rank_sends_is_no_constant(namespace: str, status: str):
+    """A buffer is made in each call and received into: in a pipeline it is the input of the stage."""
+    g = GraphBuilder()
+    w = g.input((64, 64), parameter=True)
+    buffer = g.op("ones", [], (64, 64))
+    g.op("fill_", [buffer])
+    g.ops[-1] = replace(g.ops[-1], name=f"{namespace}.fill_.default")
+    g.op("mm", [buffer, w], (64, 64))
+    assert outcome(run_of(g, [10, 10, 500])).status == status
 
 
 def test_random_numbers_are_made_anew_in_each_call():

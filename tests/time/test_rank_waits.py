@@ -96,6 +96,14 @@ def test_a_program_that_computes_in_python_beside_a_collective_does_not_wait() -
     assert causes(b.build()).get("other_ranks", 0) == 0
 
 
+@pytest.mark.parametrize(("name", "told"), [("recv", True), ("send", True), ("all_gather", False)])
+def test_messages_between_two_ranks_are_those_of_a_pipeline(name: str, told: bool) -> None:
+    b = step((3_000, 8_000))
+    b.tables["collectives"][0]["name"] = b.code(name)
+    (finding,) = judge(load_rule("unexplained_idle"), b.build()).findings
+    assert ("microbatches" in finding.advice) is told
+
+
 def test_the_finding_names_it() -> None:
     outcome = judge(load_rule("unexplained_idle"), step((3_000, 8_000)).build())
     (finding,) = outcome.findings

@@ -107,3 +107,15 @@ def reduced_too_often(trace: Trace) -> str:
         f"Run all but the last backward pass under `no_sync()` of the DDP model: gradients are reduced {count:,} times "
         "per optimizer step."
     )
+
+
+_MESSAGES = frozenset({"send", "recv", "send_recv"})
+
+
+def mostly_messages(trace: Trace) -> bool:
+    """Whether most time in which the host communicates is in messages of two ranks, as between stages of a pipeline."""
+    collectives = trace.rows["collectives"]
+    rows = np.flatnonzero(collectives["slice"] != MISSING)
+    codes = [code for code, text in enumerate(trace.strings) if text in _MESSAGES]
+    lasted = (collectives["end_ns"] - collectives["start_ns"])[rows]
+    return bool(2 * lasted[np.isin(collectives["name"][rows], codes)].sum() > lasted.sum())

@@ -45,6 +45,8 @@ _MADE = frozenset({"arange", "zeros", "ones", "full", "eye", "linspace", "logspa
 _FILLS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "fill_", "zero_",
                     "zeros_like", "ones_like", "full_like", "empty_like", "lift_fresh", "scalar_tensor"})  # fmt: skip
 _RANDOM = re.compile(r"rand|normal|uniform|bernoulli|dropout|multinomial|exponential|poisson|geometric|cauchy")
+_EXCHANGES = ("c10d.", "_c10d_functional.", "_dtensor.")
+"""How ops begin that read what other ranks send: it may differ in each call."""
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "einsum", "mv"})
 _SMALL = frozenset({"int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 
@@ -116,7 +118,7 @@ def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
 
 def _follows(op: GraphOp, inputs: set[int], constant: set[int]) -> bool:
     """Whether the result of an op follows from what is constant."""
-    if op.phase in ("backward", "optimizer") or _RANDOM.search(op.name):
+    if op.phase in ("backward", "optimizer") or _RANDOM.search(op.name) or op.name.startswith(_EXCHANGES):
         return False
     return inputs <= constant if inputs else short_name(op) in _MADE
 

@@ -78,6 +78,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         detail=f"In the recorded steps {passes:,} backward passes reduce them for {updates:,} updates.",
         **timed_cost(trace, min(cost, whole), whole),
         where=call_site(trace, first).where(),
+        covers_ns={} if _on_device(trace) else {"other_ranks": min(cost, whole)},
         evidence=({"passes_that_reduce": passes, "updates": updates, "all_reduce_ns": _reduce_ns(trace)},),
         advice="Run all passes of a step but the last under `with model.no_sync():`, forward and backward both. "
         "With Accelerate: `with accelerator.accumulate(model):`.",
@@ -96,6 +97,10 @@ def _starts(trace: Trace, *names: str) -> Int64:
         return starts
     at = np.searchsorted(windows.starts, starts, side="right") - 1
     return np.asarray(starts[(at >= 0) & (starts < windows.ends[np.maximum(at, 0)])], np.int64)
+
+
+def _on_device(trace: Trace) -> bool:
+    return bool((trace.rows["collectives"]["kernel"] != MISSING).any())
 
 
 def _reduce_ns(trace: Trace) -> int:

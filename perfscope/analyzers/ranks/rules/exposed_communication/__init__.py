@@ -36,6 +36,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -62,6 +63,9 @@ from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Find
 from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.hlo.module import Instruction
 
 EXPOSED_SHARE = 0.05
 """Of the step. Some exposure stays at the first and last collective of a step even when all else is hidden."""
@@ -98,7 +102,7 @@ ADVICE = {
 
 XLA_ADVICE = (
     'Let XLA overlap it: XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true" on a GPU. Give it something to '
-    "move (jax.lax.scan(..., unroll=2), or two half batches); blocking_collective says what it waits for and why."
+    "move ({work}); blocking_collective says what it waits for and why."
 )
 
 ALONE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
@@ -266,7 +270,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             + (ALONE if alone else ""),
             **timed_cost(trace, cost, device.whole_ns),
             covers_ns={"exposed_communication": cost},
-            advice=_advice(trace, kind) if instruction is None else XLA_ADVICE,
+            advice=_advice(trace, kind) if instruction is None else _xla_advice(instruction),
             where=Where(
                 file=line.file,
                 line=line.line,
@@ -359,6 +363,11 @@ def _advice(trace: Trace, kind: str) -> str:
         return often
     spelled = kind.replace("_", "").lower()
     return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
+
+
+def _xla_advice(instruction: Instruction) -> str:
+    in_loop = "/while/" in instruction.op_name
+    return XLA_ADVICE.format(work="jax.lax.scan(..., unroll=2), or two half batches" if in_loop else "two half batches")
 
 
 def _known(value: int) -> int | None:
