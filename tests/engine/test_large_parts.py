@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.large_parts import AT_ROOFLINE, LARGE_SHARE
 from perfscope.dashboards.report import html_report, json_report, llm, markdown, text
+from perfscope.dashboards.report.sections.large_parts import large_sections
 from tests.build import EVERYTHING, TraceBuilder
 
 ON_HOST = EVERYTHING - {"device_work", "launch_links", "runtime_calls", "waiting_calls"}
@@ -109,3 +111,10 @@ def test_json_has_every_part_with_its_reason() -> None:
 def test_shares_of_all_parts_sum_to_at_most_the_step() -> None:
     found = on_host([("aten::mm", 300), ("aten::cat", 300), ("aten::add", 300)], rows=512)
     assert sum(part.share for part in found.large if part.kind == "op") <= 1.0
+
+
+@pytest.mark.parametrize(("waited", "words"), [(True, "waited for a core"), (False, "no rule found")])
+def test_idle_time_of_a_busy_machine_says_so(waited: bool, words: str) -> None:
+    found = on_device(100, idle=900)
+    parts = [replace(part, waited=waited) for part in found.large if part.kind == "cause"]
+    assert words in str(large_sections(parts, findings=False))

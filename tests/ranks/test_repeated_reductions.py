@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
+from tests.graphs import GraphBuilder
 from tests.ranks.build import named
 
 RULE = load_rule("repeated_reductions")
@@ -61,3 +64,13 @@ def test_without_collectives_it_abstains() -> None:
     builder = TraceBuilder(recorded=CPU - {"collectives"})
     builder.annotation("DistributedDataParallel.forward", 0, 20)
     assert judge(RULE, builder.build()).status == "abstained"
+
+
+def test_it_names_the_line_of_the_backward_pass() -> None:
+    graph = GraphBuilder()
+    graph.op("mul", [graph.input((8,))])
+    recorded = graph.graph()
+    reduction = replace(recorded.ops[0], name="c10d.allreduce_.default", file="train.py", line=18)
+    trace = replace(steps(True, True), op_graph=replace(recorded, ops=(reduction,)))
+    (finding,) = judge(RULE, trace).findings
+    assert finding.where.label() == "train.py:18"

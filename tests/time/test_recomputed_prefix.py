@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfscope.analyzers.time.rules.recomputed_prefix import growing
+from perfscope.analyzers.time.model_calls import growing
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
 from tests.rules import judged_by

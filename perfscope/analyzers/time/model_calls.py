@@ -85,6 +85,28 @@ def call_tokens(trace: Trace) -> tuple[Tokens, ...]:
     )
 
 
+FEWEST_GROWING = 4
+"""Calls that each are one token longer: three may be a chat that grows by chance."""
+
+
+def recomputed_lengths(trace: Trace) -> list[int]:
+    """Tokens of calls that each compute the tokens of the call before and one more; empty: the program does not."""
+    lengths = growing(call_tokens(trace))
+    backward = named_slices(trace, lambda name: name.startswith(BACKWARD)).any()
+    return lengths if len(lengths) >= FEWEST_GROWING and not backward else []
+
+
+def growing(calls: Sequence[Tokens]) -> list[int]:
+    """Lengths of the longest row of calls of which each is one token longer than the call before."""
+    best: list[int] = []
+    row: list[int] = []
+    for before, call in pairwise([None, *calls]):
+        follows = before is not None and call is not None and call == (before[0], before[1] + 1) and before[1] > 1
+        row = [*row, call[1]] if follows and call is not None else [call[1]] if call is not None else []
+        best = max(best, row, key=len)
+    return best
+
+
 def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
     """The calls of the model, in order; none where there are fewer than ``LEAST_CALLS``, or a backward pass."""
     slices = trace.rows["slices"]

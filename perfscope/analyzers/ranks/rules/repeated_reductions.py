@@ -39,7 +39,7 @@ from perfscope.analyzers.time import (
     union_of,
     whole_ns,
 )
-from perfscope.model.finding import AbstainError, Finding, Scope
+from perfscope.model.finding import AbstainError, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, RECORDED, Trace
 
@@ -71,18 +71,26 @@ def check(trace: Trace) -> Iterator[Finding]:
     if cost < LEAST_SHARE * whole:
         return
     each = round(passes / updates)
-    first = int(np.flatnonzero(named_slices(trace, _is_forward))[0])
     yield Finding(
         subject="gradient reductions",
         title=f"gradients are reduced {each:,} times per optimizer step",
         detail=f"In the recorded steps {passes:,} backward passes reduce them for {updates:,} updates.",
         **timed_cost(trace, min(cost, whole), whole),
-        where=call_site(trace, first).where(),
+        where=_where(trace),
         covers_ns={} if _on_device(trace) else {"other_ranks": min(cost, whole)},
         evidence=({"passes_that_reduce": passes, "updates": updates, "all_reduce_ns": _reduce_ns(trace)},),
         advice="Run all passes of a step but the last under `with model.no_sync():`, forward and backward both. "
         "With Accelerate: `with accelerator.accumulate(model):`.",
     )
+
+
+def _where(trace: Trace) -> Where:
+    """The line of the backward pass, by the op graph: on the host its reductions run there. Else the forward pass."""
+    ops = () if trace.op_graph is None else trace.op_graph.ops
+    reduction = next((op for op in ops if op.name.startswith("c10d.allreduce") and op.file is not None), None)
+    if reduction is not None:
+        return Where(file=reduction.file, line=reduction.line)
+    return call_site(trace, int(np.flatnonzero(named_slices(trace, _is_forward))[0])).where()
 
 
 def _is_forward(name: str) -> bool:

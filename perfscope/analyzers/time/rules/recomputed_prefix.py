@@ -4,10 +4,10 @@ Why it costs: attention needs the keys and values of earlier tokens, and they do
 text to the model for each new token computes them anew: the n-th token costs n times what it must, and a text of n
 tokens n/2 times.
 
-How it is found: the tokens of a call are the shape of the indices of the model's first embedding. In calls that follow
-each other the length grows by one while the number of sequences stays, and there is no backward pass. The cost is the
-compute of a step times the part of its tokens that the step before computed too, an upper bound: attention still reads
-the cache.
+How it is found: the tokens of a call are the shape of the indices of the model's first embedding. In four
+or more calls that follow each other the length grows by one while the number of sequences stays, and there is no
+backward pass. The cost is the compute of a step times the part of its tokens that the step before computed too, an
+upper bound: attention still reads the cache.
 
 Fix: hand over the new token and a cache. In transformers leave `use_cache=True`, which is the default of `generate`; in
 a model of your own keep keys and values in tensors of the full length, and write each step's part into them.
@@ -15,19 +15,15 @@ a model of your own keep keys and values in tensors of the full length, and writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 from statistics import median
 
 from perfscope.analyzers.time.account import StepAccount, step_accounts
-from perfscope.analyzers.time.model_calls import BACKWARD, Tokens, call_tokens
-from perfscope.analyzers.time.spans import named_slices, worst_spans
+from perfscope.analyzers.time.model_calls import call_tokens, recomputed_lengths
+from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
 from perfscope.model.trace import Trace
-
-FEWEST_CALLS = 4
-"""Calls that each are one token longer: three may be a chat that grows by chance."""
 
 
 def examined(trace: Trace) -> Scope:
@@ -40,8 +36,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     calls = call_tokens(trace)
     if not any(calls):
         raise AbstainError("no embedding tells how many tokens a call of the model has", ("shapes",))
-    lengths = growing(calls)
-    if len(lengths) < FEWEST_CALLS or named_slices(trace, lambda name: name.startswith(BACKWARD)).any():
+    lengths = recomputed_lengths(trace)
+    if not lengths:
         return
     again = 1 - 1 / median(lengths)
     cost = round(again * max(map(_computing_ns, trace.fact(step_accounts)), default=0))
@@ -66,17 +62,6 @@ def _computing_ns(account: StepAccount) -> float:
     """Compute with its part of what the thread waited for a core: work that is not there waits for none."""
     waited = account.total_ns["core_wait"]
     return account.total_ns["compute"] * account.whole_ns / max(1, account.whole_ns - waited)
-
-
-def growing(calls: Sequence[Tokens]) -> list[int]:
-    """Lengths of the longest row of calls of which each is one token longer than the call before."""
-    best: list[int] = []
-    row: list[int] = []
-    for before, call in pairwise([None, *calls]):
-        follows = before is not None and call is not None and call == (before[0], before[1] + 1) and before[1] > 1
-        row = [*row, call[1]] if follows and call is not None else [call[1]] if call is not None else []
-        best = max(best, row, key=len)
-    return best
 
 
 def _where(trace: Trace) -> Where:

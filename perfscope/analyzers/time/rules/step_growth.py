@@ -10,8 +10,9 @@ median of each block, without the time in which the step waited for a core, is c
 growth must be beyond chance (Mann-Kendall's test), at least 30 % over the run, and in both halves of it: a warm-up, a
 slow phase, one jump and alternating lengths are none. Stacks sampled in the first and in the last quarter of the steps
 say which line grew. Where all lines keep their share of the step, the machine became slower: that is a finding only
-if a variable of the program grew meanwhile. The cost is the median step less the first ones. JAX programs that do not
-read a result in their steps are not judged: their steps end before their work does.
+if a variable of the program grew meanwhile. Text that is generated without a cache is left to `recomputed_prefix`.
+The cost is the median step less the first ones. JAX programs that do not read a result in their steps are not judged:
+their steps end before their work does.
 
 Fix: keep less, or touch less of it. Collect parts in a list and join them once after the loop, or write into a tensor
 that has its final size; add detached values (`.detach()`, `.item()`) to running sums; keep sums instead of lists that
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.time.calls import framework
+from perfscope.analyzers.time.model_calls import recomputed_lengths
 from perfscope.analyzers.time.whole_run.step_growth import (
     LEAST_STEPS,
     GrowingLine,
@@ -53,7 +55,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     if count < LEAST_STEPS:
         raise AbstainError(f"{count} steps were timed without a profiler: a trend takes {LEAST_STEPS}")
     found = trace.fact(step_growth)
-    if found is None or (found.even and found.name is None):
+    if found is None or (found.even and found.name is None) or recomputed_lengths(trace):
         return
     cost = round(max(0.0, found.median_ns - found.first_ns))
     line, name = found.line, found.name

@@ -63,7 +63,11 @@ def _why(part: LargePart) -> str:
         "communication": "what of it is exposed is in the account",
         "no_peak": f"not judged: the peaks of {peaks} are not known{reached}",
         "no_cost": "not judged: its cost is not known",
-        "no_rule": "not judged: no rule found what causes it",
+        "no_rule": (
+            "not judged: the host also waited for a core, which lengthens it; record again on a free machine"
+            if part.waited
+            else "not judged: no rule found what causes it"
+        ),
     }
     return words[part.reason]
 
