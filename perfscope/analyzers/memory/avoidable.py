@@ -377,6 +377,10 @@ _NEEDED = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCateg
 """Categories that outlive what is seen of them."""
 
 
+UNREAD = "values that nobody reads any more"
+"""Kind of what `held_unread` finds."""
+
+
 def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     """Blocks that live on behind the op that read them last, by the op graph of a step."""
     if trace.op_graph is None or trace.op_graph.storages is None or timeline.axis != "ns":
@@ -411,7 +415,7 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     if not rows:
         return None
     return Avoidable(
-        kind="values that nobody reads any more",
+        kind=UNREAD,
         title="values that no op reads again",
         description="values that no op reads again before they are let go",
         advice="Release them before the backward pass: return the loss alone from the function that computes it. Or "

@@ -146,7 +146,8 @@ class Session:
                 )
             elif framework == "torch":
                 make_way = functools.partial(self._make_way, "torch_profiler")
-                self._hooks.install(self._finder, ours=lambda: self._passes.starting, make_way=make_way)
+                called = self._facts.graph_calls.called
+                self._hooks.install(self._finder, ours=lambda: self._passes.starting, make_way=make_way, called=called)
                 self._compile = TorchCompileCapture(
                     self.options, place=self._place, announce=self._write, counts=lambda: self._finder.completed
                 )

@@ -32,6 +32,7 @@ PRIVATE: dict[str, str] = {
     "dispatch modes below the top": "torch._C._get_dispatch_stack_at",
     "dispatch of torch functions": "torch._C.DisableTorchFunction",
     "entering a dispatch mode": "torch._C._push_on_torch_dispatch_stack",
+    "transforms of functions": "torch._C._functorch.peek_interpreter_stack",
     "formatter of the structured trace": "torch._logging._internal.TorchLogsFormatter",
     "fusion decisions": "torch._inductor.scheduler.Scheduler.codegen",
     "fusion refusals": "torch._inductor.scheduler.WhyNoFuse.__call__",
@@ -300,6 +301,13 @@ def is_compiling() -> bool:
     import torch
 
     return bool(torch.compiler.is_compiling())
+
+
+def transforms_functions() -> bool:
+    """Whether a transform of ``torch.func`` (``grad``, ``vmap``) runs: its tensors stand for others."""
+    import torch
+
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def compiled_graphs() -> int:

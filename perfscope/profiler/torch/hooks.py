@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from perfscope.profiler.patching import Undo, replace, undo_all, wrap
@@ -86,13 +87,20 @@ class Hooks:
         """(Sequences, tokens of each) of the last call of the model whose calls are the steps."""
         return None if self._modules is None else self._modules.tokens
 
-    def install(self, finder: StepFinder, *, ours: Callable[[], bool], make_way: Callable[[], None]) -> None:
+    def install(
+        self,
+        finder: StepFinder,
+        *,
+        ours: Callable[[], bool],
+        make_way: Callable[[], None],
+        called: Callable[[Any, Any, FrameType], None] | None = None,
+    ) -> None:
         """Hook torch, which is imported.
 
         ``ours()``: whether the profiler that starts is our own; ``make_way()``: called before one of
-        the program's own starts.
+        the program's own starts; ``called``: gets module, output and frame of calls of models.
         """
-        self._modules = ModuleCalls(finder)
+        self._modules = ModuleCalls(finder, called)
         # Before the others: these stay when the hooks of the step sources, which stand on them, go.
         self._always = [*self._guard.install(), self._hook_profilers(ours, make_way), self._hook_compile(finder)]
         self._undo = {

@@ -9,9 +9,11 @@ are saved and copied with it, so its calls are wrapped instead.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from perfscope.profiler.patching import Undo
@@ -27,9 +29,10 @@ first, and its steps are better."""
 class ModuleCalls:
     """Finds the module whose calls are the steps and reports them as ``Source.MODULE``."""
 
-    def __init__(self, finder: StepFinder) -> None:
-        """Nothing is watched yet. ``finder``: who is told."""
+    def __init__(self, finder: StepFinder, called: Callable[[Any, Any, FrameType], None] | None = None) -> None:
+        """``finder``: gets the steps. ``called``: gets module, output and frame of calls from outside all modules."""
         self._finder = finder
+        self._tell = called
         self._inside = threading.local()
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
@@ -75,17 +78,22 @@ class ModuleCalls:
         if not compat.is_compiling():
             self._inside.depth = getattr(self._inside, "depth", 0) + 1
 
-    def _leave(self, module: Any, *_: Any) -> None:
+    def _leave(self, module: Any, _: Any = (), output: Any = None) -> None:
         if compat.is_compiling():
             return
         self._inside.depth = max(0, getattr(self._inside, "depth", 0) - 1)
         if self._inside.depth == 0:
+            if self._tell is not None:
+                self._tell(module, output, sys._getframe(1))
             self._called(module)
 
     def _called_alone(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
             try:
-                return original(module, *arguments, **named)
+                output = original(module, *arguments, **named)
+                if self._tell is not None and not compat.is_compiling():
+                    self._tell(module, output, sys._getframe(1))
+                return output
             finally:
                 if not compat.is_compiling():
                     self._called(module)

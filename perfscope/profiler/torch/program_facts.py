@@ -17,6 +17,7 @@ from perfscope.model.documents.run import ProgramFact
 from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.source_files import SourceFiles
 from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.graph_calls import GraphCalls
 
 MOST_FACTS = 50
 """Facts that are kept of one process."""
@@ -24,6 +25,10 @@ VARIABLES = ("CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "T
 """Variables of the environment that slow a program down. Their values are a few known words."""
 MOST_VALUE = 20
 """Characters of a value that are kept."""
+MOST_LINES = 4
+"""Of the user's frames on the stack."""
+MOST_NAME = 60
+"""Characters of the name of a class that are kept."""
 
 
 class ProgramFacts:
@@ -35,17 +40,20 @@ class ProgramFacts:
         self._undo: list[Undo] = []
         self._stacks: Undo | None = None
         self._stack_ns = self._stack_count = 0
+        self.graph_calls = GraphCalls(self._users_lines)
 
     def watch(self) -> None:
         """Hook torch, which is imported."""
         import torch
         from torch.autograd import anomaly_mode
 
+        self._files = SourceFiles(Path.cwd(), Path(torch.__file__).parents[:1])
         self._undo = [
             wrap(anomaly_mode.detect_anomaly, "__enter__", self._after(self._anomaly)),
             wrap(anomaly_mode.set_detect_anomaly, "__init__", self._after(self._anomaly)),
             wrap(torch.nn.Module, "double", self._after(self._double)),
             wrap(torch, "set_default_dtype", self._after(self._default_dtype)),
+            self.graph_calls.install(),
         ]
 
     def stop(self) -> None:
@@ -60,7 +68,11 @@ class ProgramFacts:
         facts = list(self._facts.values())
         if self._stack_count:
             facts.append(ProgramFact(name="anomaly_stacks", count=self._stack_count, total_ns=self._stack_ns))
-        return (*facts, *_settings())
+        facts += [
+            ProgramFact(name="unused_graph", value=kind[:MOST_NAME], file=file, line=line, count=calls)
+            for kind, (file, line), calls in self.graph_calls.unused()
+        ]
+        return (*facts[:MOST_FACTS], *_settings())
 
     def _after(self, look: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a wrapper that calls ``look`` with the arguments when the function has returned."""
@@ -85,12 +97,18 @@ class ProgramFacts:
             self._facts[key] = ProgramFact(name=name, value=value, file=file, line=line, count=count)
 
     def _users_line(self, frame: FrameType | None) -> tuple[str | None, int | None]:
-        while frame is not None:
+        return next(iter(self._users_lines(frame)), (None, None))
+
+    def _users_lines(self, frame: FrameType | None) -> tuple[tuple[str, int], ...]:
+        """Lines outside installed packages, innermost first; where all are installed, those outside frameworks."""
+        own: list[tuple[str, int]] = []
+        library: list[tuple[str, int]] = []
+        while frame is not None and len(own) < MOST_LINES:
             path = frame.f_code.co_filename
             if self._files.is_user(path):
-                return self._files.name(path), frame.f_lineno
+                (library if self._files.is_installed(path) else own).append((self._files.name(path), frame.f_lineno))
             frame = frame.f_back
-        return None, None
+        return tuple(own or library[:MOST_LINES])
 
     def _anomaly(self, *_: Any) -> None:
         import torch
