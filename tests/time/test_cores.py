@@ -212,3 +212,33 @@ def test_findings_of_host_time_say_that_the_machine_was_busy() -> None:
     assert "busy machine" in finding.detail
     (finding,) = judge(HOST_BOUND, _busy(CoreFacts(cores=2), wait_us=1_900).build()).findings
     assert "busy machine" not in finding.detail
+
+
+def _between_python(wait_us: float, stack: str = "") -> TraceBuilder:
+    """A step of the host with 10 ms in which no op runs, and the sampled stack of it, if any."""
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work"} | {"core_waits", "python_samples"})
+    b.step(1, 0, 30_000)
+    b.op("dot", 10_000, 30_000)
+    if stack:
+        for piece in range(10):
+            b.sample(stack, piece * 1_000, lasts=1_000, step=1)
+    b.core_reading(0, 10_000, wait_us)
+    b.core_reading(10_000, 30_000, 0)
+    return b
+
+
+def test_work_of_which_nothing_is_known_is_not_named_on_a_busy_machine() -> None:
+    assert judge(HOST_BOUND, _between_python(0).build()).status == "flagged"
+    assert not judge(HOST_BOUND, _between_python(4_000).build()).findings
+    assert judge(HOST_BOUND, _between_python(4_000, "train.py(30): main > train.py(12): pad").build()).findings
+
+
+def test_saving_in_some_steps_is_held_against_the_time_with_a_core() -> None:
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work"} | {"core_waits"})
+    for number in range(3):
+        b.step(number, number * 30_000, (number + 1) * 30_000)
+        b.op("dot", number * 30_000, number * 30_000 + (30_000 if number < 2 else 26_000))
+        b.core_reading(number * 30_000, (number + 1) * 30_000, 28_000 if number < 2 else 0)
+    b.python("numpy/lib/_npyio_impl.py(9): savez", 86_000, 90_000)
+    (finding,) = judge(HOST_BOUND, b.build()).findings
+    assert finding.subject == "saving and logging"

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.calls import launch_delays
-from perfscope.model.trace import CallKind
+from perfscope.model.jax_log import CompileEvent
+from perfscope.model.trace import CallKind, Trace
 from tests.build import EVERYTHING, TraceBuilder
+from tests.hlo_build import hlo_module
 from tests.rules import judged_by
 
 
@@ -143,3 +149,58 @@ def test_without_a_device_it_must_be_half_of_every_step():
 def test_abstains_without_any_work():
     outcome = _judge(TraceBuilder(recorded=frozenset()))
     assert (outcome.status, outcome.missing) == ("abstained", ("host_ops",))
+
+
+def calls(
+    *,
+    result: str = "f32[]",
+    work_us: float = 5,
+    step_us: float = 50,
+    sampled: str = "train.py(16): main",
+    steps: int = 40,
+) -> Trace:
+    """Steps that are one call of a compiled function of ``f32[64]``, at line 16."""
+    module = hlo_module(f"""
+        ENTRY %main (a: f32[64]) -> {result} {{
+          %a = f32[64]{{0}} parameter(0)
+          ROOT %w = {result} custom-call(%a), custom_call_target="work"
+        }}
+    """, name="jit_score")  # fmt: skip
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls"} | {"hlo"})
+    b.step(1, 0, step_us)
+    b.op("w", 0, work_us)
+    b.row("hlo_ops", start_ns=0, end_ns=round(work_us * 1000), name=b.code("w"), module=b.code("jit_score"), run_id=1,
+          ordinal=0, encloses=False)  # fmt: skip
+    for number in range(steps):
+        b.row("run_steps", number=number, from_ns=0, until_ns=round(step_us * 1000), free=number > 1, wait_ns=-1)
+        b.sample(sampled, 1_000.0 + number, lasts=5_000, step=number + 2, step_us=step_us)
+    event = CompileEvent(kind="compile", end_ns=0, duration_ns=1, function="jit(score)", file="train.py", line=16)
+    return replace(
+        b.build(), hlo=(module,), window_ns=round(step_us * 10_000), window_steps=10, compile_events=(event,)
+    )
+
+
+RULE = load_rule("launch_bound")
+
+
+def test_short_calls_that_need_no_result_of_another_are_one_call_for_all():
+    (finding,) = judge(RULE, calls()).findings
+    assert (finding.cost_ns, finding.where.label()) == (45_000, "train.py:16")
+    assert "score is called 40 times" in finding.title
+    assert "jax.vmap(score)" in finding.advice
+
+
+def test_short_calls_that_may_take_the_last_result_are_a_loop_on_the_device():
+    (finding,) = judge(RULE, calls(result="f32[64]")).findings
+    assert "jax.lax.scan" in finding.advice
+    assert "vmap" not in finding.advice
+
+
+def test_calls_of_half_work_are_no_short_calls():
+    assert any("is called" in finding.title for finding in judge(RULE, calls(work_us=25)).findings)
+    assert not any("is called" in finding.title for finding in judge(RULE, calls(work_us=26)).findings)
+
+
+def test_long_steps_few_steps_and_work_at_other_lines_are_no_short_calls():
+    for trace in (calls(step_us=1001), calls(steps=19), calls(sampled="train.py(20): load")):
+        assert not any("is called" in finding.title for finding in judge(RULE, trace).findings)

@@ -105,3 +105,38 @@ def test_without_sampled_stacks_it_is_not_evaluated() -> None:
     b = training(EVALUATE)
     b.recorded = EVERYTHING - {"python_samples"}
     assert judge(b).missing == ("python_samples",)
+
+
+NPZ = "train.py(35): main > lib/python3.11/site-packages/numpy/lib/_npyio_impl.py(9): savez"
+
+
+def ahead(rare: str, **more: float) -> TraceBuilder:
+    """The same of a host that runs ahead of its work: its steps are counted and not timed."""
+    b = training(rare, rare_us=40_000, **more)  # type: ignore[arg-type]
+    at = 0
+    for number, step_us in enumerate(b.step_times_us, 1):
+        until = at + round(step_us * 1000)
+        b.row("run_steps", number=number, from_ns=at, until_ns=until, free=True, wait_ns=-1)
+        at = until
+    b.step_times_us = ()
+    return b
+
+
+def test_of_a_host_that_runs_ahead_saving_is_judged() -> None:
+    finding = only(ahead(NPZ))
+    assert (finding.where.file, finding.where.line) == ("train.py", 35)
+    assert finding.cost_ns == 5 * 40_000_000
+    assert "runs ahead" in finding.detail
+
+
+def test_of_a_host_that_runs_ahead_other_work_is_not_judged() -> None:
+    assert not judge(ahead(EVALUATE)).findings
+
+
+def test_few_samples_tell_where_all_are_of_one_line() -> None:
+    b = training(SAVE, rare_us=20_000, every=10, steps=20)
+    assert only(b).where.line == 35
+    fewer = training(SAVE, rare_us=10_000, every=10, steps=20)
+    for at in (1_000, 6_000):
+        fewer.sample(EVALUATE, at, lasts=5_000, step=10, step_us=20_000)
+    assert not judge(fewer).findings, "of two lines ten samples are needed"

@@ -44,3 +44,24 @@ def test_a_program_that_jits_is_clean() -> None:
 def test_without_ops_of_the_host_it_is_not_evaluated() -> None:
     builder = TraceBuilder(recorded=frozenset())
     assert judge(RULE, builder.build()).status == "abstained"
+
+
+BESIDE = ProgramFact(name="single_operations", value="adam", file="train.py", line=7, count=29)
+
+
+def test_operations_beside_a_jitted_step_name_the_function_that_calls_them() -> None:
+    (finding,) = _judge(BESIDE).findings
+    assert finding.title == "29 single operations per step outside of jax.jit, most in adam"
+    assert (finding.cost_ns, finding.where.label()) == (580_000, "train.py:7")
+    assert "call adam in the jitted function" in finding.advice
+
+
+def test_fewer_than_ten_operations_beside_a_jitted_step_are_clean() -> None:
+    assert _judge(replace(BESIDE, count=10)).status == "flagged"
+    assert _judge(replace(BESIDE, count=9)).status == "clean"
+
+
+def test_operations_that_no_function_calls_name_their_line() -> None:
+    (finding,) = _judge(replace(BESIDE, value="")).findings
+    assert finding.title == "29 single operations per step outside of jax.jit"
+    assert "the work of this line" in finding.advice

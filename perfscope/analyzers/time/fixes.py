@@ -108,7 +108,7 @@ def does(kind: FrameKind) -> str:
 
 _ASYNC_TORCH = "Save less often, or asynchronously (`torch.distributed.checkpoint.async_save`)."
 _ASYNC_ORBAX = (
-    "Save asynchronously: `ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())` in place of `ocp.Checkpointer`, and "
+    "Save less often, or asynchronously: `ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())` of Orbax, and "
     "`wait_until_finished()` after the loop. It copies the arrays and writes them while the next steps run."
 )
 _ANY: Mapping[FrameKind, str] = {

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time.frame_kinds import ENGINES
+from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.samples import device_waits, free_samples, shown_kinds, stacks
 from perfscope.analyzers.time.whole_run.cores import waits_of_steps
@@ -71,6 +71,12 @@ class SlowSteps(Struct, frozen=True, kw_only=True):
     """Median of all others."""
     calls: tuple[OwnCall, ...]
     """Most time first."""
+    of_host: bool
+    """Times are those of a host that runs ahead of its work: only saving and logging is judged then."""
+    whole_ns: int
+    """All steps without a profiler together."""
+    steps: int
+    """Their number."""
 
     @property
     def share(self) -> float:
@@ -80,14 +86,14 @@ class SlowSteps(Struct, frozen=True, kw_only=True):
 
 def slow_steps(trace: Trace) -> SlowSteps | None:
     """``None``: too few steps without a profiler, none of them slow for work of its own, or no stacks sampled in it."""
-    times = np.array(trace.step_times_ns, np.int64)
+    times, host = _times(trace)
     if len(times) < LEAST_STEPS:
         return None
     samples, rows = trace.rows["samples"], free_samples(trace, trace.fact(main_thread))
     waits = trace.fact(waits_of_steps)
     waited = np.array([waits.get(number, 0) for number in samples["step"][rows].tolist()], np.int64)
     slow = samples["step_ns"][rows] - waited >= SLOW * float(np.median(times))
-    own = _own_frames(trace, rows, slow)
+    own = _own_frames(trace, rows, slow, saves=host)
     mine = own != MISSING
     numbers, first = np.unique(samples["step"][rows[mine]], return_index=True)
     if not len(numbers):
@@ -99,7 +105,18 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
         slow_ns=round(float(np.median(lasting))),
         other_ns=round(float(np.median(times[~np.isin(times, lasting)]))),
         calls=_own_calls(trace, rows, own),
+        of_host=host,
+        whole_ns=int(times.sum()),
+        steps=len(times),
     )
+
+
+def _times(trace: Trace) -> tuple[Int64, bool]:
+    """Times of the steps without a profiler, and whether they are those of a host that runs ahead of its work."""
+    if trace.step_times_ns:
+        return np.array(trace.step_times_ns, np.int64), False
+    rows = trace.rows["run_steps"]
+    return (rows["until_ns"] - rows["from_ns"])[rows["free"]].astype(np.int64), True
 
 
 def _distance(numbers: list[int]) -> int | None:
@@ -108,12 +125,20 @@ def _distance(numbers: list[int]) -> int | None:
     return gap if often >= 2 and 2 * often > sum(gaps.values()) else None
 
 
-def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray) -> Int64:
-    """Per row of ``samples`` in ``rows`` the outermost frame with ``ONLY_THERE`` times its share of other steps."""
+_SAVES = (FrameKind.LOGGING, FrameKind.CHECKPOINT)
+
+
+def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray, *, saves: bool) -> Int64:
+    """Per row of ``samples`` in ``rows`` the outermost frame with ``ONLY_THERE`` times its share of other steps.
+
+    ``saves``: of samples that show saving or logging alone.
+    """
     samples, parents = trace.rows["samples"], trace.rows["frames"]["parent"]
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
     judged = (frames != MISSING) & ~np.isin(trace.fact(sample_activities)[rows], _OTHERS_JUDGE)
     judged &= ~trace.fact(device_waits)[rows]
+    if saves:
+        judged &= np.isin(shown_kinds(trace, rows), _SAVES)
     inside = _inclusive(parents, frames[judged & slow], lasts[judged & slow])
     elsewhere = _inclusive(parents, frames[judged & ~slow], lasts[judged & ~slow])
     often = _inclusive(parents, frames[judged & slow], np.ones(int((judged & slow).sum()))) >= LEAST_SAMPLES

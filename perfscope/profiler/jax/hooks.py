@@ -11,6 +11,7 @@ from typing import Any
 
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.eager_loop import EagerLoop
+from perfscope.profiler.jax.single_operations import SingleOperations
 from perfscope.profiler.patching import Undo, replace, undo_all
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.source_files import SourceFiles
@@ -61,6 +62,8 @@ class CalledFunctions:
         self.eager = ""
         """The function that a loop of single operations calls, where the program jits none; else empty."""
         files = SourceFiles(Path.cwd(), compat.package_folders())
+        self.beside = SingleOperations(lambda path: files.is_user(path) and not files.is_installed(path))
+        """Operations beside the followed function."""
         self._eager = EagerLoop(
             lambda path: files.is_user(path) and not files.is_installed(path),
             self._turned,
@@ -89,8 +92,8 @@ class CalledFunctions:
             self._finder.recorder.broken(error)
             return
         if known is None:
-            if self._followed is None and not compat.is_tracing():
-                self._eager.operation(sys._getframe(1))
+            if not compat.is_tracing():
+                (self._eager if self._followed is None else self.beside).operation(sys._getframe(1))
             return
         key, name = known
         calls = self._calls[key] = self._calls.get(key, 0) + 1
@@ -102,12 +105,14 @@ class CalledFunctions:
                 self._finder.mistaken(Source.JITTED)
         if key == self._followed:
             self._others = 0
+            self.beside.step(sys._getframe(1))
             self._finder.called(Source.JITTED, name, before)
         elif self._followed is not None:
             self._others = self._others + 1 if key == self._other else 1
             self._other = key
             if self._others >= LEFT_BEHIND and self._calls[self._followed] <= FEW_CALLS:
                 self._followed, self._others = key, 0
+                self.beside.start_over()
                 self._finder.mistaken(Source.JITTED)
                 self._finder.called(Source.JITTED, name, calls - 1)
 
@@ -143,6 +148,11 @@ class JaxHooks:
     def unjitted(self) -> EagerLoop | None:
         """The loop of single operations that the steps are turns of; ``None``: the program jits."""
         return None if self._calls is None else self._calls.unjitted
+
+    @property
+    def beside(self) -> SingleOperations | None:
+        """Operations beside the jitted function that makes the steps; ``None``: nothing was hooked."""
+        return None if self._calls is None else self._calls.beside
 
     @property
     def called(self) -> bool:

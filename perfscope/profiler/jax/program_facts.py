@@ -11,6 +11,7 @@ from perfscope.model.documents.run import ProgramFact
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.eager_loop import EagerLoop
 from perfscope.profiler.jax.record_log import CallSites
+from perfscope.profiler.jax.single_operations import SingleOperations
 from perfscope.profiler.patching import Undo
 
 SWITCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_enable_checks")
@@ -50,8 +51,11 @@ class JaxFacts:
         while self._undo:
             self._undo.pop()()
 
-    def noted(self, unjitted: EagerLoop | None) -> tuple[ProgramFact, ...]:
-        """All facts of now; ``unjitted``: the loop of single operations that the steps are turns of."""
+    def noted(self, unjitted: EagerLoop | None, beside: SingleOperations | None) -> tuple[ProgramFact, ...]:
+        """All facts of now.
+
+        ``unjitted``: the loop of single operations that the steps are turns of; ``beside``: those beside a jitted step.
+        """
         facts = []
         if unjitted is not None and unjitted.function is not None:
             code = unjitted.function
@@ -61,6 +65,12 @@ class JaxFacts:
                     file=self._sites.name(code.co_filename), line=unjitted.line, count=unjitted.operations,
                 )
             )  # fmt: skip
+        if beside is not None and beside.per_step:
+            function, path, line = beside.place()
+            file = None if path is None else self._sites.name(path)
+            facts.append(
+                ProgramFact(name="single_operations", value=function, file=file, line=line, count=beside.per_step)
+            )
         for name in (*SWITCHES, X64):
             if compat.setting(name):
                 file, line = self._set_at.get(name, (None, None))

@@ -138,7 +138,7 @@ class JaxSession:
 
     def facts(self) -> tuple[ProgramFact, ...]:
         """Settings of the program that cost time, and kernels that are interpreted."""
-        return self._facts.noted(self.hooks.unjitted)
+        return self._facts.noted(self.hooks.unjitted, self.hooks.beside)
 
     @property
     def compilations(self) -> int:

@@ -16,7 +16,8 @@ is a finding of its own that names that thread and its line. What only some step
 that is silent, saving in some of the traced steps is judged here, as its frames leave no doubt. Without an accelerator
 in the recording the main thread's time outside every op and data loader is judged, if most steps have it: on an
 accelerator it would be idle time unless the device is still busy then. What the host waited for a core (`perfscope run`
-on Linux) is a cause of its own and no work; work that is less than half of it is not named. All of it is measured; the
+on Linux) is a cause of its own and no work; work that is less than half of it is not named, nor is work of which
+neither line nor kind is known where that waiting is a tenth of the step. All of it is measured; the
 saving is an upper bound.
 
 Fix: it depends on what the frame with most of the time is. Work of the program's own moves out of the loop (done once,
@@ -47,9 +48,11 @@ from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import lock_wait, sampled_site, stacks
 from perfscope.analyzers.time.slow_steps import LEAST_SHARE as SLOW_SHARE
 from perfscope.analyzers.time.slow_steps import slow_steps
+from perfscope.analyzers.time.small_calls import small_call
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
-from perfscope.analyzers.time.whole_run.cores import doubtful_causes
+from perfscope.analyzers.time.unjitted import single_operations
+from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, doubtful_causes
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE, MEDIUM_SHARE
@@ -102,7 +105,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     total = account.total_ns if keeps_idle(account) else {}
     works: dict[tuple[str, str], _Work] = {}
     doubtful = doubtful_causes(account.total_ns, account.whole_ns)
-    unjitted = any(fact.name == "unjitted_step" for fact in trace.program_facts)
+    dispatches = trace.fact(single_operations) is not None or trace.fact(small_call) is not None
     for cause in _CAUSES:
         if cause in doubtful:
             continue
@@ -110,8 +113,10 @@ def check(trace: Trace) -> Iterable[Finding]:
         often = total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare
         if often or (cause == "saving" and _saves_at_times(trace, account)):
             work = _work(trace, account, cause)
-            if unjitted and work.kind in (*ENGINES, FrameKind.UNKNOWN):
-                continue  # `unjitted_step` has it, with the function to jit
+            if dispatches and work.kind in (*ENGINES, FrameKind.UNKNOWN):
+                continue  # `unjitted_step` or `launch_bound` has it, with the function
+            if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and _is_busy(account):
+                continue  # it may be what the waiting left behind it
             key = (work.subject, work.line.site.where().label())
             works[key] = work if key not in works else works[key].merged(work)
     for work in works.values():
@@ -124,6 +129,10 @@ def check(trace: Trace) -> Iterable[Finding]:
         )
 
 
+def _is_busy(account: StepAccount) -> bool:
+    return account.total_ns["core_wait"] >= BUSY_SHARE * account.whole_ns
+
+
 def keeps_idle(account: StepAccount) -> bool:
     """Whether the host's own work is enough of the step to be named."""
     if account.device == MISSING:
@@ -134,7 +143,8 @@ def keeps_idle(account: StepAccount) -> bool:
 
 def _saves_at_times(trace: Trace, account: StepAccount) -> bool:
     """Whether saving takes much of the traced steps together, and no finding of `slow_steps` has it."""
-    if account.total_ns["saving"] < LEAST_SHARE_ON_HOST * account.whole_ns:
+    worked = account.whole_ns - account.total_ns["core_wait"]
+    if account.total_ns["saving"] < max(1, LEAST_SHARE_ON_HOST * worked):
         return False
     slow = trace.fact(slow_steps)
     saves = (FrameKind.LOGGING, FrameKind.CHECKPOINT)

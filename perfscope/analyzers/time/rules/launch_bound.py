@@ -11,13 +11,17 @@ that launch), and time in device memory calls such as `cudaMalloc` and `cudaFree
 intervals `host_bound` judges. All of the cost is idle time of the device, so overlap is accounted for. Kernels whose
 launch was not recorded are not judged. Without an accelerator in the recording the time between the ops of the main
 thread is judged, in intervals under 1 ms, if it is more than half of every step: Python and the framework then take
-longer than the ops, on an accelerator even more so. The profiler's own time for each op is in it.
+longer than the ops, on an accelerator even more so. The profiler's own time for each op is in it. Steps of a JAX
+program that are one short call of a compiled function each (under 1 ms, less than half of it work, most sampled stacks
+at the line of the call) are a finding of their own; whether a call can need the result of the one before is read from
+the types of its arguments and results.
 
 Fix: take the host out of the loop: `torch.compile(model, mode="reduce-overhead")` or
 `torch.cuda.CUDAGraph` replays a whole step with one launch; larger batches and fused ops
 (`torch.optim.AdamW(..., fused=True)`) need fewer launches. Against memory calls: let the caching
 allocator keep its blocks (stable shapes, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, no
-`torch.cuda.empty_cache()` in the loop). Against long gaps: move the Python work to another thread or
+`torch.cuda.empty_cache()` in the loop). JAX functions that are called for each sample take all samples in one call
+(`jax.vmap`). Against long gaps: move the Python work to another thread or
 process, or out of the step.
 """
 
@@ -42,9 +46,11 @@ from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.host_lines import HALF, HostLine, host_lines
 from perfscope.analyzers.time.records import host_records, launched_records
 from perfscope.analyzers.time.sites import call_site, op_of
+from perfscope.analyzers.time.small_calls import SmallCall, small_call
 from perfscope.analyzers.time.spans import removed_time, worst_spans
-from perfscope.analyzers.time.steps import timed_cost
-from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where
+from perfscope.analyzers.time.steps import step_windows, timed_cost
+from perfscope.analyzers.time.unjitted import single_operations
+from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.intervals import Intervals
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns
@@ -112,7 +118,13 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _on_host(trace: Trace) -> Iterator[Finding]:
-    """The time between the ops of the main thread, where it is most of every step."""
+    """Calls that take longer than their work; else time between the main thread's ops, if it is most of each step."""
+    call = trace.fact(small_call)
+    if call is not None:
+        yield _of_calls(trace, call)
+        return
+    if trace.fact(single_operations) is not None:
+        return  # `unjitted_step` has them
     account = next((item for item in trace.fact(step_accounts) if item.device == MISSING and item.whole_ns), None)
     if account is None:
         raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
@@ -133,6 +145,31 @@ def _on_host(trace: Trace) -> Iterator[Finding]:
         where=NOWHERE if line is None else line.site.where(),
         spans=worst_spans(gaps.starts, gaps.ends, gaps.ends - gaps.starts),
         removes=(removed_time(gaps),),
+    )
+
+
+def _of_calls(trace: Trace, call: SmallCall) -> Finding:
+    """A compiled function that is called for too little work."""
+    cost = (call.step_ns - call.work_ns) * trace.fact(step_windows).count
+    together = (
+        f"Call it once for all inputs: jax.vmap({call.function}) inside of one jax.jit, on an array that holds them. "
+        "No call needs a result of the one before."
+        if call.independent
+        else f"Run the loop on the device: jax.lax.scan or jax.lax.fori_loop around {call.function}, in one jax.jit."
+    )
+    return Finding(
+        subject=f"calls of {call.function}",
+        title=fit_title(
+            f"{call.function} is called {call.calls:,} times for {format_ns(call.work_ns)} of work each: a call takes "
+            f"{format_ns(call.step_ns)}",
+            call.function,
+        ),
+        detail="Most of a call is Python and dispatch. Times are those of calls without a profiler.",
+        **timed_cost(trace, cost, call.step_ns * trace.fact(step_windows).count),
+        untraced_ns_per_step=call.step_ns - call.work_ns,
+        advice=together,
+        where=call.where,
+        evidence=({"function": call.function, "call_ns": call.step_ns, "work_ns": call.work_ns, "calls": call.calls},),
     )
 
 

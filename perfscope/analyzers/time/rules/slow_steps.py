@@ -7,8 +7,9 @@ How it is found: steps without a profiler of at least twice the median are slow,
 for a core. Of the stacks sampled in them (`perfscope run`) the calls count whose share of the slow steps is ten times
 that in the other steps; so a step that the machine held up is none. Waiting for a device and compiling are left out:
 other rules judge those. The cost is the sampled time of these calls by all steps, if it is a tenth of it and at least
-two steps have it. What the device does meanwhile is not known: the saving is an upper bound. JAX programs that do not
-read a result in their steps are not judged: the host runs ahead, and its steps end before their work does.
+two steps have it. What the device does meanwhile is not known: the saving is an upper bound. Of JAX programs that do
+not read a result in their steps only saving and logging is judged: the host runs ahead, and its steps end before their
+work does.
 
 Fix: do it less often, move it to another process or thread, or make it faster. Save checkpoints asynchronously
 (`torch.distributed.checkpoint.async_save`, `ocp.AsyncCheckpointer`), evaluate on fewer batches, step environments in
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.time.fixes import frame_fix, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
+from perfscope.analyzers.time.host_lines import UNANIMOUS
 from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import sampled_site
@@ -44,25 +46,27 @@ LEAST_SLOW = 2
 """Steps: one may be the end of the program."""
 
 LEAST_SAMPLES = 10
-"""Fewer do not tell which call has most of the time."""
+"""Fewer do not tell which call has most of the time, unless all of them are of one line."""
+
+_AHEAD = ", of a host that runs ahead of its work"
 
 examined = host_records
 
 
 def check(trace: Trace) -> Iterator[Finding]:
     """Yield one finding for all work that only slow steps do."""
-    if not trace.step_times_ns:
-        raise AbstainError("no step was timed without a profiler, or the host goes on before its work is done")
-    if len(trace.step_times_ns) < LEAST_STEPS:
-        raise AbstainError(f"fewer than {LEAST_STEPS} steps were timed without a profiler")
     found = trace.fact(slow_steps)
+    if not trace.step_times_ns and found is None:
+        raise AbstainError("no step was timed without a profiler, or the host goes on before its work is done")
+    if trace.step_times_ns and len(trace.step_times_ns) < LEAST_STEPS:
+        raise AbstainError(f"fewer than {LEAST_STEPS} steps were timed without a profiler")
     if found is None or found.share < LEAST_SHARE or len(found.numbers) < LEAST_SLOW:
         return
-    if sum(call.samples for call in found.calls) < LEAST_SAMPLES or _prompts(trace, len(found.numbers)):
+    if not _enough(trace, found) or _prompts(trace, len(found.numbers)):
         return
-    whole = sum(trace.step_times_ns)
+    whole = found.whole_ns
     cost, first = round(found.share * whole), found.calls[0]
-    per_step = round(cost / len(trace.step_times_ns))
+    per_step = round(cost / found.steps)
     site = sampled_site(trace, first.frame)
     name = trace.text(int(trace.rows["frames"]["name"][first.callee]))
     if name == "<module>":
@@ -72,9 +76,10 @@ def check(trace: Trace) -> Iterator[Finding]:
     fix = _fix(trace, first, name)
     yield Finding(
         subject="work of slow steps",
-        title=fit_title(f"{_which(found, trace)}: {found.share:.0%} of the time, most in {name}", name),
+        title=fit_title(f"{_which(found)}: {found.share:.0%} of the time, most in {name}", name),
         detail=f"They take {format_ns(found.slow_ns)}, the others {format_ns(found.other_ns)} (medians, without a "
-        "profiler). The traced steps do not show this work unless one of them is such a step.",
+        f"profiler{_AHEAD if found.of_host else ''}). The traced steps do not show this work unless one of them is "
+        "such a step.",
         severity=severity_of(cost, whole),
         basis="measured",
         advice=f"{fix} {trace_it}" if fix else "",
@@ -85,6 +90,13 @@ def check(trace: Trace) -> Iterator[Finding]:
         where=site.where(),
         evidence=tuple(_row(trace, call, per_step / found.share) for call in found.calls[:MOST_ROWS]),
     )
+
+
+def _enough(trace: Trace, found: SlowSteps) -> bool:
+    """Whether the samples tell which call has most of the time: many, or a few that are all of one line."""
+    count = sum(call.samples for call in found.calls)
+    lines = {sampled_site(trace, call.frame).where().label() for call in found.calls}
+    return count >= LEAST_SAMPLES or (count >= UNANIMOUS and len(lines) == 1)
 
 
 def _prompts(trace: Trace, slow: int) -> bool:
@@ -102,10 +114,10 @@ def _fix(trace: Trace, call: OwnCall, name: str) -> str:
     return f"Run `{name}` less often, or make it faster."
 
 
-def _which(found: SlowSteps, trace: Trace) -> str:
+def _which(found: SlowSteps) -> str:
     if found.every is not None:
         return f"every {ordinal(found.every)} step is slow"
-    return f"{len(found.numbers)} of {len(trace.step_times_ns):,} steps are slow"
+    return f"{len(found.numbers)} of {found.steps:,} steps are slow"
 
 
 def _row(trace: Trace, call: OwnCall, mean_ns: float) -> dict[str, Cell]:

@@ -1,4 +1,4 @@
-"""A JAX program jits nothing: each operation of a step is dispatched by itself.
+"""A JAX program dispatches the operations of a step one by one: it jits nothing, or not the whole step.
 
 Why it costs:
     Outside of `jax.jit` every operation is a program of its own: Python looks it up, checks its arguments and
@@ -8,8 +8,10 @@ Why it costs:
 How it is found:
     `perfscope run` counts operations of jax's own that a program calls outside of jitted functions. Where it calls no
     jitted function twice, the steps are turns of the loop in which it calls them, and the function that the loop
-    calls is the one to jit. The cost is the time of the host between and around these operations in the recorded
-    steps, measured; waiting for a core and compiling are left out.
+    calls is the one to jit. Beside a jitted function that makes the steps they are counted per step, with the function
+    or line that calls most of them: an optimizer outside of the jitted gradient, metrics of each batch. The cost is the
+    time of the host between and around these operations in the recorded steps, measured; waiting for a core and
+    compiling are left out.
 
 Fix:
     Jit the function that the loop calls::
@@ -25,10 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from perfscope.analyzers.time.account import Cause, step_accounts
-from perfscope.analyzers.time.jax_debugging import JIT_DISABLED, switches_on
 from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.steps import step_windows, timed_cost
+from perfscope.analyzers.time.unjitted import single_operations
+from perfscope.analyzers.time.untraced import trace_step_time
+from perfscope.model.documents.run import ProgramFact
 from perfscope.model.finding import Finding, Where, fit_title
 from perfscope.model.trace import Trace
 
@@ -42,16 +48,28 @@ examined = host_records
 
 
 def check(trace: Trace) -> Iterator[Finding]:
-    """One finding for a program whose steps jit nothing."""
-    fact = next((fact for fact in trace.program_facts if fact.name == "unjitted_step"), None)
-    accounts = trace.fact(step_accounts)
-    if fact is None or not accounts or any(one.name == JIT_DISABLED for one in switches_on(trace)):
-        return  # `debug_mode` has the switch
+    """One finding for a program whose steps dispatch many operations one by one."""
+    found, accounts = trace.fact(single_operations), trace.fact(step_accounts)
+    if found is None or not accounts:
+        return
     account = max(accounts, key=lambda one: sum(one.total_ns[cause] for cause in _DISPATCH))
     cost = sum(account.total_ns[cause] for cause in _DISPATCH)
+    if found.steps == "jitted":  # the jitted call is dispatched, too
+        cost = cost * found.fact.count // (found.fact.count + 1)
     worked = account.whole_ns - account.total_ns["core_wait"]
     if cost < MIN_SHARE * worked or not cost:
         return
+    covers: dict[str, int] = {cause: account.total_ns[cause] for cause in _DISPATCH}
+    make = _unjitted if found.steps == "unjitted" else _beside_jitted
+    finding = replace(make(trace, found.fact), covers_ns=covers, **timed_cost(trace, cost, account.whole_ns))
+    bare = trace_step_time(trace)
+    if bare is not None and bare.of != "profiled":  # a profiler lengthens all of it alike
+        finding = replace(finding, untraced_ns_per_step=round(bare.ns * cost / worked))
+    yield finding
+
+
+def _unjitted(trace: Trace, fact: ProgramFact) -> Finding:
+    """The program jits nothing."""
     executions = len(set(trace.rows["hlo_ops"]["run_id"].tolist()))
     steps = max(1, trace.fact(step_windows).count)
     often = f"{round(executions / steps):,} single operations per step" if executions > steps else "single operations"
@@ -61,14 +79,33 @@ def check(trace: Trace) -> Iterator[Finding]:
         if fact.value
         else "move the body of this loop into a function, and decorate it with @jax.jit"
     )
-    yield Finding(
+    return Finding(
         subject=f"nothing is jitted{inside}",
         title=fit_title(f"nothing is jitted: {often}{inside}", fact.value or often),
         detail=f"jax ran {fact.count:,} operations of its own in the run, each as a program that the host dispatches.",
-        **timed_cost(trace, cost, account.whole_ns),
+        severity="medium",
+        basis="measured",
         where=Where(file=fact.file, line=fact.line),
-        covers_ns={cause: account.total_ns[cause] for cause in _DISPATCH},
-        evidence=({"function": fact.value or None, "operations": fact.count, "host_ns": cost},),
+        evidence=({"function": fact.value or None, "operations": fact.count},),
         advice=f"Jit the step: {what}. Turn loops over elements inside of it into jax.lax.fori_loop, jax.lax.scan or "
         "operations on whole arrays, or they are written out in the program.",
+    )
+
+
+def _beside_jitted(trace: Trace, fact: ProgramFact) -> Finding:
+    """Operations beside a jitted function that makes the steps."""
+    inside = f", most in {fact.value}" if fact.value else ""
+    what = f"call {fact.value}" if fact.value else "do the work of this line"
+    return Finding(
+        subject="operations outside of jit",
+        title=fit_title(
+            f"{fact.count:,} single operations per step outside of jax.jit{inside}", fact.value or "jax.jit"
+        ),
+        detail="Each is a program of its own that the host dispatches, and nothing is fused.",
+        severity="medium",
+        basis="measured",
+        where=Where(file=fact.file, line=fact.line),
+        evidence=({"function": fact.value or None, "operations_per_step": fact.count},),
+        advice=f"Jit the whole step: {what} in the jitted function of the step, or in one decorated with @jax.jit. "
+        "Numbers that change in each step, such as a step count, are passed as arrays.",
     )
