@@ -8,7 +8,7 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time import host_account, step_accounts
 from perfscope.analyzers.time.account import check_step_accounts
-from perfscope.analyzers.time.rank_waits import reduced_too_often, reductions_per_update
+from perfscope.analyzers.time.rank_waits import message_kind, reduced_too_often, reductions_per_update
 from perfscope.model.trace import SliceKind, Trace
 from tests.build import EVERYTHING, TraceBuilder
 
@@ -96,12 +96,29 @@ def test_a_program_that_computes_in_python_beside_a_collective_does_not_wait() -
     assert causes(b.build()).get("other_ranks", 0) == 0
 
 
-@pytest.mark.parametrize(("name", "told"), [("recv", True), ("send", True), ("all_gather", False)])
-def test_messages_between_two_ranks_are_those_of_a_pipeline(name: str, told: bool) -> None:
-    b = step((3_000, 8_000))
-    b.tables["collectives"][0]["name"] = b.code(name)
-    (finding,) = judge(load_rule("unexplained_idle"), b.build()).findings
-    assert ("microbatches" in finding.advice) is told
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("recv", "recv", "pipeline"),
+        ("send", "recv", "exchange"),
+        ("all_gather", "all_gather", None),
+    ],
+)
+def test_messages_between_two_ranks(first: str, second: str, kind: str | None) -> None:
+    b = step((3_000, 8_000), (3_100, 7_900))
+    for row, name in zip(b.tables["collectives"], (first, second), strict=True):
+        row["name"] = b.code(name)
+    trace = b.build()
+    assert message_kind(trace) == kind
+    (finding,) = judge(load_rule("unexplained_idle"), trace).findings
+    assert ("microbatches" in finding.advice) is (kind == "pipeline")
+
+
+def test_a_rank_that_sends_before_it_receives_is_of_a_pipeline() -> None:
+    b = step((3_000, 5_000), (5_000, 8_000))
+    for row, name in zip(b.tables["collectives"], ("send", "recv"), strict=True):
+        row["name"] = b.code(name)
+    assert message_kind(b.build()) == "pipeline"
 
 
 def test_the_finding_names_it() -> None:

@@ -7,6 +7,8 @@ that wait count, as Python may run beside a collective.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
@@ -109,13 +111,36 @@ def reduced_too_often(trace: Trace) -> str:
     )
 
 
-_MESSAGES = frozenset({"send", "recv", "send_recv"})
+SENDS, RECEIVES = ("send",), ("recv",)
+MessageKind = Literal["pipeline", "exchange"]
+EXCHANGED = 0.5
+"""Of the time of receives: where sends of the same rank are under way so long, ranks exchange data with each other."""
 
 
-def mostly_messages(trace: Trace) -> bool:
-    """Whether most time in which the host communicates is in messages of two ranks, as between stages of a pipeline."""
+def message_kind(trace: Trace) -> MessageKind | None:
+    """How ranks use messages of two, where these have most of the time in which the host communicates; else None.
+
+    ``exchange``: a rank sends while it receives, as around a ring or between neighbours of a grid. ``pipeline``: it
+    does one of them at a time.
+    """
     collectives = trace.rows["collectives"]
     rows = np.flatnonzero(collectives["slice"] != MISSING)
-    codes = [code for code, text in enumerate(trace.strings) if text in _MESSAGES]
     lasted = (collectives["end_ns"] - collectives["start_ns"])[rows]
-    return bool(2 * lasted[np.isin(collectives["name"][rows], codes)].sum() > lasted.sum())
+    sends, receives = (_spans_of(trace, rows, names) for names in (SENDS, RECEIVES))
+    both = np.isin(collectives["name"][rows], _codes(trace, (*SENDS, *RECEIVES, "send_recv")))
+    if not 2 * lasted[both].sum() > lasted.sum():
+        return None
+    together = intersection(sends, receives).total()
+    if together >= EXCHANGED * min(sends.total(), receives.total()) and together:
+        return "exchange"
+    return "pipeline"
+
+
+def _codes(trace: Trace, names: tuple[str, ...]) -> list[int]:
+    return [code for code, text in enumerate(trace.strings) if text in names]
+
+
+def _spans_of(trace: Trace, rows: npt.NDArray[np.int64], names: tuple[str, ...]) -> Intervals:
+    collectives = trace.rows["collectives"]
+    chosen = rows[np.isin(collectives["name"][rows], _codes(trace, names))]
+    return union(collectives["start_ns"][chosen], collectives["end_ns"][chosen])

@@ -29,7 +29,7 @@ from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_int
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.fixes import cause_fix, record_stacks, situation
 from perfscope.analyzers.time.host_lines import host_lines
-from perfscope.analyzers.time.rank_waits import mostly_messages, reduced_too_often
+from perfscope.analyzers.time.rank_waits import MessageKind, message_kind, reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
@@ -80,14 +80,15 @@ _WAITS: dict[Framework, str] = {
 _LINKED = "Record the step again with `perfscope run`, which links device work to the host's calls."
 
 
-_PIPELINE = "Let the stages of a pipeline work side by side: stages of equal work, and more microbatches{schedule}. "
-_PIPELINE += "Elsewhere begin to receive early{call}, and compute in the meantime."
+_PIPELINE = "Let the stages of a pipeline work side by side: stages of equal work, and more microbatches{schedule}."
 _SCHEDULE = " (`Schedule1F1B`, `ScheduleInterleaved1F1B` of `torch.distributed.pipelining`)"
-MESSAGES: dict[Framework, str] = {
-    "torch": _PIPELINE.format(schedule=_SCHEDULE, call=" (`dist.irecv`)"),
-    "jax": _PIPELINE.format(schedule="", call=""),
-    "none": _PIPELINE.format(schedule="", call=" (`MPI_Irecv`)"),
-}
+_EXCHANGE = "Begin the exchange before the work that does not need its data{call}, and wait where the data is used."
+MESSAGES: dict[MessageKind, dict[Framework, str]] = {
+    "pipeline": {"torch": _PIPELINE.format(schedule=_SCHEDULE), "jax": _PIPELINE.format(schedule=""),
+                 "none": _PIPELINE.format(schedule="")},
+    "exchange": {"torch": _EXCHANGE.format(call=" (`dist.batch_isend_irecv`)"), "jax": _EXCHANGE.format(call=""),
+                 "none": _EXCHANGE.format(call=" (`MPI_Isend`, `MPI_Irecv`)")},
+}  # fmt: skip
 """Waits in messages between two ranks, by framework."""
 
 
@@ -95,8 +96,8 @@ def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
     """What to do about most of the time, and which recording would tell more; one of them may be empty."""
     if cause == "other_ranks" and (often := reduced_too_often(trace)):
         return often, ""
-    if cause == "other_ranks" and mostly_messages(trace):
-        return MESSAGES[framework(trace)], ""
+    if cause == "other_ranks" and (kind := message_kind(trace)) is not None:
+        return MESSAGES[kind][framework(trace)], ""
     where = trace.fact(situation)
     fix = "" if on_host and cause == "sync" else cause_fix(cause, where)
     return (f"{fix} The evidence has the other causes.", "") if fix else ("", record_stacks(where))
