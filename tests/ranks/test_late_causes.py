@@ -12,7 +12,7 @@ from perfscope.analyzers.ranks.sets import rank_sets
 from perfscope.analyzers.ranks.waits import lateness_of
 from perfscope.model.trace import Trace
 from perfscope.model.trace.core_facts import CoreFacts
-from tests.build import TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder
 from tests.ranks.build import STEP, Extra, rank_set
 from tests.rules import compared_by
 
@@ -157,3 +157,39 @@ def test_waiting_that_a_late_rank_explains_is_told_once(*, late: bool, told: boo
     rules = [rule for rule, _ in analysis.findings()]
     assert ("straggler" in rules) is told
     assert not (told and "unexplained_idle" in rules)
+
+
+def host_ranks(*late_us: int) -> list[Trace]:
+    """Ranks that come so late to the second of two all-reduces on the host, without a known cause."""
+    traces = []
+    for rank, late in enumerate(late_us):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json", recorded=EVERYTHING - {"device_work"})
+        build.step(1, 0, 100_000)
+        for number, (start, end) in enumerate(((1_000, 2_000), (5_000 + late, 90_000))):
+            build.annotation("gloo:all_reduce", start, end, tid=9)
+            build.row("collectives", start_ns=start * 1000, end_ns=end * 1000, name=build.code("all_reduce"),
+                      slice=number)  # fmt: skip
+        build.op("aten::mm", 2_100, 4_900 + late)
+        traces.append(build.build())
+    return traces
+
+
+def test_waiting_for_several_late_ranks_is_explained_by_them() -> None:
+    """The last rank is late behind the next-to-last alone; the others waited for both."""
+    traces = host_ranks(0, 0, 50_000, 80_000)
+    analysis = analyze(traces, ["straggler", "unexplained_idle"])
+    assert [rule for rule, _ in analysis.findings()] == ["straggler"]
+    (late,) = analysis["straggler"].findings
+    assert (late.cost_ns, late.covers_ns) == (30_000_000, {"other_ranks": 80_000_000})
+    assert (late.advice, late.record[:6]) == ("", "Record")
+
+
+def test_ranks_in_step_explain_no_waiting() -> None:
+    analysis = analyze(host_ranks(0, 0, 0, 0), ["straggler", "unexplained_idle"])
+    assert [rule for rule, _ in analysis.findings()] == ["unexplained_idle"]
+
+
+def test_an_earlier_collective_of_the_same_group_is_no_cause() -> None:
+    (found,) = rank_sets(rank_set(LATE, extra=with_steps(gemm())))
+    (late,) = lateness_of(found).stragglers
+    assert cause_of(found, late, "an earlier collective", in_turn=False).why is Why.UNKNOWN

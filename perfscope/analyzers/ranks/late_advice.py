@@ -84,6 +84,8 @@ def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: 
     where = None if cause.line is None else _where(cause.line)
     if reason == COMPUTE:
         return Said(record=_SHAPES, where=where)
+    if hosted and work.cores is not None and work.cores.busy:
+        return Said(record=_FREE_CORES, about="recording", where=where)
     if reason == NOTHING or not hosted:
         return Said(record=record_stacks(work.situation), where=where)
     return Said(record=_CORES_OF_RANKS, where=where)

@@ -84,7 +84,8 @@ def cause_of(ranks: RankSet, straggling: Straggling, reason: str, *, in_turn: bo
     """
     arrivals = [late for late in straggling.arrivals if late.before.what == reason]
     if reason == EARLIER:
-        return Cause(why=Why.EARLIER)
+        several = len({matched.group for matched in ranks.matching.matched}) > 1
+        return Cause(why=Why.EARLIER if several else Why.UNKNOWN)  # a rank is not late to its group because of it
     first = Counter({rank: 0 for rank in ranks.job.traces if rank != straggling.rank})
     for late in arrivals:
         if late.first is not None:

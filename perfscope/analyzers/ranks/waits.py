@@ -381,6 +381,16 @@ def _straggling(rank: int, found: list[Late], ranks: RankSet) -> Straggling:
     return Straggling(rank=rank, arrivals=arrivals, cost_ns=cost)
 
 
+def explained_ns(late: Lateness) -> int:
+    """What the rank that waited longest waited at all late arrivals, each moment once."""
+    waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for arrival in (arrival for straggling in late.stragglers for arrival in straggling.arrivals):
+        for rank, side in arrival.collective.sides.items():
+            waits[rank].append((side.start_ns, side.start_ns + arrival.collective.wait_ns(rank)))
+    totals = (union([start for start, _ in spans], [end for _, end in spans]).total() for spans in waits.values())
+    return max(totals, default=0)
+
+
 def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
     """By other rank: ns of its steps it waited at these while its device computed nothing, each moment once."""
     waits: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -65,6 +65,7 @@ from perfscope.analyzers.ranks.waits import (
     Late,
     Lateness,
     Straggling,
+    explained_ns,
     lateness_of,
     launch_ns,
 )
@@ -135,7 +136,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         basis="measured",
         cost_ns=None if what.about == "recording" else cost,
         cost_ns_per_step=None if what.about == "recording" else per_step(trace, cost),
-        covers_ns={"other_ranks": cost} if hosted else {},
+        covers_ns={"other_ranks": explained_ns(late)} if hosted else {},
         where=_where(first, ranks)
         if what.where is None
         else replace(what.where, op=what.where.op or first.collective.operation),
