@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from perfscope.analyzers.engine import judge as judge_trace
 from perfscope.analyzers.memory.run_growth import LEAST_RESIDENT_BYTES, run_growth
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding
 from tests.build import EVERYTHING, TraceBuilder
 from tests.rules import judged_by
 
 judge = judged_by("memory_leak")
+RULE = load_rule("memory_leak")
 
 MIB = 1 << 20
 STEPS = list(range(8, 68, 4))
@@ -89,3 +94,19 @@ def test_a_graph_that_grows_is_said_before_the_memory_shows_it() -> None:
     finding = only(held(run(flat), "losses", "container", 4, graphs=True))
     assert (finding.subject, finding.severity, finding.basis) == ("growth of a graph", "low", "structural")
     assert judge(held(run(flat), "log", "container", 0)).status == "clean", "a list of numbers"
+
+
+def test_what_one_generation_keeps_of_its_tokens_is_no_leak() -> None:
+    kept = held(run(growing(2 * MIB)), "past", "container", 2 * MIB).build()
+    one, without_cache = ((4, 9), *((4, 1),) * 30), tuple((4, 9 + step) for step in range(30))
+    for tokens in (one, without_cache):
+        assert judge_trace(RULE, replace(kept, step_tokens=tokens)).status == "clean"
+
+
+def test_what_grows_over_several_generations_or_keeps_graphs_is_a_leak() -> None:
+    tokens = ((4, 9), *((4, 1),) * 10, (4, 9), *((4, 1),) * 10)
+    kept = held(run(growing(2 * MIB)), "outputs", "container", 2 * MIB)
+    assert judge_trace(RULE, replace(kept.build(), step_tokens=tokens)).status == "flagged"
+    assert judge_trace(RULE, replace(kept.build(), step_tokens=((4, 128),) * 30)).status == "flagged"
+    graphs = held(run(growing(2 * MIB)), "scores", "container", 2 * MIB, graphs=True)
+    assert judge_trace(RULE, replace(graphs.build(), step_tokens=((4, 1),) * 30)).status == "flagged"

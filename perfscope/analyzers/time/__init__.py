@@ -46,7 +46,14 @@ from perfscope.analyzers.time.jax_debugging import (
     is_interpreted,
     switches_on,
 )
-from perfscope.analyzers.time.model_calls import BACKWARD, Generation, ModelCall, call_tokens, generation
+from perfscope.analyzers.time.model_calls import (
+    BACKWARD,
+    Generation,
+    ModelCall,
+    call_tokens,
+    generation,
+    one_generation,
+)
 from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.samples import nearest_samples, sampled_site, stacks
@@ -189,6 +196,7 @@ __all__ = [
     "named_slices",
     "nearest_ancestor",
     "nearest_samples",
+    "one_generation",
     "op_records",
     "op_times",
     "outermost",

@@ -107,6 +107,16 @@ def growing(calls: Sequence[Tokens]) -> list[int]:
     return best
 
 
+def one_generation(trace: Trace) -> bool:
+    """Whether the known calls generate tokens of one batch of sequences: each has one new token per sequence.
+
+    After another call it has length 1 (with a cache) or is longer by 1 (without). What a loop keeps of its tokens ends
+    with the sequences; what grows over several generations is kept by the program.
+    """
+    lengths = [call[1] for call in call_tokens(trace) if call is not None]
+    return len(lengths) >= LEAST_CALLS and all(after in (1, before + 1) for before, after in pairwise(lengths))
+
+
 def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
     """The calls of the model, in order; none where there are fewer than ``LEAST_CALLS``, or a backward pass."""
     slices = trace.rows["slices"]

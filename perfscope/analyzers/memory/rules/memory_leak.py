@@ -9,8 +9,9 @@ four steps, a place in the program must hold the same amount more after each of 
 than twenty steps is judged as a whole: what is in use on the device (torch's allocator, living JAX arrays), else the
 resident memory of the process, is read after steps without a profiler and must rise nearly always, still in the second
 half. Variables of the program that grew meanwhile say what keeps it: a tensor whose autograd graph grows, a list of
-tensors, an array that is made longer, each with the line that does it. What a loop that generates tokens keeps of them
-is not counted. The lines behind it are those
+tensors, an array that is made longer, each with the line that does it. What a loop that generates tokens keeps of one
+batch of sequences (their tokens, a cache of keys and values) is not counted; growth over several generations is.
+The lines behind it are those
 whose own bytes grow: what was never let go, and what was replaced by something larger. Where a run counted the
 allocator's bytes before its first pass and behind the last one, growth shows also with one recorded step, and the
 place is what that step left behind. Of a JAX program two device memory profiles are compared, with no work queued at
@@ -55,7 +56,7 @@ from perfscope.analyzers.memory.holders import (
 )
 from perfscope.analyzers.memory.run_growth import RunGrowth, run_growth
 from perfscope.analyzers.ops import spans_of_blocks
-from perfscope.analyzers.time import GrownName, framework, generation, grown_names, step_windows
+from perfscope.analyzers.time import GrownName, framework, grown_names, one_generation, step_windows
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.severity import Severity
@@ -186,7 +187,7 @@ def _of_recording(trace: Trace, over_run: RunGrowth | None) -> list[Finding]:
 def _generates(trace: Trace, growth: RunGrowth) -> bool:
     """Whether the growth is what a loop that generates tokens keeps of them, which ends with the sequence."""
     name = growth.name
-    return trace.fact(generation) is not None and name is not None and not name.keeps_graphs
+    return name is not None and not name.keeps_graphs and trace.fact(one_generation)
 
 
 def _of_run(trace: Trace, growth: RunGrowth) -> Finding:

@@ -92,7 +92,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     sampled = loop_site(trace, rows)
     for index in np.flatnonzero(stalled).tolist():
         site = call_site(trace, int(rows[index]))
-        site = sampled if site.file is None else site
+        of_loop = not site.exact and (site.file, site.function) == (sampled.file, sampled.function)
+        site = sampled if site.file is None or of_loop else site  # the samples have the line of the fetch
         key = (
             trace.text(int(slices["name"][rows[index]])),
             site.where(op=trace.text(int(slices["name"][rows[index]]))),

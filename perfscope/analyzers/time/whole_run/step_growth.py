@@ -165,10 +165,12 @@ def step_growth(trace: Trace) -> StepGrowth | None:
     if len(numbers) < LEAST_STEPS:
         return None
     at, middle = _blocks(numbers, times)
+    if middle.min() <= 0:  # of less than the clock of waits for a core can tell, no ratio is known
+        return None
     slope, sure = _trend(at, middle)
     first = float(np.median(middle - slope * at)) + slope * float(at[0])
     last = first + slope * float(at[-1] - at[0])
-    first = max(first, float(middle.min()) / 2, 1.0)
+    first = max(first, float(middle.min()) / 2)
     if sure < SURE_Z or last < LEAST_RATIO * first or not _in_both_halves(at, middle, last - first):
         return None
     lines, even = _lines(trace, numbers, times)
