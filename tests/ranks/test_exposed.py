@@ -121,7 +121,7 @@ def test_the_parts_sum_to_the_exposed_time(
     late: list[list[int]], computing: list[tuple[int, int]], jitter: int
 ) -> None:
     def extra(build: TraceBuilder, rank: int) -> None:
-        for stream, (start, lasting) in enumerate(computing, 20):
+        for stream, (start, lasting) in enumerate(computing, 30):  # not on the stream of the collectives
             build.kernel("gemm", start + 100 * rank, start + lasting, stream=stream)
 
     for share in parts(rank_set(late, jitter_us=jitter, extra=extra)).values():
