@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,3 +216,62 @@ def test_torch_is_left_as_it_was() -> None:
     assert "_call_impl" not in vars(torch.nn.Sequential)
     now = (torch.compile, dict(torch_module._global_forward_hooks), dict(torch_module._global_forward_pre_hooks))
     assert now == before
+
+
+def _in_thread(target: Callable[[], object]) -> None:
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+
+
+def test_threads_that_compute_one_request_each_are_steps(found: tuple[Recorder, Hooks]) -> None:
+    recorder, hooks = found
+    model, run = net(), threading.Thread.run
+
+    def answer() -> None:
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+
+    for _ in range(WARMUP + 10):
+        _in_thread(answer)
+    assert recorder.source == "calls of Sequential"
+    assert recorder.begun[-3:] == list(range(recorder.begun[-3], recorder.begun[-3] + 3))
+    count = len(recorder.begun)
+    _in_thread(lambda: None)
+    assert len(recorder.begun) == count, "a thread of another target is no step"
+    hooks.remove()
+    assert threading.Thread.run is run
+
+
+def test_steps_move_on_when_their_thread_has_ended(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    model, run = net(), threading.Thread.run
+
+    def answer() -> None:
+        with torch.no_grad():
+            for _ in range(2 * WARMUP):
+                model(torch.ones(2, 4))
+
+    _in_thread(answer)
+    _in_thread(answer)
+    assert recorder.starts_over == 1
+    assert recorder.begun
+    assert threading.Thread.run is run
+
+
+def test_other_threads_do_not_take_the_steps_of_a_thread_that_lives(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    model = net()
+
+    def answer() -> None:
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+
+    for _ in range(2 * WARMUP):
+        answer()
+    count = len(recorder.begun)
+    for _ in range(10):
+        _in_thread(answer)
+    answer()
+    assert recorder.starts_over == 0
+    assert len(recorder.begun) == count + 1

@@ -185,6 +185,24 @@ class StepFinder:
             if not self._span_depth:
                 self._end(source, now)
 
+    def release(self, source: Source) -> None:
+        """The thread of ``source`` is gone: any other may have its steps."""
+        self._threads.pop(source, None)
+
+    def thread_enter(self, source: Source, name: str) -> bool:
+        """A thread whose whole run is a step begins. False if another such thread runs: this one is no step then."""
+        with self._gate:
+            if source in self._threads:
+                return False
+            self.span_enter(source, name)
+            return True
+
+    def thread_exit(self, source: Source, name: str) -> None:
+        """It ends, on the same thread."""
+        with self._gate:
+            self.span_exit(source, name)
+            self.release(source)
+
     @_guarded
     def called(self, source: Source, name: str, before: int = 0) -> None:
         """The function whose calls are steps has been called, and ``before`` times before anybody followed it.

@@ -5,6 +5,10 @@ been called often enough from outside all others; from then on the calls of that
 public in torch. They must not be there while torch.compile looks at a module: a graph made with them would be made
 again without them. So they go when ``torch.compile`` is called, and what it returns is watched. Hooks of one module
 are saved and copied with it, so its calls are wrapped instead.
+
+The steps are those of one thread. When it has ended, the steps are those of another one.
+A server may compute each request in a thread of its own: then each further thread with the same target is a step, from
+its begin to its end.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from perfscope.profiler.patching import Undo
+from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.watched_calls import watch_calls
@@ -24,6 +28,10 @@ from perfscope.profiler.torch.watched_calls import watch_calls
 TRAINING_CALLS = 16
 """Further calls that are awaited while gradients are recorded: an optimizer that steps after several batches comes
 first, and its steps are better."""
+
+
+MOST_MOVES = 3
+"""Times that the steps move to another thread: each time their recording begins anew."""
 
 
 class ModuleCalls:
@@ -37,6 +45,14 @@ class ModuleCalls:
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
         self._single: list[Undo] = []
+        self._owner: Callable[[], threading.Thread | None] = lambda: None
+        """The thread of the steps, while it exists."""
+        self._kept = 0
+        """Its calls since the steps are followed."""
+        self._moves = 0
+        self._switch = threading.Lock()
+        self._name = ""
+        self._per_thread = False
         self._watching = False
         self.tokens: tuple[int, int] | None = None
         """(Sequences, tokens of each) of the followed module's last call; ``None`` where no argument tells."""
@@ -115,7 +131,8 @@ class ModuleCalls:
         self._remove()
         self._calls = {}
         self._single = [watch_calls(module, self._again)]
-        self._finder.called(Source.MODULE, type(module).__name__, before)
+        self._owner, self._name = weakref.ref(threading.current_thread()), type(module).__name__
+        self._finder.called(Source.MODULE, self._name, before)
 
     def _again(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
@@ -124,9 +141,59 @@ class ModuleCalls:
             finally:
                 if not compat.is_compiling():
                     self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
-                    self._finder.edge(Source.MODULE)
+                    self._called_again()
 
         return call
+
+    def _called_again(self) -> None:
+        owner, thread, local = self._owner(), threading.current_thread(), self._inside
+        local.calls = getattr(local, "calls", 0) + 1
+        if owner is thread:
+            self._kept += 1
+        elif not self._per_thread and (owner is None or not owner.is_alive()) and self._switch.acquire(blocking=False):
+            self._leave_thread(thread, each=local.calls == 1 and not self._kept)
+            self._switch.release()
+        if not self._per_thread:
+            self._finder.edge(Source.MODULE)
+
+    def _leave_thread(self, thread: threading.Thread, *, each: bool) -> None:
+        """The thread of the steps has ended. ``each``: a thread computes one request."""
+        if each:
+            self._follow_threads(thread)
+        elif self._moves < MOST_MOVES:
+            self._moves, self._kept = self._moves + 1, 0
+            self._owner = weakref.ref(thread)
+            self._finder.mistaken(Source.MODULE)
+            self._finder.release(Source.MODULE)
+            self._finder.called(Source.MODULE, self._name)
+
+    def _follow_threads(self, thread: threading.Thread) -> None:
+        """Threads with the target of this one are the steps from now on."""
+        target = _code_of(thread)
+        if target is None:
+            return
+        self._per_thread = True
+        self._finder.mistaken(Source.MODULE)
+        self._finder.release(Source.MODULE)
+
+        def run(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run_thread(served: threading.Thread) -> Any:
+                if _code_of(served) is not target or not self._finder.thread_enter(Source.MODULE, self._name):
+                    return original(served)
+                try:
+                    return original(served)
+                finally:
+                    self._finder.thread_exit(Source.MODULE, self._name)
+
+            return run_thread
+
+        self._single.append(wrap(threading.Thread, "run", run))
+
+
+def _code_of(thread: threading.Thread) -> Any:
+    """Code of the function that a thread runs; ``None``: it has none, or it is written in C."""
+    target = getattr(thread, "_target", None)
+    return getattr(getattr(target, "__func__", target), "__code__", None)
 
 
 def _tokens_of(*given: Any) -> tuple[int, int] | None:
