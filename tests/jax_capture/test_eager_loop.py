@@ -128,3 +128,29 @@ def test_a_program_that_jits_nothing_is_captured_and_its_function_noted(tmp_path
     assert fact.count > 100
     assert process.step_source == ("whole program" if whole else "calls of step")
     assert whole or process.steps_seen == 11
+
+
+DISABLED = """
+import jax, jax.numpy as jnp
+
+@jax.jit
+def step(x):
+    for i in range(1, 12):
+        x = x * 0.5 + i
+    return x
+
+with jax.disable_jit():
+    x = jnp.ones((8, 8))
+    for _ in range(12):
+        x = step(x)
+print(float(x.sum()))
+"""
+
+
+@pytest.mark.jax
+def test_jit_that_is_off_in_the_loop_alone_is_noted(tmp_path: Path) -> None:
+    done = captured(write(tmp_path, DISABLED), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (fact,) = [fact for fact in only(tmp_path).facts if fact.name == "jax_disable_jit"]
+    assert fact.file is not None
+    assert fact.line == 1 + DISABLED.splitlines().index("with jax.disable_jit():")

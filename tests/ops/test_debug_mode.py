@@ -170,6 +170,7 @@ def test_disabled_jit_costs_the_dispatch_of_single_operations() -> None:
     trace = replace(builder.build(), program_facts=(fact,), hlo=interpreted().hlo)
     (finding,) = judge(RULE, trace).findings
     assert (finding.cost_ns, finding.where.label()) == (600_000, "train.py:3")
+    assert judge(load_rule("host_bound"), trace).status == "abstained"
     assert judge(load_rule("unjitted_step"), replace(trace, program_facts=(fact, UNJITTED))).status == "clean"
     assert judge(load_rule("unjitted_step"), replace(trace, program_facts=(UNJITTED,))).status == "flagged"
 

@@ -223,6 +223,11 @@ def test_virtual_devices_that_share_cores_are_not_judged(tmp_path: Path, cores: 
     assert outcome.status == status
 
 
+def test_virtual_devices_on_a_busy_machine_are_not_judged(tmp_path: Path) -> None:
+    facts = CoreFacts(cores=8, throttled_share=0.2)
+    assert judged(tmp_path, [[100, 120, 110, 500]] * 4, facts).status == "abstained"
+
+
 def test_late_in_turn_is_no_straggler(tmp_path: Path) -> None:
     turns = [[500.0 if device == step else 100.0 for device in range(4)] for step in range(4)]
     (finding,) = judged(tmp_path, turns).findings

@@ -140,3 +140,9 @@ def test_few_samples_tell_where_all_are_of_one_line() -> None:
     for at in (1_000, 6_000):
         fewer.sample(EVALUATE, at, lasts=5_000, step=10, step_us=20_000)
     assert not judge(fewer).findings, "of two lines ten samples are needed"
+
+
+def test_steps_that_are_too_short_for_a_sample_have_none_of_the_calls() -> None:
+    b = ahead(NPZ)
+    b.tables["samples"] = [row for row in b.tables["samples"] if row["step"] % 8 == 0]
+    assert only(b).where.line == 35

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.time import step_windows
+from perfscope.analyzers.time import jit_disabled, step_windows
 from perfscope.model.finding import Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
@@ -22,7 +22,8 @@ CHECKED_SHARE = 0.5
 
 
 DISTORTED = frozenset({"host_bound", "host_sync", "launch_bound", "small_kernels", "unexplained_idle", "unfused_ops"})
-"""Rules whose findings are consequences of anomaly mode: its checks are reads and small kernels after each node."""
+"""Rules whose findings are consequences of anomaly mode, whose checks are reads and small kernels after each node, or
+of jit that is disabled."""
 
 
 class AnomalyMode(Struct, frozen=True, kw_only=True):
@@ -78,6 +79,8 @@ def anomaly_mode(trace: Trace) -> AnomalyMode | None:
 
 def distortion(trace: Trace) -> str | None:
     """Why the rules in ``DISTORTED`` cannot judge the program in this trace; ``None``: they can."""
+    if jit_disabled(trace):
+        return "jax_disable_jit makes every operation a program of its own: turn it off and record again"
     if trace.fact(anomaly_mode) is None:
         return None
     return "anomaly mode of autograd adds reads and small kernels to each op: turn it off and record again"

@@ -106,6 +106,7 @@ from perfscope.analyzers.time.steps import (
     timed_cost,
     whole_ns,
 )
+from perfscope.analyzers.time.unjitted import jit_disabled
 from perfscope.analyzers.time.untraced import bounded, trace_step_time
 from perfscope.analyzers.time.whole_run.cores import (
     CoreSummary,
@@ -188,6 +189,7 @@ __all__ = [
     "input_slices",
     "interpreted_kernels",
     "is_interpreted",
+    "jit_disabled",
     "late_span_ns",
     "launch_sites",
     "lineage",

@@ -92,7 +92,7 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
     samples, rows = trace.rows["samples"], free_samples(trace, trace.fact(main_thread))
     waits = trace.fact(waits_of_steps)
     waited = np.array([waits.get(number, 0) for number in samples["step"][rows].tolist()], np.int64)
-    slow = samples["step_ns"][rows] - waited >= SLOW * float(np.median(times))
+    slow = samples["step_ns"][rows] - waited >= SLOW * _usual_ns(trace, times)
     own = _own_frames(trace, rows, slow, saves=host)
     mine = own != MISSING
     numbers, first = np.unique(samples["step"][rows[mine]], return_index=True)
@@ -109,6 +109,15 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
         whole_ns=int(times.sum()),
         steps=len(times),
     )
+
+
+def _usual_ns(trace: Trace, times: Int64) -> float:
+    """Median step without the time in which it waited for a core."""
+    rows, waits = trace.rows["run_steps"], trace.fact(waits_of_steps)
+    if not waits or not rows["free"].any():
+        return float(np.median(times))
+    waited = np.array([waits.get(number, 0) for number in rows["number"].tolist()], np.int64)
+    return float(np.median((rows["until_ns"] - rows["from_ns"] - waited)[rows["free"]]))
 
 
 def _times(trace: Trace) -> tuple[Int64, bool]:
@@ -142,7 +151,7 @@ def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray, *, saves: bool) -> 
     inside = _inclusive(parents, frames[judged & slow], lasts[judged & slow])
     elsewhere = _inclusive(parents, frames[judged & ~slow], lasts[judged & ~slow])
     often = _inclusive(parents, frames[judged & slow], np.ones(int((judged & slow).sum()))) >= LEAST_SAMPLES
-    own = often & (inside * int(lasts[~slow].sum()) > ONLY_THERE * elsewhere * int(lasts[slow].sum()))
+    own = often & (inside * max(1, int(lasts[~slow].sum())) > ONLY_THERE * elsewhere * int(lasts[slow].sum()))
     return np.where(judged & slow, np.append(_outermost(parents, own), MISSING)[frames], MISSING)
 
 

@@ -22,9 +22,14 @@ class SingleOperations(Struct, frozen=True, kw_only=True):
     """``unjitted``: the program jits nothing; ``jitted``: they are dispatched beside the call of a jitted step."""
 
 
+def jit_disabled(trace: Trace) -> bool:
+    """Whether `jax_disable_jit` makes every operation a program of its own."""
+    return any(fact.name == JIT_DISABLED for fact in switches_on(trace))
+
+
 def single_operations(trace: Trace) -> SingleOperations | None:
     """What `perfscope run` counted; ``None``: few or none, or `jax_disable_jit` makes them. A fact of the trace."""
-    if any(fact.name == JIT_DISABLED for fact in switches_on(trace)):
+    if jit_disabled(trace):
         return None
     for fact in trace.program_facts:
         if fact.name == "unjitted_step":

@@ -543,6 +543,22 @@ def on_config_update(updated: Callable[[str], None]) -> Undo:
     return wrap(type(jax.config), "update", make)
 
 
+def on_disable_jit(disabled: Callable[[], None]) -> Undo:
+    """Tell of each ``with jax.disable_jit()``."""
+    import jax
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def disable_jit(disable: bool = True) -> Any:
+            if disable:
+                disabled()
+            return original(disable)
+
+        return disable_jit
+
+    return wrap(jax, "disable_jit", make)
+
+
 def on_interpreted_kernel(interpreted: Callable[[], None]) -> Undo | None:
     """Tell of each Pallas kernel that is lowered to be interpreted; ``None`` while Pallas is not imported."""
     module = sys.modules.get("jax._src.pallas.hlo_interpreter")

@@ -14,7 +14,8 @@ from perfscope.profiler.jax.record_log import CallSites
 from perfscope.profiler.jax.single_operations import SingleOperations
 from perfscope.profiler.patching import Undo
 
-SWITCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_enable_checks")
+DISABLE_JIT = "jax_disable_jit"
+SWITCHES = (DISABLE_JIT, "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_leaks", "jax_enable_checks")
 """Settings for finding errors. All are off by default."""
 
 X64 = "jax_enable_x64"
@@ -37,6 +38,7 @@ class JaxFacts:
     def watch(self) -> None:
         """Hook jax, which is imported."""
         self._undo.append(compat.on_config_update(self._updated))
+        self._undo.append(compat.on_disable_jit(lambda: self._updated(DISABLE_JIT)))
 
     def look(self) -> None:
         """Hook Pallas, once the program has imported it. Called before a function is lowered."""
@@ -72,7 +74,8 @@ class JaxFacts:
                 ProgramFact(name="single_operations", value=function, file=file, line=line, count=beside.per_step)
             )
         for name in (*SWITCHES, X64):
-            if compat.setting(name):
+            left = name == DISABLE_JIT and unjitted is not None and name in self._set_at  # `with jax.disable_jit()`
+            if compat.setting(name) or left:
                 file, line = self._set_at.get(name, (None, None))
                 facts.append(ProgramFact(name=name, value="true", file=file, line=line))
         for (file, line), count in self._kernels.items():

@@ -10,8 +10,8 @@ How it is found:
     time of the checks in the recorded steps, and of the stacks, which `perfscope run` times without a profiler; it
     also records the line that turns the mode on. Variables of the environment are those of the run; the cost of
     blocking launches is the time in which the device idles. Filled memory is timed by the `fill_` inside of `empty`.
-    While anomaly mode is on, rules that would describe its reads and small kernels are not evaluated: `host_sync`,
-    `host_bound`, `launch_bound`, `small_kernels`, `unfused_ops`, `unexplained_idle`.
+    While anomaly mode is on or jit is disabled, rules that would describe the consequences are not evaluated:
+    `host_sync`, `host_bound`, `launch_bound`, `small_kernels`, `unfused_ops`, `unexplained_idle`.
 
     JAX: `perfscope run` records which switches of its configuration are on (`jax_debug_nans`, `jax_debug_infs`,
     `jax_disable_jit`, `jax_check_tracer_leaks`, `jax_enable_checks`), where they were set, and the lines whose Pallas

@@ -273,7 +273,10 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not devices:
         raise AbstainError(f"no collective ran {MIN_EXECUTIONS} times: record more steps")
     cores = trace.fact(core_summary)
-    if cores is not None and 0 < cores.available < len(devices) and not trace.rows["devices"]["name"].size:
+    virtual = not trace.rows["devices"]["name"].size
+    if cores is not None and cores.busy and virtual:
+        raise AbstainError("the machine was busy: virtual devices wait for those that have no core")
+    if cores is not None and 0 < cores.available < len(devices) and virtual:
         raise AbstainError(
             f"{len(devices):,} virtual devices share {cores.available:g} cores and take turns: their waits are not "
             "those of real devices"
