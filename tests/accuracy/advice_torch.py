@@ -313,7 +313,7 @@ TORCH: tuple[AdviceCase, ...] = (
         "ddp_accumulate",
         "karpathy/nanochat 33, baidu-baige/LoongForge 163 (2026)",
         "torchrun",
-        rules=("repeated_reduction", "missing_no_sync", "redundant_reductions", "exposed_communication"),
+        rules=("repeated_reductions", "exposed_communication"),
         fix=("no_sync",),
         forbidden=("a lock that another thread holds",),
     ),
