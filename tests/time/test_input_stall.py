@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+from perfscope.analyzers.engine import judge
+from perfscope.analyzers.registry import load_rule
+from perfscope.model.documents.run import ProgramFact
+from perfscope.model.finding import Finding
 from tests.build import TraceBuilder
 from tests.rules import judged_by
 
@@ -120,3 +126,22 @@ def test_abstains_on_cpu_without_a_loader():
     b = TraceBuilder(recorded=frozenset({"host_ops"}))
     b.op("aten::mm", 0, 10)
     assert _judge(b).status == "abstained"
+
+
+def _started(value: str, count: int, steps: int = 60) -> Finding:
+    fact = ProgramFact(name="loader_start", value=value, file="train.py", line=9, count=count)
+    trace = replace(_on_cpu(200).build(), program_facts=(fact,), step_times_ns=(1_000_000,) * steps)
+    return judge(load_rule("input_stall"), trace).findings[0]
+
+
+def test_workers_that_are_started_in_each_epoch_are_kept():
+    finding = _started("same loader", 3)
+    assert finding.advice.startswith("Keep the workers between epochs: `persistent_workers=True`")
+    assert "started 3 times at train.py:9" in finding.detail
+    assert _started("new loader", 30).advice.startswith("Create the DataLoader once, before the loop")
+
+
+def test_workers_that_are_started_rarely_are_not_named():
+    for finding in (_started("same loader", 2), _started("same loader", 3, steps=151)):
+        assert finding.advice.startswith("Load ahead")
+        assert "started" not in finding.detail

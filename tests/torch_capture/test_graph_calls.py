@@ -131,3 +131,17 @@ def test_results_and_gradients_are_those_without_samples() -> None:
     finally:
         facts.stop()
     assert all(map(torch.equal, bare, sampled))
+
+
+def test_starts_of_workers_are_counted_by_loader() -> None:
+    facts = ProgramFacts()
+    facts.watch()
+    try:
+        kept = torch.utils.data.DataLoader(torch.arange(4), num_workers=1)
+        for _ in range(2):
+            assert len(list(kept)) == 4
+        assert len(list(torch.utils.data.DataLoader(torch.arange(4)))) == 4  # no workers
+        starts = [(fact.value, fact.count) for fact in facts.noted() if fact.name == "loader_start"]
+    finally:
+        facts.stop()
+    assert starts == [("same loader", 2)]

@@ -41,6 +41,7 @@ PRIVATE: dict[str, str] = {
     "inductor": "torch._inductor.compile_fx",
     "inductor's settings": "torch._inductor.config.trace",
     "leaving a dispatch mode": "torch._C._pop_torch_dispatch_stack",
+    "iterator of a data loader": "torch.utils.data.DataLoader._get_iterator",
     "logger of the structured trace": "torch._logging._internal.trace_log",
     "memory history": "torch.cuda.memory._record_memory_history",
     "memory snapshots": "torch.cuda.memory._snapshot",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
@@ -40,6 +41,7 @@ class ProgramFacts:
         self._undo: list[Undo] = []
         self._stacks: Undo | None = None
         self._stack_ns = self._stack_count = 0
+        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self.graph_calls = GraphCalls(self._users_lines)
 
     def watch(self) -> None:
@@ -55,6 +57,8 @@ class ProgramFacts:
             wrap(torch, "set_default_dtype", self._after(self._default_dtype)),
             self.graph_calls.install(),
         ]
+        if hasattr(torch.utils.data.DataLoader, "_get_iterator"):
+            self._undo.append(wrap(torch.utils.data.DataLoader, "_get_iterator", self._starting_workers))
 
     def stop(self) -> None:
         """Leave torch as it was."""
@@ -95,6 +99,16 @@ class ProgramFacts:
             before = self._facts.get(key)
             count = 1 if before is None else before.count + 1
             self._facts[key] = ProgramFact(name=name, value=value, file=file, line=line, count=count)
+
+    def _starting_workers(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def get_iterator(loader: Any) -> Any:
+            answer = original(loader)
+            if loader.num_workers:
+                self._note("loader_start", "same loader" if loader in self._loaders else "new loader")
+                self._loaders.add(loader)
+            return answer
+
+        return get_iterator
 
     def _users_line(self, frame: FrameType | None) -> tuple[str | None, int | None]:
         return next(iter(self._users_lines(frame)), (None, None))

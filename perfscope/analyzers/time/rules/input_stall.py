@@ -62,6 +62,11 @@ _ADVICE = (
     "Decode and augment once, or on the device; fetch the next batch before the step ends."
 )
 
+FEWEST_STARTS = 3
+"""Times that a loader starts its workers: training and validation start them once each."""
+STEPS_PER_START = 50
+"""Steps for which workers are used: over more, tens of milliseconds of a start are a small part."""
+
 
 def examined(trace: Trace) -> Scope:
     """Fetches of a data loader; without one, the work that keeps the device busy."""
@@ -166,6 +171,7 @@ def _finding(
 ) -> Finding:
     slices = trace.rows["slices"]
     cost = int(stalled.sum())
+    started, keep = _started(trace)
     duration = slices["end_ns"][rows] - slices["start_ns"][rows]
     who = "device" if on_device else "program"
     fetches: list[Mapping[str, Cell]] = [
@@ -180,15 +186,32 @@ def _finding(
     return Finding(
         subject=name,
         title=_title(who, len(rows), work),
-        detail="" if work is None else f"{_slowest(work)}. {_workers_needed(work, cost, whole)}".strip(),
+        detail=" ".join(
+            text
+            for text in (started, "" if work is None else f"{_slowest(work)}. {_workers_needed(work, cost, whole)}")
+            if text
+        ).strip(),
         **timed_cost(trace, cost, whole),
         covers_ns={"input": cost},
-        advice=_ADVICE,
+        advice=f"{keep}{_ADVICE}",
         where=site.where(op=name),
         evidence=(*(() if work is None else _input_rows(work)), *fetches),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
         removes=(Removed(table="slices", rows=rows),),
     )
+
+
+def _started(trace: Trace) -> tuple[str, str]:
+    """How often a loader started its workers, and the fix; both empty where that is rare or was not recorded."""
+    starts = [fact for fact in trace.program_facts if fact.name == "loader_start"]
+    most = max(starts, key=lambda fact: fact.count, default=None)
+    if most is None or most.count < FEWEST_STARTS or most.count * STEPS_PER_START < len(trace.step_times_ns):
+        return "", ""
+    line = Where(file=most.file, line=most.line).label()
+    told = f"Worker processes were started {most.count:,} times at {line}: the first batch waits for them each time."
+    if most.value == "new loader":
+        return told, "Create the DataLoader once, before the loop, with persistent_workers=True. "
+    return told, "Keep the workers between epochs: `persistent_workers=True`; a data set in memory needs no workers. "
 
 
 def _title(who: str, fetches: int, work: InputWork | None) -> str:
