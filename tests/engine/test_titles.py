@@ -52,7 +52,7 @@ def problems(rule: str, finding: Finding) -> Iterable[str]:
         amounts.append(format_bytes(finding.cost_bytes))
     if any(f": {amount}" in finding.title for amount in amounts):
         yield f"{rule}: the saving stands beside the title and not in it: {finding.title}"
-    sentence = re.split(r"(?<=[.!?])\s", finding.advice, maxsplit=1)[0]
+    sentence = re.split(r"(?<=[.!?])\s", finding.advice or finding.record, maxsplit=1)[0]
     if not 0 < len(sentence) <= LONGEST_SENTENCE:
         yield f"{rule}: a first sentence of {len(sentence)} characters: {sentence}"
 

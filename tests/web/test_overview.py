@@ -49,7 +49,7 @@ def test_mfu_is_the_arithmetic_at_the_peak_over_the_step(tmp_path: Path) -> None
     used = utilization_of(_made().build())
     assert used is not None
     assert used.mfu == pytest.approx(FLOPS / peak / 1e-3)  # what runs again is not in it
-    assert (used.exact, used.over) == (True, "the median step while traced")
+    assert (used.exact, used.over) == (True, "the mean step while profiled")
     tiles = view_of("overview", [_made().build()], tmp_path)["parts"]["tiles"]
     assert f"{100 * used.mfu:.1f}%" in tiles
     assert "FLOPs modelled, time measured" in tiles
@@ -90,7 +90,7 @@ def test_too_few_steps_have_no_interval(tmp_path: Path) -> None:
     assert median_interval([1, 2, 3, 4, 5]) is None
     assert view_of("overview", [_made().build()], tmp_path)["interval"] == ""
     said = view_of("overview", [_made(step_times_us=tuple(range(100, 110))).build()], tmp_path)["interval"]
-    assert "95% interval 101 us to 108 us (10 steps without a profiler" in said
+    assert "95% interval of the median 101 us to 108 us (10 steps without a profiler" in said
 
 
 def test_no_findings_says_how_many_rules_could_not_look(tmp_path: Path) -> None:

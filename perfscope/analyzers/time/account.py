@@ -548,7 +548,7 @@ class HostAccount(Struct, frozen=True, kw_only=True):
         return sum(self.total_ns.values())
 
 
-def _marks_of(trace: Trace, windows: Windows) -> Windows:
+def marks_of(trace: Trace, windows: Windows) -> Windows:
     """The same steps by their marks on the host, where launches tell that a step's work runs after its mark."""
     work = trace.fact(steps_work)
     if work is None or not work.late or not windows.numbers or len(trace.rows["hlo_ops"]):
@@ -560,7 +560,7 @@ def _marks_of(trace: Trace, windows: Windows) -> Windows:
 
 def host_account(trace: Trace) -> HostAccount | None:
     """The account of the main thread; ``None`` where no op or call of the host was recorded in the steps."""
-    thread, windows = trace.fact(main_thread), _marks_of(trace, trace.fact(warm_windows))
+    thread, windows = trace.fact(main_thread), marks_of(trace, trace.fact(warm_windows))
     if thread == MISSING or not len(windows.starts) or windows.whole_ns <= 0:
         return None
     steps = union(windows.starts, windows.ends)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from rich.padding import Padding
 from rich.text import Text
 
+from perfscope.dashboards.report.blocks import Listing
 from perfscope.dashboards.report.blocks import Text as TextBlock
 from perfscope.dashboards.report.renderers.text import (
     INDENT,
@@ -140,16 +141,17 @@ def _screen(
         yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
         yield from _gap(brief)
     yield from findings_part(summary, width, verbose=verbose, brief=brief, links=links)
-    for section in summary.large:
-        yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
-    for section in summary.recording:
-        yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
-        yield from _gap(brief)
+    besides = [part for section in (*summary.large, *summary.recording)
+               for part in section_text(_briefly(section, width, brief), width, verbose=verbose)]  # fmt: skip
+    if not brief.wrapped:
+        yield from besides
     yield from not_flagged(summary) if verbose else coverage(summary, width, brief)
     if summary.findings:
         line = f"next: perfscope explain {sanitize(summary.findings[0].rule)}   "
         again = next((text for text in (summary.again, AGAIN) if len(line) + len(text) <= width - INDENT), AGAIN_SHORT)
         yield Padding(Text(line + again), (0, 0, 0, INDENT))
+    if brief.wrapped:  # on a small screen the findings and what to do next come first
+        yield from besides
 
 
 def _gap(brief: Brief) -> Iterator[RenderableType]:
@@ -169,6 +171,8 @@ def _briefly(section: Section, width: int, brief: Brief) -> Section:
     blocks = tuple(
         block for block in section.blocks if not (brief.notes and isinstance(block, TextBlock) and not block.warning)
     )
+    if brief.wrapped:
+        blocks = tuple(replace(block, few=1) if isinstance(block, Listing) else block for block in blocks)
     return replace(section, summary=summary, blocks=blocks)
 
 

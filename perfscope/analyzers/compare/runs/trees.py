@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.keys import instruction_keys
 from perfscope.analyzers.critical_path import dependency_graph, path_rows
-from perfscope.analyzers.time import account_windows
+from perfscope.analyzers.time import account_windows, marks_of
 from perfscope.model.documents.comparison import TreeNode
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -127,7 +127,7 @@ def _instruction_tree(trace: Trace) -> CallNode | None:
 
 
 def _op_tree(trace: Trace) -> CallNode | None:
-    slices, windows = trace.rows["slices"], trace.fact(account_windows)
+    slices, windows = trace.rows["slices"], marks_of(trace, trace.fact(account_windows))
     kept = np.isin(slices["kind"], [SliceKind.OP, SliceKind.ANNOTATION])
     kept &= ~np.isin(slices["name"], trace.rows["steps"]["name"])
     if not (slices["kind"] == SliceKind.OP).any() or not len(windows.starts):

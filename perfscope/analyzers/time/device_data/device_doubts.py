@@ -26,6 +26,11 @@ DoubtKind = Literal["overlap", "no_device_work", "outside_steps", "clocks"]
 OVERLAP_SHARE = 0.05
 """Of the kernel time. Programmatic launches overlap by less: 0.6 % in an eager decode step on B200."""
 
+LEAST_OVERLAPS = 3
+"""Kernels: one or two may be programmatic launches of a short recording ..."""
+FEW_SHARE = 0.25
+"""... unless they overlap for a quarter of the kernel time."""
+
 OUTSIDE_SHARE = 0.5
 """Of the work that the steps launched: where most of it runs after them ..."""
 
@@ -110,7 +115,8 @@ def _overlap(trace: Trace) -> Iterator[DeviceDoubt]:
     over = np.clip(reach, 0, (until - begins)[1:])
     over[first[ahead][1:]] = 0
     total, overlap, count = int((end - start).sum()), int(over.sum()), int((over > 0).sum())
-    if overlap < OVERLAP_SHARE * total or not overlap:
+    few = count < LEAST_OVERLAPS and overlap < FEW_SHARE * total
+    if overlap < OVERLAP_SHARE * total or few or not overlap:
         return
     yield DeviceDoubt(
         kind="overlap",
