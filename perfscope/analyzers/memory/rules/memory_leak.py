@@ -186,8 +186,8 @@ def _of_recording(trace: Trace, over_run: RunGrowth | None) -> list[Finding]:
 
 def _generates(trace: Trace, growth: RunGrowth) -> bool:
     """Whether the growth is what a loop that generates tokens keeps of them, which ends with the sequence."""
-    name = growth.name
-    return name is not None and not name.keeps_graphs and trace.fact(one_generation)
+    names = trace.fact(grown_names) if growth.name is None else (growth.name,)
+    return bool(names) and not any(name.keeps_graphs for name in names) and trace.fact(one_generation)
 
 
 def _of_run(trace: Trace, growth: RunGrowth) -> Finding:
