@@ -52,6 +52,7 @@ from perfscope.analyzers.time import (
     StepAccount,
     account_windows,
     communication_in_steps,
+    framework,
     reduced_too_often,
     rows_by_device,
     step_accounts,
@@ -361,6 +362,8 @@ def operation_of_kernel(name: str) -> str:
 def _advice(trace: Trace, kind: str) -> str:
     if kind == "all_reduce" and (often := reduced_too_often(trace)):
         return often
+    if framework(trace) == "jax":  # without its compiled program
+        return XLA_ADVICE.format(work="two half batches")
     spelled = kind.replace("_", "").lower()
     return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
 
