@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfscope.analyzers.engine import judge as judge_trace
+from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding
 from tests.build import EVERYTHING, TraceBuilder
 from tests.rules import judged_by
 
 judge = judged_by("step_growth")
+RULE = load_rule("step_growth")
 
 FORWARD = "train.py(30): main > train.py(12): forward"
 JOIN = "train.py(34): main > torch.cat"
@@ -69,6 +72,16 @@ def test_a_graph_that_grew_has_another_fix() -> None:
     b = run(GROWING)
     held(b, "total", "graph", [10, 20, 30, 40], graphs=True)
     assert "detach" in only(b).advice
+
+
+def test_tokens_of_one_generation_take_longer_and_longer() -> None:
+    """Attention reads all keys and values before: a cache that is joined anew is `data_movement`'s."""
+    b = run(GROWING)
+    held(b, "past", "array", [1000, 2000, 3000, 4000])
+    one = ((4, 9), *((4, 1),) * 30)
+    assert judge_trace(RULE, replace(b.build(), step_tokens=one)).status == "clean"
+    several = (*one, *one)
+    assert judge_trace(RULE, replace(b.build(), step_tokens=several)).status == "flagged"
 
 
 def test_the_threshold_is_a_third_more() -> None:

@@ -10,7 +10,8 @@ median of each block, without the time in which the step waited for a core, is c
 growth must be beyond chance (Mann-Kendall's test), at least 30 % over the run, and in both halves of it: a warm-up, a
 slow phase, one jump and alternating lengths are none. Stacks sampled in the first and in the last quarter of the steps
 say which line grew. Where all lines keep their share of the step, the machine became slower: that is a finding only
-if a variable of the program grew meanwhile. Text that is generated without a cache is left to `recomputed_prefix`.
+if a variable of the program grew meanwhile. Text that is generated without a cache is left to `recomputed_prefix`;
+within one generation each new token reads all before it, which is no defect.
 The cost is the median step less the first ones. JAX programs that do not read a result in their steps are not judged:
 their steps end before their work does.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfscope.analyzers.time.calls import framework
-from perfscope.analyzers.time.model_calls import recomputed_lengths
+from perfscope.analyzers.time.model_calls import one_generation, recomputed_lengths
 from perfscope.analyzers.time.whole_run.step_growth import (
     LEAST_STEPS,
     GrowingLine,
@@ -57,6 +58,8 @@ def check(trace: Trace) -> Iterator[Finding]:
     found = trace.fact(step_growth)
     if found is None or (found.even and found.name is None) or recomputed_lengths(trace):
         return
+    if trace.fact(one_generation) and not (found.name is not None and found.name.kind == "graph"):
+        return  # each new token reads all keys and values before it; `data_movement` judges how they are kept
     cost = round(max(0.0, found.median_ns - found.first_ns))
     line, name = found.line, found.name
     first, last = format_ns(round(found.first_ns)), format_ns(round(found.last_ns))
@@ -83,6 +86,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             if item.last_ns - item.first_ns >= NAMED_SHARE * (found.last_ns - found.first_ns)
         ),
         advice=_advice(found, framework(trace)),
+        record=f"Record a late step: `perfscope run --steps {found.until}:{found.until + 1} ...`",
     )
 
 
@@ -114,17 +118,18 @@ def _detail(found: StepGrowth) -> str:
 
 
 def _advice(found: StepGrowth, whose: str) -> str:
-    name, again = found.name, f"`perfscope run --steps {found.until}:{found.until + 1} ...` records such a step."
+    name = found.name
     if name is None:
-        look = "Look for a list, tensor or graph that this line goes through and that grows. "
-        return again if found.line is None else f"{look}{again}"
+        return (
+            "" if found.line is None else "Look for a list, tensor or graph that this line goes through and that grows"
+        )
     if name.kind == "graph":
-        return f"Add values to `{name.name}` without their history: `.detach()` at this line. {again}"
+        return f"Add values to `{name.name}` without their history: `.detach()` at this line"
     if name.kind == "array":
         join = "`jnp.concatenate`" if whose == "jax" else "`torch.cat`"
         return (
             f"Do not copy all of `{name.name}` in each step: append the parts to a list and join them once after the "
-            f"loop ({join}), or write into an array of the final size. {again}"
+            f"loop ({join}), or write into an array of the final size"
         )
     detach = " Put detached values into it (`.detach()`)." if name.graphs else ""
-    return f"Do not go through all of `{name.name}` in each step: keep a running sum, or clear it.{detach} {again}"
+    return f"Do not go through all of `{name.name}` in each step: keep a running sum, or clear it.{detach}"
