@@ -1,4 +1,4 @@
-"""Weights are made anew in each call, from parameters alone.
+"""Weights are computed again in each call from parameters alone.
 
 Why it costs: what depends on parameters and on nothing of the input is the same in every call until the parameters
 change. A LoRA adapter that is multiplied out (`weight + b @ a`) makes a matrix of the full size for each call and reads

@@ -2,7 +2,7 @@
 
 Why it costs:
     With gradient accumulation a step has several forward and backward passes and one update. DistributedDataParallel
-    reduces the gradients of all ranks in each backward pass unless it is told not to, so N passes send N times the
+    reduces the gradients of all ranks in each backward pass except under `no_sync()`: N passes send N times the
     bytes that the update needs, and the ranks wait for each other N times.
 
 How it is found:

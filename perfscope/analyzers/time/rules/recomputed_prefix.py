@@ -1,8 +1,8 @@
 """Each call of the model computes all earlier tokens again: text is generated without a cache.
 
 Why it costs: attention needs the keys and values of earlier tokens, and they do not change. A loop that hands the whole
-text to the model for each new token computes them anew: the n-th token costs n times what it must, and a text of n
-tokens n/2 times.
+text to the model for each new token computes all of them again: the n-th token costs n times what it must, and a
+text of n tokens n/2 times.
 
 How it is found: the tokens of a call are the shape of the indices of the model's first embedding. In four
 or more calls that follow each other the length grows by one while the number of sequences stays, and there is no

@@ -5,11 +5,11 @@ The median step shows none of it, and the traced steps rarely contain it, so it 
 
 How it is found: steps without a profiler of at least twice the median are slow, without the time in which they waited
 for a core. Of the stacks sampled in them (`perfscope run`) the calls count whose share of the slow steps is ten times
-that in the other steps; so a step that the machine held up is none. Waiting for a device and compiling are left out:
-other rules judge those. The cost is the sampled time of these calls by all steps, if it is a tenth of it and at least
-two steps have it. What the device does meanwhile is not known: the saving is an upper bound. Of JAX programs that do
-not read a result in their steps only saving and logging is judged: the host runs ahead, and its steps end before their
-work does.
+that in the other steps; so a step that the machine held up does not count. Waiting for a device and compiling are left
+out: other rules judge those. The cost is the sampled time of these calls by all steps, if it is a tenth of it and at
+least two steps have it. What the device does meanwhile is not known: the saving is an upper bound. Of JAX programs that
+do not read a result in their steps only saving and logging is judged: the host runs ahead, and its steps end before
+their work does.
 
 Fix: do it less often, move it to another process or thread, or make it faster. Save checkpoints asynchronously
 (`torch.distributed.checkpoint.async_save`, `ocp.AsyncCheckpointer`), evaluate on fewer batches, step environments in

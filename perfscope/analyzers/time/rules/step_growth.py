@@ -8,9 +8,9 @@ nothing of it.
 How it is found: `perfscope run` times all steps, most of them without a profiler. They are divided into blocks; the
 median of each block, without the time in which the step waited for a core, is compared with every other one. The
 growth must be beyond chance (Mann-Kendall's test), at least 30 % over the run, and in both halves of it: a warm-up, a
-slow phase, one jump and alternating lengths are none. Stacks sampled in the first and in the last quarter of the steps
-say which line grew. Where all lines keep their share of the step, the machine became slower: that is a finding only
-if a variable of the program grew meanwhile. Text that is generated without a cache is left to `recomputed_prefix`;
+slow phase, one jump and alternating lengths do not count. Stacks sampled in the first and in the last quarter of the
+steps say which line grew. Where all lines keep their share of the step, the machine became slower: that is a finding
+only if a variable of the program grew meanwhile. Text that is generated without a cache is left to `recomputed_prefix`;
 within one generation each new token reads all before it, which is no defect.
 The cost is the median step less the first ones. JAX programs that do not read a result in their steps are not judged:
 their steps end before their work does.
