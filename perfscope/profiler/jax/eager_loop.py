@@ -19,6 +19,8 @@ FEW_TURNS = 12
 """A loop that was left after at most so many turns made weights or data; another one may be the program's steps."""
 MOST_PLACES = 64
 """Places in a loop that are told apart."""
+MOST_DEPTH = 400
+"""Frames that are searched for a known loop. A launcher, a notebook or a test runner has dozens above the program."""
 MOST_FRAMES = 40
 """Frames that are looked at; deeper ones are libraries."""
 
@@ -105,7 +107,7 @@ class EagerLoop:
     def _follow(self, frame: FrameType | None, code: CodeType, loop: _Loop) -> bool:
         """The same once the loop is known, in a microsecond or two; False for an operation outside of the loop."""
         child: FrameType | None = None
-        for _ in range(MOST_FRAMES):
+        for _ in range(MOST_DEPTH):
             if frame is None:
                 return False
             if frame.f_code is code:
