@@ -62,7 +62,7 @@ accuracy: $(VENV)/.installed-test
 	$(BIN)/python -m tests.accuracy $(if $(FILTER),--filter '$(FILTER)')
 
 calibration: $(VENV)/.installed-test
-	$(BIN)/python -m tests.calibration $(if $(FIT),--fit)
+	$(BIN)/python -m tools.calibration $(if $(FIT),--fit)
 
 # An environment each; what a library does not support there is skipped with the reason.
 FIELD_ENVIRONMENTS := torch-oldest torch-newest jax-oldest jax-newest

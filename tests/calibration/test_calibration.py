@@ -19,12 +19,12 @@ from perfscope.analyzers.devices.tiles import Sizes
 from perfscope.analyzers.predict.curves import CURVES
 from perfscope.analyzers.predict.efficiency import Work, element_cycles_ns, kernel_curve, usual_range
 from perfscope.analyzers.predict.spans import NO_TIME
-from tests.calibration import __main__ as calibration
-from tests.calibration.__main__ import CURVES_FILE, PAGE
-from tests.calibration.files import SOURCES, Source, absent, commands
-from tests.calibration.fit import fitted, source
-from tests.calibration.measured import Call, Recording, recordings
-from tests.calibration.page import held_out, table, with_table
+from tools.calibration import __main__ as calibration
+from tools.calibration.__main__ import CURVES_FILE, PAGE
+from tools.calibration.files import SOURCES, Source, absent, commands
+from tools.calibration.fit import fitted, source
+from tools.calibration.measured import Call, Recording, recordings
+from tools.calibration.page import held_out, table, with_table
 
 H100 = find_device("NVIDIA H100 80GB HBM3")
 

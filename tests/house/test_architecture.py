@@ -213,7 +213,7 @@ def sources() -> list[Path]:
     """The project's own code, without what tools wrote."""
     return sorted(
         path
-        for folder in ("perfscope", "tests", "benchmarks", "docs")
+        for folder in ("perfscope", "tests", "tools", "benchmarks", "docs")
         for pattern in ("*.py", "*.css", "*.js")
         for path in (REPOSITORY / folder).rglob(pattern)
         if "__pycache__" not in path.parts

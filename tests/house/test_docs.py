@@ -241,7 +241,7 @@ def test_the_errors_a_rule_may_raise_are_named_in_the_tutorial() -> None:
 
 MENTIONED = re.compile(r"`([a-z_]+(?:/[a-z_]+)+\.py|[a-z]+(?:_[a-z]+)+\.py)`")
 """A file of the package as docstrings and comments name it: with its folder, or by a name of several words."""
-OTHERS = ("torch/", "codegen/", "project/", "package/", "benchmarks/", "tests/", "fixtures/", "docs/")
+OTHERS = ("torch/", "codegen/", "project/", "package/", "benchmarks/", "tests/", "tools/", "fixtures/", "docs/")
 
 
 def test_files_that_docstrings_name_are_there() -> None:

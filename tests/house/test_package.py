@@ -37,6 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "MANIFEST.in",
         "perfscope",
         "tests",
+        "tools",
         "docs",
         "ci",
         "action.yml",

@@ -1,4 +1,4 @@
-"""Curves of kernel times, fitted on 2026-11-27 by ``python -m tests.calibration --fit``.
+"""Curves of kernel times, fitted on 2026-11-27 by ``python -m tools.calibration --fit``.
 
 To these recordings of others:
 

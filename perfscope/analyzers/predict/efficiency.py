@@ -10,7 +10,7 @@ size. So the share of the roofline that is reached grows with size, as measured 
 two factors: nine in ten of the kernels that the curve was fitted to lie between them. There are two pairs: for kernels
 that are mostly floor, and for those that are mostly work.
 
-The curves are in ``curves.py``, written by ``python -m tests.calibration --fit`` from the files that are listed there.
+The curves are in ``curves.py``, written by ``python -m tools.calibration --fit`` from the files that are listed there.
 """
 
 from __future__ import annotations

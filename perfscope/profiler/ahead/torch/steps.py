@@ -24,7 +24,6 @@ from perfscope.model.errors import PerfscopeError
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.memory import StepPeaks
 from perfscope.profiler.ahead.torch.processes import JobPlan
-from perfscope.profiler.ahead.torch.remembered_calls import RememberedCalls
 from perfscope.profiler.session import annotate
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch.hooks import Hooks
@@ -150,7 +149,6 @@ class PlanSteps:
             waits = what - AGAIN < MOST_EVALUATIONS and monotonic() - self._done_at < AWAITED * self._seconds
             if self._training_follows():
                 if waits:
-                    self._remember()
                     return
                 self.problems.append(
                     f"the steps are those of an evaluation: in {what - AGAIN:,} further calls of the model no "
@@ -204,39 +202,23 @@ class PlanSteps:
 
     def wrap(self) -> None:
         """From now on calls of outermost modules go through torch.compile."""
-
-        def compiled(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            compat.compile_module(module, self._backend)
-            return self._call(module, *arguments, **named)
-
-        self._wrap_outermost(compiled)
-
-    def _remember(self) -> None:
-        """From now on calls of outermost modules without gradients are answered as such calls were before."""
-        known, original = RememberedCalls(), self._call
-        self._wrap_outermost(
-            lambda module, arguments, named: known.call(
-                module, arguments, named, lambda: original(module, *arguments, **named)
-            )
-        )
-
-    def _wrap_outermost(self, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         if self._wraps:
             return
         self._wraps = True
         original, steps = self._call, self
 
-        def outermost_call(module: Any, *arguments: Any, **named: Any) -> Any:
+        def compiled_call(module: Any, *arguments: Any, **named: Any) -> Any:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel):
                 return original(module, *arguments, **named)  # the module that it wraps is the outermost
             torch.nn.Module.__call__ = original
             try:
-                return call(module, arguments, named)
+                compat.compile_module(module, steps._backend)
+                return original(module, *arguments, **named)
             finally:
                 if steps._wraps:
-                    torch.nn.Module.__call__ = outermost_call
+                    torch.nn.Module.__call__ = compiled_call
 
-        torch.nn.Module.__call__ = outermost_call
+        torch.nn.Module.__call__ = compiled_call
 
     def _unwrap(self) -> None:
         self._wraps = False

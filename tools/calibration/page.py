@@ -11,8 +11,8 @@ import numpy as np
 from perfscope.analyzers.predict.curve import Curve
 from perfscope.analyzers.predict.efficiency import usual_range
 from perfscope.analyzers.predict.spans import NO_TIME, Range
-from tests.calibration.fit import fitted
-from tests.calibration.measured import Recording
+from tools.calibration.fit import fitted
+from tools.calibration.measured import Recording
 
 BEGIN, END = "<!-- calibration -->", "<!-- end of calibration -->"
 COVERED, WIDTH = 0.9, 1.6

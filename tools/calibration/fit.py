@@ -17,7 +17,7 @@ import numpy.typing as npt
 from perfscope.analyzers.devices.roofline import bytes_ns
 from perfscope.analyzers.predict.curve import PRODUCTS, Curve
 from perfscope.analyzers.predict.efficiency import element_cycles_ns, products_ns
-from tests.calibration.measured import Call, Recording, shape_of
+from tools.calibration.measured import Call, Recording, shape_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -206,7 +206,7 @@ def source(curves: Sequence[Curve], files: Sequence[str], date: str) -> str:
     ).replace("'", '"')
     listed = "\n".join(f"* {file}" for file in files)
     return (
-        f'"""Curves of kernel times, fitted on {date} by ``python -m tests.calibration --fit``.'
+        f'"""Curves of kernel times, fitted on {date} by ``python -m tools.calibration --fit``.'
         f"\n\nTo these recordings of others:\n\n{listed}\n\n"
         "Never changed by hand: a test holds the table to what the fit gives.\n"
         '"""\n\nfrom __future__ import annotations\n\n'

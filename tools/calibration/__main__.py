@@ -1,8 +1,8 @@
 """Lays the model of kernel times beside measured kernels of recordings of others.
 
 make calibration                        prints the table and writes it into docs/compile-model.md
-python -m tests.calibration --fit       fits the curves again and writes perfscope/analyzers/predict/curves.py first
-python -m tests.calibration --sources   prints the commands that fetch the recordings
+python -m tools.calibration --fit       fits the curves again and writes perfscope/analyzers/predict/curves.py first
+python -m tools.calibration --sources   prints the commands that fetch the recordings
 
 Where recordings are absent, those that are there are judged, and nothing is written.
 """
@@ -10,17 +10,20 @@ Where recordings are absent, those that are there are judged, and nothing is wri
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from perfscope.analyzers.predict.curves import CURVES
-from tests.calibration.files import SOURCES, absent, commands
-from tests.calibration.fit import fitted, source
-from tests.calibration.measured import recordings
-from tests.calibration.page import table, with_table
-from tests.conftest import CORPUS, REPOSITORY
+from tools.calibration.files import SOURCES, absent, commands
+from tools.calibration.fit import fitted, source
+from tools.calibration.measured import recordings
+from tools.calibration.page import table, with_table
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+CORPUS = Path(os.environ.get("PERFSCOPE_CORPUS", REPOSITORY.parent / "shared" / "data"))
 PAGE = REPOSITORY / "docs" / "compile-model.md"
 CURVES_FILE = REPOSITORY / "perfscope" / "analyzers" / "predict" / "curves.py"
 

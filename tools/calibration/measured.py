@@ -23,7 +23,7 @@ from perfscope.analyzers.predict.spans import Range
 from perfscope.analyzers.readers.load import load
 from perfscope.model.collectives import element_size, message_elements, operation_of
 from perfscope.model.trace import MISSING, CopyKind, Trace
-from tests.calibration.files import PROGRAMS
+from tools.calibration.files import PROGRAMS
 
 MOST_BESIDE = 0.05
 WHOLE_US = 1_000

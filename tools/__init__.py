@@ -1,0 +1,1 @@
+"""Programs of maintainers that write constants of the product."""

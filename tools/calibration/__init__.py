@@ -1,0 +1,1 @@
+"""Fits the curves of kernel times to public recordings and compares both."""
