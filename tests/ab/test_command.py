@@ -167,7 +167,7 @@ def test_without_a_change_it_is_quiet() -> None:
     ("lost", "asked", "reason"),
     [
         ((), 0, "no launch was profiled (--profile 0)"),
-        ((), 1, "no profiled pair is whole yet"),
+        ((), 1, "no profiled pair is complete yet"),
         (
             ("profiled launch of head: exit code 1: no space left",),
             1,

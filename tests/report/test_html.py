@@ -74,7 +74,7 @@ def test_everything_is_on_the_page() -> None:
     assert page.open == []
     for words in (
         "6.90 ms", "17.0% of step", "host_sync: .item() makes the host wait 40 times", "~/proj/train.py:88", "measured",
-        "cudaStreamSynchronize", "1.20 ms", "if step % 100 == 0:", "no time", "structural", "Not evaluated",
+        "cudaStreamSynchronize", "1.20 ms", "if step % 100 == 0:", "saving unknown", "structural", "Not evaluated",
         "exposed_communication, nvlink_stall: not recorded: collectives with their sizes", "Evaluated and clean",
         "input_stall", "77.7%", "17.0%", "median of 12 without a profiler", "12 kernel without a device",
         "2 unescaped quotes", "largest saving first",

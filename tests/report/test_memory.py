@@ -230,7 +230,7 @@ def test_what_a_fix_gives_back_of_the_memory_is_its_gain_and_not_what_it_moves()
         for item in (freed, held_bytes, finding)
     ]
     assert [(row.gain, row.moves) for row in told] == [
-        ("2.00 GiB", ""), ("no time", ""), ("no time", "2.00 GiB"),
+        ("2.00 GiB", ""), ("saving unknown", ""), ("saving unknown", "2.00 GiB"),
     ]  # fmt: skip
     held = analysis(outcomes=(Outcome(rule="peak_owner", status="flagged", findings=(freed,)),))
     assert "1. 2.00 GiB  peak_owner (measured)" in text.render(held)

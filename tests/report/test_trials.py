@@ -59,4 +59,4 @@ def test_what_stays_open_says_how_many_pairs_would_tell() -> None:
     open_ = replace(attempt("fused", 0.97), pairs=pairs_of(*times))
     near = replace(attempt("fused", 0.97), pairs=pairs_of([10.0] * 6, [9.8, 10.3, 9.8, 10.3, 9.8, 10.3]))
     assert "open after 6 pairs: the launches scatter" in render_text(document(open_))
-    assert " would tell (--pairs)" in render_text(document(near))
+    assert " would settle it (--pairs)" in render_text(document(near))

@@ -1,4 +1,4 @@
-"""Report."""
+"""Reports of an analysis or a comparison, one module per format."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
 
 
-# The reports, a written list: format -> module. One format a file.
+# Report formats: name -> module. One module per format.
 #
-# A report's module has ``SUFFIXES`` (of files that want it) and ``render(analysis) -> str``.
+# A report's module has ``SUFFIXES`` (file suffixes that select it) and ``render(analysis) -> str``.
 
 
 REPORTS: dict[str, str] = {
@@ -31,7 +31,7 @@ REPORTS: dict[str, str] = {
 
 
 def render(analysis: Analysis, form: str, **options: Any) -> str:
-    """The analysis in a format of ``REPORTS``; ``options`` are those of its module."""
+    """Render the analysis in a format of ``REPORTS``; ``options`` are passed to that format's ``render``."""
     if form not in REPORTS:
         raise UsageError(f"{form}: no such report format; there are {', '.join(REPORTS)}")
     text: str = importlib.import_module(REPORTS[form]).render(analysis, **options)
@@ -39,7 +39,7 @@ def render(analysis: Analysis, form: str, **options: Any) -> str:
 
 
 def format_of(file_name: str) -> str | None:
-    """The format that a file's suffix asks for, or ``None``."""
+    """Return the format that a file's suffix selects, or ``None``."""
     for form, home in REPORTS.items():
         if file_name.lower().endswith(tuple(importlib.import_module(home).SUFFIXES)):
             return form
@@ -47,7 +47,7 @@ def format_of(file_name: str) -> str | None:
 
 
 def write(path: str | Path, text: str) -> None:
-    """Write a report: whole or not at all, so that a reader never sees half of one; to a device or a pipe as it is.
+    """Write a report in full or not at all, so that no reader sees half a file; write straight to a device or pipe.
 
     ``DataError`` if the folder is missing, not writable or full.
     """
@@ -71,7 +71,7 @@ def write(path: str | Path, text: str) -> None:
 
 
 def _umask() -> int:
-    """The process's mask: ``mkstemp`` makes files for the owner alone, a report is made to be passed on."""
+    """Return the process's umask: ``mkstemp`` makes files private, but a report is meant to be shared."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

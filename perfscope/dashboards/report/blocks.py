@@ -1,7 +1,7 @@
-"""What a report is made of: sections of blocks that hold values with units.
+"""Building blocks of a report: sections of blocks that hold values with units.
 
-Sections say what is shown; they format, escape, mask, narrow and bound nothing. The renderers in ``renderers`` do that,
-once for all sections. A new column is one line in a section, a new section one file.
+Sections decide what is shown. The renderers in ``renderers`` format, escape, mask, narrow and bound it, once for all
+sections. A new column is one line in a section, a new section is one file.
 """
 
 from __future__ import annotations
@@ -18,37 +18,36 @@ if TYPE_CHECKING:
 Unit = Literal[
     "text", "code", "place", "ns", "signed_ns", "bytes", "count", "quantity", "share", "change", "chance", "bytes_per_s"
 ]
-"""How a value is shown: ``code`` is a name of the program (cut at its end where it is too long), ``place`` a path, a
-source line or a scope (cut at its beginning), ``quantity`` a count with decimal prefixes, ``share`` a number from 0
-to 1, ``change`` a relative one with its sign (0.03 is +3.0%), ``chance`` a probability; ns and bytes are
-numbers of them."""
+"""How a value is shown. ``code``: a name in the program, cut at its end if too long. ``place``: a path, source line or
+scope, cut at its beginning. ``quantity``: a count with decimal prefixes. ``share``: a number from 0 to 1. ``change``: a
+relative change with its sign (0.03 is +3.0%). ``chance``: a probability. ns and bytes: numbers in that unit."""
 
 Bar = Literal["", "shares", "parts", "effects"]
-"""``shares``: bars where there are pictures. ``parts`` of one whole, in order: pieces of one bar, on a terminal too.
-``effects``: intervals on one scale, except on a terminal."""
+"""``shares``: one bar per row, in formats with pictures. ``parts``: rows are parts of one whole, drawn in order in one
+bar, on a terminal too. ``effects``: intervals on one scale, except on a terminal."""
 
 Tone = Literal["plain", "worse", "better", "open"]
-"""What a word means to the reader: bad, good, or not decided."""
+"""What a word means to the reader: bad, good or undecided."""
 
 Number = int | float
 
 
 class Range(Struct, frozen=True):
-    """A value that is known to lie between two ends, in the unit of its column."""
+    """A value known to lie between two ends, in the unit of its column."""
 
     low: Number
     high: Number
 
 
 class Marked(Struct, frozen=True):
-    """A value with a mark before it: ``'>='`` of a lower bound, ``'~'`` of an approximation; ``''`` for none."""
+    """A value with a mark before it: ``'>='`` for a lower bound, ``'~'`` for an approximation, ``''`` for no mark."""
 
     value: Number | Range
     mark: str
 
 
 class Amount(Struct, frozen=True):
-    """A number in a unit of its own, in a column of several units."""
+    """A number with its own unit, for a column of several units."""
 
     value: Number
     unit: Unit
@@ -66,36 +65,36 @@ class Effect(Struct, frozen=True):
 
 
 class Badge(Struct, frozen=True):
-    """A word with its meaning as a colour or a mark."""
+    """A word whose meaning is also shown by a colour or a mark."""
 
     text: str
     tone: Tone = "plain"
 
 
 Value = str | Number | Range | Marked | Amount | Effect | Badge | None
-"""What a cell holds; ``None`` and ``''`` show as nothing. A text in a column of numbers is shown as it is."""
+"""What a cell holds; ``None`` and ``''`` show as nothing. A text in a column of numbers is shown unchanged."""
 
 T = TypeVar("T")
 
 
 class Column(Struct, Generic[T], frozen=True):
-    """A column: its title, and its value in the row of an item."""
+    """A column: its title, and how to read its value from a row's item."""
 
     title: str
     value: Callable[[T], Value]
     unit: Unit = "text"
     drop: int = 0
-    """On a narrow terminal columns go in this order, 1 first; 0 stays."""
+    """Order in which columns are dropped on a narrow terminal, 1 first; 0 is always kept."""
     limit: int = 0
-    """Characters of a name or place; 0: those of the unit."""
+    """Most characters of a name or place; 0: the limit of the unit."""
     key: str = ""
-    """Its name in a file: the dashboard's tables can be taken away as CSV."""
+    """Column name in CSV files that the dashboard exports."""
     width: int | None = None
-    """Pixels on the dashboard; ``None`` takes what is left."""
+    """Pixels on the dashboard; ``None`` takes the remaining width."""
 
 
 class Head(Struct, frozen=True):
-    """A column of a table, without the way to its values."""
+    """The head of a column: all of it but the function that reads a value."""
 
     title: str
     unit: Unit
@@ -104,30 +103,30 @@ class Head(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """Rows, those that matter most first. Columns that no row fills are not in it."""
+    """Rows, most important first. Columns that are empty in every row are left out."""
 
     heads: tuple[Head, ...]
     rows: tuple[tuple[Value, ...], ...]
     title: str = ""
     few: int = 5
-    """Rows that are shown at once; the others with ``-v`` or when a fold is opened."""
+    """Rows shown at once; the others appear with ``-v`` or in an opened fold."""
     left: int = 0
-    """Rows that are known of and not in the table."""
+    """Known rows that are not in the table."""
     rest: str = ""
-    """What all rows that are not shown are: ``'kernels, which move less'``."""
+    """What the rows that are not shown are: ``'kernels, which move less'``."""
     detail: bool = False
-    """Shown with ``-v`` or when a fold is opened, and not at once."""
+    """Shown only with ``-v`` or in an opened fold."""
     bar: Bar = ""
     """How the first column of shares is drawn."""
 
     def column(self, title: str) -> tuple[Value, ...]:
-        """The values of a column; ``ValueError`` if there is none of that title."""
+        """Return the values of the column with this title; ``ValueError`` if the table has no such column."""
         index = [head.title for head in self.heads].index(title)
         return tuple(row[index] for row in self.rows)
 
 
 class Text(Struct, frozen=True):
-    """A paragraph; what stands between single backticks is code."""
+    """A paragraph; text between single backticks is code."""
 
     text: str
     detail: bool = False
@@ -135,7 +134,7 @@ class Text(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True, kw_only=True):
-    """Sentences, a line each."""
+    """Sentences, one per line."""
 
     items: tuple[str, ...]
     few: int = 6
@@ -152,40 +151,40 @@ class Command(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """Paragraphs and blocks of code below a title, for who wants to know what to do."""
+    """Paragraphs and code blocks below a title: what to do about something."""
 
     title: str
     text: str
 
 
 class Code(Struct, frozen=True):
-    """Lines to copy, as they are."""
+    """Lines to copy, unchanged."""
 
     lines: tuple[str, ...]
 
 
 class Picture(Struct, frozen=True):
-    """A drawing, for formats that have pictures: markup whose texts are escaped, and which loads nothing."""
+    """A drawing, for formats with pictures: markup with escaped texts that loads nothing."""
 
     markup: str
 
 
 class FindingBlock(Struct, frozen=True, kw_only=True):
-    """A finding: what is wrong and where, what fixing it saves at most, and what to do."""
+    """A finding: what is wrong, where, the most that a fix saves, and what to do."""
 
     rule: str
     finding: Finding
     saves: Amount | None = None
-    """Time, else memory that a fix gives back; ``None`` where neither is known."""
+    """Time that a fix saves, or the memory it frees if no time is known; ``None`` if neither is known."""
     over: str = ""
-    """What a time is over where that is not a step: ``'per run'``, ``'in all'``, ``'once'``."""
+    """What a time refers to if not a step: ``'per run'``, ``'in all'``, ``'once'``."""
     share: float | None = None
-    """Of what is saved, 0 to 1; of what is paid once, as many steps as it is long."""
+    """Share that a fix saves, 0 to 1; for a one-time cost its length in steps."""
     share_of: str = ""
-    """``'step'``, ``'step of rank 3'``, ``'span'`` of the devices, ``'run'`` of a program, ``'memory'`` at its peak;
-    ``'once'``: of a cost that no further step pays."""
+    """``'step'``, ``'step of rank 3'``, ``'span'`` of the devices, ``'run'`` of a program, ``'memory'`` at its peak, or
+    ``'once'`` for a cost that no later step pays."""
     ranks: tuple[int, ...] = ()
-    """Those that show it, where there are several sources."""
+    """Ranks that have the finding, if there are several sources."""
     evidence: Table | None = None
 
 
@@ -205,20 +204,20 @@ class Section(Struct, frozen=True, kw_only=True):
 
     title: str
     summary: str = ""
-    """All of it in one sentence, which begins with a small letter and has no full stop."""
+    """The section in one sentence, without a capital letter or full stop."""
     blocks: tuple[Block, ...] = ()
     detail: bool = False
-    """So small beside the others that it is shown with ``-v`` or when a fold is opened only."""
+    """So small compared with other sections that it is shown only with ``-v`` or in an opened fold."""
     tone: Tone | None = None
-    """Of a verdict: drawn as a colour where there are colours."""
+    """Meaning of a verdict; shown as a colour in formats with colours."""
 
     def table(self, title: str) -> Table:
-        """The table of a title; ``KeyError`` if there is none."""
+        """Return the table with this title; ``KeyError`` if the section has none."""
         tables = {block.title: block for block in self.blocks if isinstance(block, Table)}
         return tables[title]
 
     def texts(self) -> tuple[str, ...]:
-        """All its sentences, in order."""
+        """All sentences of the section, in order."""
         return tuple(
             text
             for block in self.blocks
@@ -236,7 +235,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def table(columns: Sequence[Column[T]], items: Sequence[T], **options: Any) -> Table:
-    """A table with a row for each of ``items``, without the columns that hold nothing; ``options``: of ``Table``."""
+    """Build a table with one row per item and no empty columns; ``options`` are fields of ``Table``."""
     cells = [[column.value(item) for column in columns] for item in items]
     filled = [
         index for index in range(len(columns)) if any(row[index] is not None and row[index] != "" for row in cells)
@@ -252,16 +251,16 @@ def table(columns: Sequence[Column[T]], items: Sequence[T], **options: Any) -> T
 
 
 def tables(*made: Table) -> tuple[Table, ...]:
-    """Those that have a row."""
+    """The tables that have at least one row."""
     return tuple(block for block in made if block.rows)
 
 
 def notes(*texts: str, detail: bool = False) -> tuple[Text, ...]:
-    """A paragraph for each text that is not empty."""
+    """A paragraph for each non-empty text."""
     return tuple(Text(text, detail) for text in texts if text)
 
 
-# What stands in an advice.
+# Parts of an advice text.
 
 
 _FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})(\w*)\s*$")
@@ -269,27 +268,27 @@ _SPAN = re.compile(r"`([^`]+)`")
 
 
 class Paragraph(Struct, frozen=True, kw_only=True):
-    """A paragraph (lines joined by spaces), or code as it was written (``is_code``)."""
+    """A paragraph (lines joined by spaces), or code as written (``is_code``)."""
 
     text: str
     is_code: bool
     language: str = ""
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        """(text, is code) of a paragraph: what stands between single backticks is code."""
+        """Split a paragraph into (text, is code): text between single backticks is code."""
         for index, piece in enumerate(_SPAN.split(self.text)):
             if piece:
                 yield piece, bool(index % 2)
 
 
 def paragraphs(advice: str) -> Iterator[Paragraph]:
-    """The paragraphs of ``advice`` and its code: fenced (closed or not), or indented by four spaces."""
+    """Split ``advice`` into paragraphs and code; code is fenced (closed or not) or indented by four spaces."""
     prose: list[str] = []
     code: list[str] = []
     language: str | None = None
     for line in advice.splitlines():
         fence = _FENCE.match(line)
-        if language is not None:  # inside a fence, where every line but its end is code
+        if language is not None:  # inside a fence: every line up to its end is code
             if fence is None:
                 code.append(line)
                 continue

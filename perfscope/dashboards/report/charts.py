@@ -1,7 +1,7 @@
-"""Small pictures as inline SVG: time of devices, steps, points of a scatter, the change of a step from part to part.
+"""Small pictures as inline SVG: device time, steps, scatter plots, and the change of a step from part to part.
 
-Shapes only, stretched to the width there is; words stand beside them in HTML, so that they stay readable on a phone.
-Colours are safe for colour-blind readers and work on light and dark ground.
+The SVG holds shapes only and stretches to the width available; words are HTML next to it, so that they stay readable
+on a phone. Colours are safe for colour-blind readers and work on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PARTS = (
     ("exposed copy", "exposed_copy_ns", "#9465c2"),
     ("idle", "idle_ns", "#9aa3af"),
 )
-"""(words, attribute of a ``DeviceRow``, colour) of the parts of a device's span, left to right."""
+"""(words, attribute of ``DeviceRow``, colour) of each part of a device's span, left to right."""
 
 PART_COLORS = ("#3f7fd6", "#e0892b", "#9465c2", "#1f8f74", "#cf4a32", "#c2a21f", "#4aa3b8", "#9aa3af")
-"""Of the parts of a whole, in order."""
+"""Colours for the parts of a whole, in order."""
 
 CAUSE_COLORS = {
     "compute": "#3f7fd6", "exposed_communication": "#e0892b", "exposed_copy": "#9465c2", "sync": "#cf4a32",
@@ -42,19 +42,19 @@ CAUSE_COLORS = {
     "other_ranks": "#b5838d", "other_host": "#5b6b7b", "core_wait": "#8a5a9e", "dependency": "#1f8f74",
     "unexplained": "#aab2bd",
 }  # fmt: skip
-"""By cause of the account of a step."""
+"""Colour by cause of the account of a step."""
 
 FREE_COLOR, TRACED_COLOR = "#3f7fd6", "#9aa3af"
 
 MOST_BARS = 240
-"""Bars of a step chart: each is still a pixel wide on a phone."""
+"""Most bars in a step chart: each is still one pixel wide on a phone."""
 
 WIDE, HIGH = 1000, 100
-"""Units of a picture that is stretched."""
+"""Width and height of a stretched picture, in its own units."""
 
 
 def device_bar(row: DeviceRow) -> str:
-    """The span of one device as a bar of its parts; the parts sum to the whole width."""
+    """The span of one device as a bar of its parts; the parts add up to the full width."""
     shares = ", ".join(f"{words} {share}" for (words, _, _), share in zip(PARTS, row.shares(), strict=True))
     pieces = []
     for words, attribute, color in PARTS:
@@ -65,7 +65,7 @@ def device_bar(row: DeviceRow) -> str:
 
 
 def _in_a_row(pieces: Iterable[tuple[str, float, str, float]]) -> str:
-    """(title, share of the width, colour, opacity) from left to right."""
+    """(title, share of the width, colour, opacity) of parts drawn from left to right."""
     shapes, left = [], 0.0
     for title, share, color, opacity in pieces:
         if share:
@@ -75,16 +75,16 @@ def _in_a_row(pieces: Iterable[tuple[str, float, str, float]]) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, color: str, *, title: str = "", opacity: float = 1.0) -> str:
-    """A rectangle with its words, which are escaped."""
+    """A rectangle with its escaped tooltip."""
     faint = f' fill-opacity="{opacity}"' if opacity < 1 else ""
     place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{color}"{faint}'
     return f"<rect {place}><title>{escape(title)}</title></rect>" if title else f"<rect {place}/>"
 
 
 def stretched(kind: str, words: str, shapes: str, *, height: float = HIGH) -> str:
-    """Shapes in ``WIDE`` times ``height`` units, stretched to the room there is.
+    """Wrap shapes drawn in ``WIDE`` times ``height`` units into an SVG that stretches to the width available.
 
-    ``words``: for who cannot see them; ``''`` of a picture that says nothing more than the text beside it.
+    ``words`` describe the picture to screen readers; ``''`` if the text next to it already says the same.
     """
     known = f'role="img" aria-label="{escape(words)}"' if words else 'aria-hidden="true"'
     return (
@@ -94,12 +94,12 @@ def stretched(kind: str, words: str, shapes: str, *, height: float = HIGH) -> st
 
 
 def share_bar(share: float) -> str:
-    """A share of 0 to 1 as a bar; the number stands beside it."""
+    """A share from 0 to 1 as a bar; the number is shown next to it."""
     return stretched("share", "", rect(0, 0, WIDE * min(max(share, 0.0), 1.0), HIGH, FREE_COLOR))
 
 
 def parts_bar(parts: Sequence[tuple[str, float]]) -> str:
-    """Shares of one whole, in order, as one bar with a legend; each part has its words."""
+    """Shares of one whole, in order, as one bar with a legend that describes each part."""
     colored = [
         (words, share, PART_COLORS[number % len(PART_COLORS)], 1.0) for number, (words, share) in enumerate(parts)
     ]
@@ -109,18 +109,18 @@ def parts_bar(parts: Sequence[tuple[str, float]]) -> str:
 
 
 def swatch(color: str) -> str:
-    """A square of a legend."""
+    """A coloured square for a legend."""
     square = f'<rect width="10" height="10" rx="2" fill="{color}"/>'
     return f'<svg class="ps-swatch" width="10" height="10" aria-hidden="true">{square}</svg>'
 
 
 def legend() -> str:
-    """The colours of a device bar in words."""
+    """Legend of the colours in a device bar."""
     return "".join(f"<span>{swatch(color)} {escape(words)}</span>" for words, _, color in PARTS)
 
 
 def step_chart(steps: Sequence[Step]) -> str:
-    """A bar a step from zero, in order. Of many steps each bar is the longest of a few."""
+    """One bar per step from zero, in order. With many steps each bar is the longest of a few."""
     longest = max((step.duration_ns for step in steps), default=0)
     if not longest:
         return ""
@@ -141,7 +141,7 @@ FITS, TOO_MUCH = "#3f7fd6", "#9aa3af"
 
 _TOP, _BOTTOM = 24, 270
 _LEFT, _RIGHT = 13.0, 96.0
-"""Pixels from the top; percent of the width."""
+"""Vertical ends in pixels from the top; horizontal ends in percent of the width."""
 
 MOST_TICKS = 5
 
@@ -160,7 +160,7 @@ paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
 
 
 class Dot(Struct, frozen=True, kw_only=True):
-    """A plan or variant: its time is between ``low_ns`` and ``high_ns`` (``None``: not bounded), drawn at ``ns``."""
+    """A plan or variant drawn at ``ns``; its time is between ``low_ns`` and ``high_ns`` (``None``: unbounded)."""
 
     ns: float
     low_ns: float
@@ -171,7 +171,7 @@ class Dot(Struct, frozen=True, kw_only=True):
     ring: bool = False
     label: str = ""
     line: str = ""
-    """Points of one line are joined, in the order given; ``''`` for none."""
+    """Dots with the same line name are joined in the order given; ``''``: not joined."""
 
 
 class _Axis(Struct, frozen=True):
@@ -180,13 +180,13 @@ class _Axis(Struct, frozen=True):
     logarithmic: bool
 
     def share(self, value: float) -> float:
-        """Where a value lies between both ends, 0 to 1."""
+        """Position of a value between both ends, 0 to 1."""
         if self.logarithmic:
             return (log(max(value, 1)) - log(self.low)) / (log(self.high) - log(self.low))
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, *, binary: bool) -> list[float]:
-        """Round values, at most about ``MOST_TICKS``."""
+        """Round values for an axis, about ``MOST_TICKS`` of them."""
         if self.logarithmic:
             steps = [2**power for power in range(63)] if binary else [n * 10**k for k in range(18) for n in (1, 2, 5)]
             inside = [float(value) for value in steps if self.low <= value <= self.high]
@@ -199,9 +199,9 @@ class _Axis(Struct, frozen=True):
 
 
 def scatter(dots: Sequence[Dot], limits: Sequence[tuple[float, str]] = (), *, logarithmic: bool, words: str) -> str:
-    """The picture with ``limits`` (bytes, what they are) as dashed lines; ``''`` without a dot.
+    """The scatter plot, with ``limits`` (bytes, label) as dashed lines; ``''`` without dots.
 
-    ``words``: for who cannot see it.
+    ``words`` describe it to screen readers.
     """
     if not dots:
         return ""
@@ -276,7 +276,7 @@ def _text(x: str, y: float, words: str, anchor: str) -> str:
 
 
 def key(colors: dict[str, str]) -> str:
-    """Which colour is which; ``''`` where there is but one."""
+    """Legend of the colours; ``''`` if there is only one."""
     if len(colors) < 2:
         return ""
     items = "".join(
@@ -287,8 +287,8 @@ def key(colors: dict[str, str]) -> str:
     return f'<ul class="ps-key">{items}</ul>'
 
 
-# Of a comparison: the change of the step from part to part, and launches one by one. Worse and better differ in
-# colour, in direction and in the sign of the number beside them.
+# Pictures of a comparison: the change of the step from part to part, and launches one by one. Worse and better differ
+# in colour, direction and the sign of the printed number.
 
 
 BASE, HEAD = "#6f7c8f", "#e0892b"
@@ -304,12 +304,12 @@ padding:3px 0;font-size:13px}
 """
 
 _FROM_ZERO = 0.5
-"""Share of the largest level from which on an axis does not begin at zero: a change of 3% would be a hair."""
+"""If the smallest level exceeds this share of the largest, the axis does not begin at zero: 3% would be a hair."""
 _PAD = 0.06
 
 
 class Fall(Struct, frozen=True, kw_only=True):
-    """A row of a waterfall: from one level to the next, in ns; a whole (``base``, ``head``) begins at the axis."""
+    """A row of a waterfall from one level to the next, in ns. A whole (``base``, ``head``) is drawn from the axis."""
 
     name: str
     start_ns: int
@@ -318,12 +318,12 @@ class Fall(Struct, frozen=True, kw_only=True):
 
     @property
     def delta_ns(self) -> int:
-        """ns that the step grew by here."""
+        """Growth of the step in this row, ns."""
         return self.end_ns - self.start_ns
 
 
 def falls(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) -> list[Fall]:
-    """Rows from base to head. ``ValueError`` unless the changes sum to the difference."""
+    """Build the rows from base to head. ``ValueError`` unless the changes sum to the difference."""
     rows = [Fall(name="base", start_ns=0, end_ns=base_ns, whole=True)]
     level = base_ns
     for name, change in changes:
@@ -335,7 +335,7 @@ def falls(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) -> lis
 
 
 def axis_of(rows: Sequence[Fall]) -> tuple[float, float]:
-    """(left, right) of the axis in ns: from zero, unless all levels lie close together."""
+    """(left, right) of the axis in ns; left is zero unless all levels are close together."""
     levels = [row.end_ns for row in rows]
     low, high = min(levels), max(levels)
     if low < _FROM_ZERO * high:
@@ -363,7 +363,7 @@ def fall_bar(row: Fall, axis: tuple[float, float]) -> str:
 
 
 def waterfall(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) -> str:
-    """Rows from base to head as HTML, each with its name and its change."""
+    """Rows from base to head as HTML, each with its name and change."""
     rows = falls(base_ns, head_ns, changes)
     axis = axis_of(rows)
     drawn = "".join(
@@ -376,7 +376,7 @@ def waterfall(base_ns: int, head_ns: int, changes: Sequence[tuple[str, int]]) ->
 
 
 def launches_picture(launches: Sequence[Launch]) -> str:
-    """The chart of launches with its legend and its ends as HTML; ``''`` where no launch has a time."""
+    """The chart of launches as HTML with its legend and ends; ``''`` if no launch has a time."""
     chart = launches_chart(launches)
     if chart is None:
         return ""

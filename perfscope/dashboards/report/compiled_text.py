@@ -1,4 +1,4 @@
-"""The page of `perfscope compile` for a terminal: for what, what came of it, its cost, what is not covered."""
+"""The page of `perfscope compile` for a terminal: target, outcome, cost, and what is not covered."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 """Programs in the table; the report holds all."""
 MOST_NOTES = 6
-"""Notes on what was made up or is not covered; `compile.json` holds all."""
+"""Most notes on assumed values and gaps; `compile.json` has all."""
 MOST_LINE = 300
 """Characters of a note."""
 PLACE = 34
-"""Characters of a place: the end of a path tells."""
+"""Characters of a place: the end of a path identifies it."""
 
 
 def compiled_page(
@@ -50,7 +50,7 @@ def compiled_page(
     color: bool = False,
     verbose: bool = False,
 ) -> str:
-    """The page as text for ``width`` columns. ``folder``: as a user would name it in the next command."""
+    """The page as text of ``width`` columns. ``folder``: the path to print in follow-up commands."""
 
     def parts(columns: int) -> Iterator[RenderableType]:
         summary = summarize(analysis)
@@ -86,7 +86,7 @@ def _headline(manifest: Compiled, trace: Trace) -> str:
 
 
 def _target_lines(target: Target) -> Iterator[str]:
-    """The numbers it is judged with."""
+    """The device's figures used for the estimate."""
     device = target.device
     peaks = device.peak_flops
     numbers = []
@@ -188,7 +188,7 @@ def _known_by(trace: Trace) -> Iterator[RenderableType]:
 
 
 def _not_here(manifest: Compiled, *, verbose: bool) -> Iterator[RenderableType]:
-    """What was not compiled, where the program was left, and what it was given that nobody computed."""
+    """Yield what was not compiled, where the program was stopped, and the values that were assumed."""
     for not_compiled in manifest.not_compiled[: None if verbose else MOST_NOTES]:
         where = "" if not_compiled.place is None else f" ({not_compiled.place.file}:{not_compiled.place.line})"
         yield line_of("  not compiled: ", sanitize(f"{not_compiled.name}{where}: {not_compiled.reason}", MOST_LINE))
@@ -202,7 +202,7 @@ def _not_here(manifest: Compiled, *, verbose: bool) -> Iterator[RenderableType]:
 
 
 def _next(manifest: Compiled, summary: Summary, folder: str) -> Iterator[str]:
-    """Commands that lead on."""
+    """Commands to run next."""
     if summary.findings:
         yield f"perfscope explain {summary.findings[0].rule}"
     if manifest.framework == "jax":

@@ -1,7 +1,7 @@
-"""A report or a comparison in a GitHub job: annotations on the lines of a pull request, and the job's log and summary.
+"""A report or comparison in a GitHub job: annotations on lines of a pull request, and the job's log and summary.
 
-An annotation is a line on stdout (a workflow command), so a line of untrusted text could be one too: what is printed
-beside them is put between ``::stop-commands::`` and its end.
+An annotation is a line on stdout (a workflow command), so a line of untrusted text could pass for one. All other output
+is therefore printed between ``::stop-commands::`` and its end.
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ SUFFIXES = ()
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
 MOST_OF_A_KIND = 10
-"""GitHub shows ten errors, ten warnings and ten notices of a step."""
+"""Most errors, warnings or notices: GitHub shows ten of each per step."""
 
 MOST_SUMMARY = 1 << 20
-"""Bytes of a step's summary: GitHub drops a larger one as a whole."""
+"""Most bytes of a step's summary: GitHub drops a larger summary entirely."""
 
 LIBRARIES = frozenset({"site-packages", "dist-packages"})
-"""Folders of code that is not the repository's, whatever its name is."""
+"""Folders of third-party code, whatever their name."""
 
 
 def render(analysis: Analysis, *, repository: Path | None = None) -> str:
-    """Workflow commands, the costliest finding first, then the text report in a group of the log.
+    """Return workflow commands, costliest finding first, then the text report in a group of the log.
 
-    ``repository``: the checkout, the working directory if left out; a place is given where it is a file of it.
+    ``repository``: the checkout, by default the working directory. A place is given if it is a file in it.
     """
     summary = summarize(analysis)
     lines = list(_finding_warnings(summary.findings, repository or Path()))
     report = text.render(analysis)
-    # A line of the report could be a command: the runner reads none until the token, which no text of it can hold.
+    # A line of the report could look like a command. The runner ignores commands until the token, which no text
+    # contains.
     token = hashlib.sha256(report.encode("utf-8", "replace")).hexdigest()
     group = [command("group", {}, f"perfscope: {sanitize(summary.headline, TEXT_LIMIT)}"), f"::stop-commands::{token}"]
     return "".join(f"{line}\n" for line in [*lines, *group, *report.splitlines(), f"::{token}::", "::endgroup::"])
 
 
 def _finding_warnings(blocks: Sequence[FindingBlock], repository: Path) -> Iterator[str]:
-    """GitHub shows ten warnings of a step: of more the last one says how many are left."""
+    """Yield one warning per finding. GitHub shows ten per step; beyond that the last one counts the others."""
     kept = len(blocks) if len(blocks) <= MOST_OF_A_KIND else MOST_OF_A_KIND - 1
     for block in blocks[:kept]:
         yield command(
@@ -98,9 +99,9 @@ def _finding_message(block: FindingBlock) -> str:
 
 
 def annotated(document: Document, repository: Path) -> str:
-    """Workflow commands, a line each: what is worse as errors, findings as warnings, what is better as notices.
+    """Return workflow commands, one per line: regressions as errors, findings as warnings, improvements as notices.
 
-    Places are shown where they name a file of ``repository``.
+    Places are given if they are files of ``repository``.
     """
     kinds = {
         "error": _errors(document, repository),
@@ -121,7 +122,7 @@ _Said = tuple[dict[str, str], str]
 
 
 def _errors(document: Document, repository: Path) -> Iterator[_Said]:
-    """Metrics that are worse, each at the first place that a cause has for it; and gates that were not met."""
+    """Yield metrics that are worse, each at the first place of its causes; then gates that were not met."""
     worse = [metric for metric in document.metrics if metric.verdict == "regression" and metric.gates]
     for metric in worse:
         moved = _moved(metric)
@@ -135,7 +136,7 @@ def _errors(document: Document, repository: Path) -> Iterator[_Said]:
 
 
 def _why(document: Document, metric: Metric) -> tuple[str, str]:
-    """(place, words) of what stands first behind a metric: of a time the first cause, of a count its own."""
+    """Return (place, words) of the main reason for a metric: a time's first cause, a count's first change."""
     per = "step" if document.step is None else document.step.per
     changed_row = row_of_metric(document, metric.name)
     if changed_row is not None:
@@ -165,7 +166,7 @@ def _warnings(document: Document, repository: Path) -> Iterator[_Said]:
 
 
 def _notices(document: Document) -> Iterator[_Said]:
-    """What is better has no place: its line may be gone."""
+    """Yield improvements, without a place, because their line may be gone."""
     for metric in document.metrics:
         if metric.verdict == "improvement" and metric.gates:
             moved = _moved(metric)
@@ -185,7 +186,7 @@ def _words(change: FindingChange) -> str:
 
 
 def _place(location: str, repository: Path) -> dict[str, str]:
-    """``file`` and ``line`` of ``train.py:88``, where it is a file of the repository; else nothing."""
+    """Return ``file`` and ``line`` of ``train.py:88`` if it is a file of the repository, else nothing."""
     file, _, line = location.rpartition(":")
     if not file or not line.isdecimal():
         file, line = location, ""
@@ -196,9 +197,9 @@ def _place(location: str, repository: Path) -> dict[str, str]:
 
 
 def relative(file: str, repository: Path) -> str | None:
-    """A path of the repository for a path of another checkout of it: its longest end that is a file there.
+    """Map a path from another checkout to this repository: the longest end of it that is a file here.
 
-    ``None``: there is none, or it is a library's.
+    ``None`` if no such file exists, or if the path belongs to a library.
     """
     parts = [part for part in PurePosixPath(file).parts if part not in ("/", ".", "~")]
     if not parts or ".." in parts or LIBRARIES & set(parts) or len(file) > TEXT_LIMIT or "\x00" in file:
@@ -208,7 +209,7 @@ def relative(file: str, repository: Path) -> str | None:
         try:
             if (repository / end).is_file():
                 return end.as_posix()
-        except OSError:  # a name that no file can have
+        except OSError:  # not a valid file name
             return None
     return None
 
@@ -228,10 +229,10 @@ def _property(text: str) -> str:
 
 
 def add_to_summary(document: Document, *, link: str | None = None, file: str | None = None) -> str | None:
-    """Append the comment's text to the job's summary (``file``, else what the runner names).
+    """Append the comment's text to the job's summary: ``file``, else the runner's summary file.
 
-    What was wrong with that, in words: there is no summary here, or no room for this one; ``None`` where it was
-    written. ``DataError``: it cannot be written.
+    Return a sentence if there is no summary file or no room in it, ``None`` on success. ``DataError``: cannot be
+    written.
     """
     name = file or os.environ.get(SUMMARY_VARIABLE)
     if not name:
@@ -252,12 +253,12 @@ def add_to_summary(document: Document, *, link: str | None = None, file: str | N
 
 
 def is_job() -> bool:
-    """Whether a GitHub runner reads what is printed."""
+    """Return whether a GitHub runner reads stdout."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def inert(text: str) -> str:
-    """``text`` for stdout of a job: no line of it is taken for a command."""
+    """Return ``text`` for a job's stdout such that no line of it is taken for a command."""
     if not is_job():
         return text
     token = secrets.token_hex(16)

@@ -1,4 +1,4 @@
-"""A history of runs: how each metric went, between which commits its level changed, and the runs themselves."""
+"""A history of runs: the series of each metric, the commits at which its level changed, and the runs themselves."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 BLOCKS = "▁▂▃▄▅▆▇█"
 FLAT = "▄"
 SPARK = 40
-"""Columns of a series of characters."""
+"""Width of a sparkline, characters."""
 HASH = 12
 """Characters of a commit, as git shows them in a large repository."""
 FEW = 4
-"""Metrics of a program, up to which each has a row even if it never moved."""
+"""With fewer metrics than this, each metric has a row even if it never changed."""
 MOST_PROGRAMS = 6
-"""On the screen without ``-v``, those that ran last."""
+"""Most programs on the screen without ``-v``, latest run first."""
 MOST_CHANGES = 6
-"""Points of a program at which levels changed, the newest ones."""
+"""Most change points shown per program, newest first."""
 MOST_POINTS = 20
-"""Runs that are listed of a metric that was asked for."""
+"""Most runs listed for a metric selected by name."""
 MOST_ROWS = 200
-"""Runs in the table of a metric, the newest ones: the JSON has all."""
+"""Most runs in the table of a metric, newest first; the JSON has all."""
 MOST_PICTURED = 500
 
-PROOF = "A history reports; it proves nothing of one commit: `perfscope compare commits` does."
+PROOF = "A history shows when a metric changed. To test a single commit, run `perfscope compare commits`."
 
 
 class Program(Struct, frozen=True, kw_only=True):
@@ -69,23 +69,23 @@ class Program(Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> int:
-        """Of the metric that most runs have."""
+        """Largest number of runs that any metric has."""
         return max(len(series.points) for series in self.series)
 
     @property
     def newest_utc(self) -> str:
-        """When it ran last."""
+        """Time of the latest run, UTC."""
         return max(point.created_utc for series in self.series for point in series.points)
 
     def parted(self) -> tuple[tuple[Series, ...], tuple[Series, ...]]:
-        """(the series that moved at all, those that did not); where they are few, all are the first."""
+        """Return (series that changed at all, series that did not); with few series all are in the first."""
         still = tuple(series for series in self.series if len({point.value for point in series.points}) == 1)
         if len(self.series) < FEW:
             return self.series, ()
         return tuple(series for series in self.series if series not in still), still
 
     def moved(self) -> list[list[tuple[Series, Change]]]:
-        """Changes of level, those between the same two runs together, the newest first."""
+        """Changes of level, newest first; changes between the same two runs are grouped."""
         places: dict[tuple[str, str], list[tuple[Series, Change]]] = {}
         for series in self.series:
             for change in series.changes:
@@ -94,7 +94,7 @@ class Program(Struct, frozen=True, kw_only=True):
 
 
 def programs(history: History) -> tuple[Program, ...]:
-    """The series by program and machine, what ran last first; times first in each."""
+    """Group the series by program and machine, latest run first; times come first in each group."""
     made = [
         Program(title=_title(members[0]), series=tuple(sorted(members, key=lambda series: series.known == "exact")))
         for members in (list(group) for _, group in groupby(sorted(history.series, key=_which), key=_which))
@@ -124,12 +124,12 @@ def render_text(
     verbose: bool = False,
     count_between: CountBetween | None = None,
 ) -> str:
-    """The history as text; of a single metric with its runs. ``count_between``: commits between two, as git says."""
+    """Return the history as text; a single metric includes its runs. ``count_between``: commits between two, by git."""
     return report_text(_report(history, count_between), width=width, color=color, verbose=verbose)
 
 
 def render_html(history: History, *, count_between: CountBetween | None = None) -> str:
-    """The page; ``count_between``: commits between two, as git says."""
+    """Return the page; ``count_between``: commits between two, by git."""
     data = json.dumps(document(history), ensure_ascii=False, allow_nan=False)
     report = _report(history, count_between)
     return report_html(report, data_id="perfscope-history", data=data, style=STYLE)
@@ -142,7 +142,7 @@ def _report(history: History, count: CountBetween | None) -> Report:
 
 
 def history_sections(history: History, count: CountBetween | None = None) -> Iterator[Section]:
-    """A section for each program and machine, what ran last first; those of a single run are details."""
+    """A section per program and machine, latest run first; programs with a single run are details."""
     alone = len({series.metric for series in history.series}) == 1
     held = programs(history)
     several = any(program.runs > 1 for program in held)
@@ -174,9 +174,7 @@ def _program(program: Program, count: CountBetween | None, *, alone: bool) -> It
     moving, still = program.parted()
     yield from tables(table(METRIC_COLUMNS, moving, few=len(moving)))
     if still:
-        of = (
-            "its only run" if program.runs == 1 else "the same in all runs"
-        )  # of one nothing can be the same or another
+        of = "its only run" if program.runs == 1 else "the same in all runs"  # with one run there is nothing to compare
         yield Text(f"{of}: {', '.join(f'{s.metric} {amount_text(s.unit, s.points[-1].value)}' for s in still)}")
         yield table(METRIC_COLUMNS, still, title=of, few=len(still), detail=True)
     moved = program.moved()
@@ -195,7 +193,7 @@ def changes_blocks(changes: Sequence[tuple[Series, Change]], count: CountBetween
 
 
 def series_blocks(series: Series, *, alone: bool = False, moving: bool = True) -> Iterator[Block]:
-    """A metric: its picture, what is to be said of it, and its runs, open where it was asked for ``alone``."""
+    """A metric: its picture, remarks, and its runs, unfolded if it is shown ``alone``."""
     if moving:
         yield Picture(_drawn(series))
     yield from notes(*(f"{series.metric}: {line}" for line in (*series.remarks, _newest_words(series)) if line))
@@ -219,7 +217,7 @@ def _points(series: Series, *, detail: bool) -> Table:
 
 
 def baselines_section(found: Sequence[Baseline]) -> Section:
-    """A row for each baseline, as they come."""
+    """One row per baseline, in the given order."""
     columns: tuple[Column[Baseline], ...] = (
         Column("name", lambda baseline: baseline.name),
         Column("run", lambda baseline: baseline.run.id),
@@ -232,7 +230,7 @@ def baselines_section(found: Sequence[Baseline]) -> Section:
 
 
 def sparkline(values: Sequence[float], width: int = SPARK) -> str:
-    """The values as blocks between the smallest and the largest; of many each block is the middle of a few."""
+    """The values as block characters between the extremes; with many values each block is the median of a few."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -246,28 +244,28 @@ def sparkline(values: Sequence[float], width: int = SPARK) -> str:
 
 
 def scale(values: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper edge of a picture: 2% apart at least, so that what does not matter looks flat."""
+    """Lower and upper edge of a picture, at least 2% apart so that irrelevant changes look flat."""
     low, high = min(values), max(values)
     middle, half = (low + high) / 2, max(high - low, STEP_LEAST * abs(high)) / 2
     return middle - half, middle + half
 
 
 def commit_words(point: Point | StoredRun) -> str:
-    """The commit of a run, with ``+`` where files were changed besides."""
+    """The run's commit, with ``+`` if files had uncommitted changes."""
     if point.commit is None:
         return "no commit"
     return point.commit[:HASH] + ("+" if point.dirty else "")
 
 
 def _size_words(change: Change, series: Series) -> str:
-    """How much a level changed, and how sure that is."""
+    """Size of a change of level, and its confidence."""
     old, new = amount_text(series.unit, change.old), amount_text(series.unit, change.new)
     size = f" ({percent(change.change)})" if change.change is not None else ""
     return f"{old} → {new}{size}" + ("" if change.p is None else f", p {change.p:.1g}")
 
 
 def _where_words(change: Change, count: CountBetween | None) -> str:
-    """Between which commits it changed, and what else changed there. ``count``: commits between two."""
+    """Commits between which the level changed, and other changes at that point. ``count``: commits between two."""
     before, after = change.before.commit, change.after.commit
     if change.same_commit:
         where = f"at {commit_words(change.after)}, the commit of both runs: not the code"
@@ -281,7 +279,7 @@ def _where_words(change: Change, count: CountBetween | None) -> str:
 
 
 def _newest_words(series: Series) -> str | None:
-    """The last run where it lies outside of what neighbours differ by; one run proves nothing, and that is said."""
+    """A remark if the last run differs by more than neighbours usually do, and that one run proves nothing."""
     fence = series.newest
     if fence is None or not fence.outside:
         return None
@@ -291,19 +289,19 @@ def _newest_words(series: Series) -> str | None:
     )
 
 
-# A history as JSON, ``perfscope.history/1`` (docs/store.md). Keys are only added within a schema version.
+# A history as JSON, ``perfscope.history/1`` (docs/store.md). Within a schema version keys are only added.
 
 
 SCHEMA = "perfscope.history/1"
 
 
 def render_json(history: History) -> str:
-    """The history as indented JSON text."""
+    """Return the history as indented JSON text."""
     return json.dumps(document(history), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document(history: History) -> dict[str, Any]:
-    """The history as plain dicts and lists; times are ns."""
+    """Return the history as plain dicts and lists; times are ns."""
     return {"schema": SCHEMA, **sanitize_value(plain(history, SHAPES))}
 
 
@@ -320,7 +318,7 @@ SHAPES: Shapes = {
         },
     ),
 }
-"""By class, what is not written field by field."""
+"""Per class: fields that are not written as they are."""
 
 
 # The picture of a metric.
@@ -340,7 +338,7 @@ h3{font-size:15px;margin:18px 0 2px}
 
 
 def _drawn(series: Series) -> str:
-    """The picture below the newest value, with what its ends are."""
+    """The picture below the newest value, with labels at its ends."""
     newest = series.points[-1]
     values = [point.value for point in series.points[-MOST_PICTURED:]]
     between = f"{amount_text(series.unit, min(values))} to {amount_text(series.unit, max(values))}"
@@ -351,7 +349,7 @@ def _drawn(series: Series) -> str:
 
 
 def _picture(series: Series) -> str:
-    """The last values from the smallest to the largest; dashed where the level changed."""
+    """A line through the values, scaled from smallest to largest; dashed where the level changed."""
     skipped = max(0, len(series.points) - MOST_PICTURED)
     values = [point.value for point in series.points[skipped:]]
     low, high = scale(values)

@@ -1,4 +1,4 @@
-"""The HTML report as one file that loads nothing, and its cards as the output of a notebook's cell."""
+"""The HTML report as one file that loads nothing, and its cards as the output of a notebook cell."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".htm")
 
 MOST_SOURCES = 64
-"""Rows of the table of sources."""
+"""Most rows of the table of sources."""
 
 MOST_STEPS = 2_000
-"""Step times in the embedded JSON: about 250 KB."""
+"""Most step times in the embedded JSON: about 250 KB."""
 
 FEW_SOURCES = 4
-"""Up to it the table of sources stands open."""
+"""Up to this number of sources their table is unfolded."""
 
 
 def render(analysis: Analysis) -> str:
-    """The whole page. Every text of the trace is escaped; the policy forbids any request."""
+    """Return the whole page. Every text of the trace is escaped; the content policy forbids any request."""
     summary = summarize(analysis)
     title = _title(analysis)
     return page(_page(summary, analysis, title), title=title, data_id="perfscope-report", data=embedded(analysis))
@@ -59,7 +59,7 @@ def _title(analysis: Analysis) -> str:
 
 
 def embedded(analysis: Analysis) -> str:
-    """The JSON report for a ``<script>`` block, bounded; ``left_out`` says what was cut. No ``<`` is in it."""
+    """The JSON report for a ``<script>`` block, bounded and without ``<``; ``left_out`` lists what was cut."""
     held = document(analysis)
     left_out = []
     if len(held["steps"]) > MOST_STEPS:
@@ -99,9 +99,9 @@ def overview_parts(
     *,
     first: Sequence[Tile] = (),
 ) -> dict[str, str]:
-    """What the dashboard's first page shows around the findings, by name: HTML, its texts escaped.
+    """Parts of the dashboard's first page around the findings, by name: HTML with escaped texts.
 
-    ``first`` and ``more``: further tiles, before and behind the others.
+    ``first`` and ``more``: additional tiles before and after the others.
     """
     return {
         "headline": f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p>',
@@ -125,13 +125,13 @@ def tiles(
     *,
     first: Sequence[Tile] = (),
 ) -> str:
-    """The few numbers at the top; ``first`` and ``more``: further ones."""
+    """The key figures at the top; ``first`` and ``more``: additional ones."""
     drawn = map(_tile, (*first, *_tiles(summary, analysis), *more))
     return f'<section class="tiles">{"".join(drawn)}</section>'
 
 
 def _step_cards(analysis: Analysis) -> Iterator[str]:
-    if len(analysis.steps) > 1:  # of one the tile says all
+    if len(analysis.steps) > 1:  # with a single value the tile is enough
         yield card("Step times", "".join(_steps(analysis.steps)))
 
 
@@ -219,11 +219,11 @@ _RUN_FACTS = (
     "packages",
     "driver",
 )
-"""What of a run's manifest is shown; the JSON report holds all of it."""
+"""Keys of a run's manifest that are shown; the JSON report has all."""
 
 
 def origin_sections(analysis: Analysis, summary: Summary) -> Iterator[Section]:
-    """The run, and what was read of it."""
+    """The run and the recordings that were read."""
     if analysis.run is not None:
         run = analysis.run
         facts = [(key, words) for key in _RUN_FACTS if (words := _words(run.get(key)))]
@@ -236,7 +236,7 @@ def origin_sections(analysis: Analysis, summary: Summary) -> Iterator[Section]:
 
 
 def _words(value: Any) -> str:
-    """A part of the manifest on one line; nothing for what is not known."""
+    """A part of the manifest on one line; ``''`` for unknown values."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_words(value)}" for key, value in value.items() if value not in (None, ""))
     if isinstance(value, list | tuple):
@@ -251,16 +251,16 @@ def _origin() -> str:
 
 
 MOST_FINDINGS = 200
-"""Findings that are drawn: nobody reads on to the two hundred first, and a phone must open the file."""
+"""Most findings that are drawn: a reader does not need the two hundred first, and a phone must open the file."""
 
 OPENED = 3
-"""Findings whose details stand open: the ones to begin with."""
+"""Findings whose details are unfolded: the first ones to act on."""
 
 
 def findings(summary: Summary, *, most: int = MOST_FINDINGS, opened: int = OPENED) -> Iterator[str]:
-    """The heading and a card each, the costliest first; that there are none, or more, is said.
+    """The heading and one card per finding, costliest first; a note if there are none or more.
 
-    ``opened``: those whose details stand open.
+    ``opened``: findings whose details are unfolded.
     """
     rows = summary.findings[:most]
     if not rows:
@@ -276,12 +276,12 @@ def findings(summary: Summary, *, most: int = MOST_FINDINGS, opened: int = OPENE
 
 
 def nothing_found(summary: Summary) -> str:
-    """That there are no findings, and how much that is worth, as a sentence."""
+    """A sentence on the absence of findings and how reliable that is."""
     return f"{summary.nothing[:1].upper()}{summary.nothing[1:]}." if summary.nothing else ""
 
 
 MOST_CELL_FINDINGS = 20
-"""Of a cell's output; ``analysis.findings()`` holds all."""
+"""Most findings in a cell's output; ``analysis.findings()`` has all."""
 
 SIZE_COLUMNS: tuple[Column[tuple[str, int]], ...] = (
     Column("table", lambda row: row[0]),
@@ -290,7 +290,7 @@ SIZE_COLUMNS: tuple[Column[tuple[str, int]], ...] = (
 
 
 def trace_html(trace: Trace) -> str:
-    """A trace: its source, where the time of its devices went, and the size of its tables."""
+    """A trace: its source, its device time by part, and the sizes of its tables."""
     from perfscope.analyzers.time import device_times
     from perfscope.model.trace import MEMORY_TABLES
 
@@ -307,7 +307,7 @@ def trace_html(trace: Trace) -> str:
 
 
 def analysis_html(analysis: Analysis) -> str:
-    """An analysis: where the step went, findings with the largest saving first, and what was not seen."""
+    """An analysis: account of the step, findings with the largest saving first, and what was not evaluated."""
     summary = summarize(analysis)
     facts = "".join(f'<p class="note">{escape(sanitize(fact, 400))}</p>' for fact in summary.facts)
     devices = () if summary.account else device_sections(summary.devices)

@@ -1,8 +1,7 @@
-"""The report as JSON: stable, documented by ``docs/report-schema.json``, made for programs.
+"""The report as JSON for programs: stable, documented by ``docs/report-schema.json``.
 
-Times are integer nanoseconds, modelled ones may be fractions. Keys are only added within a schema version, never
-renamed; a reader ignores those it does not know. A field of a record is a key of the same name; ``SHAPES`` has those
-that are called or made otherwise.
+Times are integer nanoseconds; modelled times may be fractions. Within a schema version keys are added, never renamed;
+readers ignore unknown keys. A record's field becomes a key of the same name, except for those listed in ``SHAPES``.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ SCHEMA = "perfscope.report/1"
 
 
 def render(analysis: Analysis) -> str:
-    """The report as indented JSON text; never ``NaN``, which is not JSON."""
+    """Return the report as indented JSON text, without ``NaN``, which JSON does not allow."""
     return json.dumps(document(analysis), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document(analysis: Analysis) -> dict[str, Any]:
-    """The report as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``."""
+    """Return the report as plain dicts and lists: texts cleaned, secrets masked, home folders written as ``~``."""
     parts = {
         "schema": SCHEMA,
         "sources": analysis.sources,
@@ -92,7 +91,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
 
 
 def _by_rank(kind: CollectiveKind) -> list[dict[str, Any]]:
-    """As a list: keys of a JSON object are texts, ranks are numbers."""
+    """A list, because keys of a JSON object are texts and ranks are numbers."""
     return [
         {
             "rank": rank,
@@ -113,25 +112,25 @@ _PROPERTIES_OF_ACHIEVED = ("flops_per_s", "bytes_per_s", "roofline_share")
 
 
 def _achieved(record: WorkRow | TopWork | LargePart) -> dict[str, Any] | None:
-    """``None`` where nothing was costed."""
+    """Achieved rates; ``None`` if no work has a cost model."""
     known: Achieved = record.achieved
     more = {name: getattr(known, name) for name in _PROPERTIES_OF_ACHIEVED}
     return plain(known, SHAPES) | more if known.time_ns else None
 
 
 def _properties(*names: str) -> dict[str, Any]:
-    """Values that a record computes and that are keys of the same name."""
+    """Properties of a record that become keys of the same name."""
     return {name: attrgetter(name) for name in names}
 
 
 SHAPES: Shapes = {
-    # What was read, and what the rules said of it.
+    # Sources, and the results of the rules.
     Source: Shape(left_out=("events_only", "programs")),
     DeviceTime: Shape(left_out=("device", "start_ns", "end_ns"), renamed={"ordinal": "device"}),
     Outcome: Shape(left_out=("missing",)),
     Finding: Shape(left_out=("excerpt", "removes", "run_ns", "bytes_are", "memory_bytes")),
     Span: Shape(left_out=("rank",)),
-    # Where the steps went. Of causes and parts that take nothing there are no times by step.
+    # Account of the steps. Causes and parts that take no time have no times by step.
     StepAccount: Shape(
         left_out=("ordinal",),
         renamed={"numbers": "steps", "cold": "cold_steps", "outliers": "outlier_steps"},
@@ -225,7 +224,7 @@ SHAPES: Shapes = {
     ),
     PlanTotals: Shape(added=_properties("bytes")),
     Work: Shape(renamed={"device": "device_ns", "step": "step_ns"}),
-    # torch.compile. The text of a line is the program's and stays there.
+    # torch.compile. The text of a source line comes from the program and is kept.
     CompileSection: Shape(left_out=("detail_label",), added={"detail": _compile_detail}),
     CompileSummary: Shape(
         left_out=("rank", "breaks", "eager_frames", "limit_frames", "recompiles", "caches", "in_steps_ns"),
@@ -256,4 +255,4 @@ SHAPES: Shapes = {
         added={"bytes": lambda picture: dict(zip(picture.categories, picture.bytes, strict=True))},
     ),
 }
-"""By class, what is not field by field."""
+"""Per class: fields that are not written as they are."""

@@ -1,6 +1,6 @@
-"""The report for the context of a language model: compact Markdown of a bounded size, the same for the same analysis.
+"""The report as context for a language model: compact, deterministic Markdown of bounded size.
 
-Every number has its basis, and every finding says how to check it.
+Every number has its basis, and every finding has a way to check it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 SUFFIXES = ()
 
 BUDGET = 4_000
-"""Tokens: a part of a model's context that leaves room for the code."""
+"""Tokens of the report: leaves most of a model's context for the code."""
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English and code, about; tokenizers differ by a fifth."""
+"""Characters per token of English and code; tokenizers differ by about a fifth."""
 
 MOST_EVIDENCE = 3
-"""Rows of a finding."""
+"""Most evidence rows per finding."""
 
 TOP_ROWS = 10
-"""Rows of the tables of kernels, ops, modules and lines."""
+"""Most rows in the tables of kernels, ops, modules and lines."""
 
 HOW_TO_READ = (
     "How to read: a saving is an upper bound per step, after overlap; savings of different findings may be the same "
@@ -60,9 +60,9 @@ _CHECKS = {
 
 
 def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
-    """At most ``budget`` tokens of ``CHARACTERS_PER_TOKEN``: what does not fit is counted.
+    """Return at most ``budget`` tokens of ``CHARACTERS_PER_TOKEN`` characters; findings that do not fit are counted.
 
-    Findings lose their evidence and advice before they are left out, the cheapest first.
+    The cheapest findings lose their evidence and advice first, then are left out.
     """
     limit = budget * CHARACTERS_PER_TOKEN
     summary = summarize(analysis)
@@ -84,11 +84,11 @@ def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
 
 CUT = "\n(cut: --budget gives more room)\n"
 LEFT_OUT_LENGTH = 100
-"""Characters that the line about findings without room takes at most."""
+"""Most characters of the line that counts findings left out."""
 
 
 def _fitting(blocks: Sequence[FindingBlock], room: int) -> list[str]:
-    """The first findings in full while all others fit as one line, then one line each."""
+    """The first findings in full as long as all others fit with one line each; then one line each."""
     rows = [finding_words(block) for block in blocks]
     short = [_short(number, row) for number, row in enumerate(rows, 1)]
     parts: list[str] = []
@@ -125,7 +125,7 @@ def _head(summary: Summary, path: str) -> Iterator[str]:
 
 
 def _section(section: Section, most: int) -> Iterator[str]:
-    """Its sentences, and its tables with ``|`` between the cells."""
+    """The section's sentences, and its tables with ``|`` between cells."""
     yield f"## {_plain(section.title)}{f': {_plain(section.summary)}' if section.summary else ''}"
     for block in section.blocks:
         if isinstance(block, Text):
@@ -194,5 +194,5 @@ def _tail(summary: Summary) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """One line without backticks, control characters and secrets: it ends no code and begins no block."""
+    """One line without backticks, control characters and secrets, so that it cannot end or begin a code block."""
     return sanitize(text, TEXT_LIMIT).replace("`", "'")

@@ -29,22 +29,23 @@ if TYPE_CHECKING:
 SUFFIXES = (".md", ".markdown")
 
 MOST_CHARACTERS = 60_000
-"""GitHub refuses comments above 65,536 characters; the rest is room for what a bot adds."""
+"""Most characters of a comment. GitHub refuses comments above 65,536; the difference is room for text that a bot adds.
+"""
 
 FIRST_FINDINGS = 3
-"""Findings before the first fold."""
+"""Findings above the first fold."""
 
 ROOM = 120
-"""Characters of the notice on findings that do not fit."""
+"""Characters reserved for the notice on findings that do not fit."""
 
 MOST_ROWS = 50
-"""Findings in the tables: more than anyone acts on in one pull request."""
+"""Most findings in the tables: more than one pull request will address."""
 
 
 def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
-    """The report as Markdown of at most ``limit`` characters; what does not fit is said to be missing.
+    """Return the report as Markdown of at most ``limit`` characters; parts that do not fit are counted.
 
-    Before its first fold stand the account and the first findings; all else is folded.
+    The account and the first findings come before the first fold; all else is folded.
     """
     summary = summarize(analysis)
     head = "\n\n".join(_head(summary)) + "\n"
@@ -65,7 +66,7 @@ def render(analysis: Analysis, *, limit: int = MOST_CHARACTERS) -> str:
 
 
 def _others(summary: Summary, details: Sequence[str], notice: str) -> Iterable[str]:
-    """The findings after the first ones, folded together: a table, and the details of each."""
+    """The findings after the first ones in one fold: a table, and the details of each."""
     rows = summary.findings[FIRST_FINDINGS:]
     if not rows:
         yield notice
@@ -104,7 +105,7 @@ def _head(summary: Summary) -> Iterable[str]:
 
 
 def _folded(summary: Summary) -> Iterable[str]:
-    """The sections that are not before the first fold."""
+    """The sections after the first fold."""
     leading, others = summary.leading
     devices = device_sections(summary.devices) if leading and len(summary.devices) > 1 else ()
     for sections in (devices, summary.top, others):

@@ -1,6 +1,6 @@
-"""What every report of an analysis shows, decided once: which sections and findings, in which order.
+"""The content of every report of an analysis: which sections and findings, in which order.
 
-Values and sentences; every format masks, cuts and escapes them by its renderer.
+Values and sentences only; the renderer of a format masks, cuts and escapes them.
 """
 
 from __future__ import annotations
@@ -56,67 +56,68 @@ if TYPE_CHECKING:
 
 NO_FINDINGS = "no findings"
 IN_RECORDED = "no findings in the recorded steps"
-"""Where the recorded steps do not represent the run."""
+"""Shown if the recorded steps do not represent the run."""
 ON_BUSY_MACHINE = "nothing found besides the missing cores"
 DOUBTED = "the device is not judged, and nothing else was found"
-"""Where the times of the device cannot be true."""
+"""Shown if the device times cannot be true."""
 
 PATH_LIMIT = 64
-"""Characters of the path in the headline, which is one line; the table of sources holds all."""
+"""Characters of the path in the headline, which is one line; the table of sources has the full path."""
 
 NAME_LIMIT = 60
-"""Characters of what a step is."""
+"""Characters of the description of a step."""
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """All a report shows of an analysis, in the order in which it shows it."""
+    """The content of a report of an analysis, in the order shown."""
 
     subject: str
-    """The path of what was analysed, in full."""
+    """The full path of the analysed recording."""
     read: str
     """Its format, ranks and size: ``' (kineto, rank 0, 120,345 events)'``."""
     facts: tuple[str, ...]
     """Sentences on the whole: step time, how busy the devices were."""
     devices: tuple[DeviceRow, ...]
     findings: tuple[FindingBlock, ...]
-    """Those with a time first, the costliest first."""
+    """Findings with a time first, costliest first."""
     recording: tuple[Section, ...]
-    """What to record in another way; empty where nothing is."""
+    """How to make a better recording; empty without suggestions."""
     clean: tuple[str, ...]
     blind: int
     """Rules that were not evaluated."""
     recordable: int
-    """How many of these `perfscope run` would record something for."""
+    """Number of these for which `perfscope run` would record the input."""
     abstained: tuple[tuple[str, tuple[str, ...]], ...]
     """(reason, rules) that were not evaluated."""
     partly: tuple[tuple[str, str], ...]
     """(rule, reason) of rules evaluated on some sources only."""
     again: str
-    """How to see more: the command, or where the path does not fit a line the option."""
+    """How to see more: the full command, or the option alone if the path does not fit on a line."""
     remarks: tuple[str, ...]
     """Unplaced events, repairs and notes of the readers."""
     rank_sources: str = ""
-    """What tells the ranks, and of how many sources; empty without ranks."""
+    """How the ranks are known, and for how many sources; empty without ranks."""
     account: tuple[Section, ...] = ()
-    """Where the step went, of the device that computes least; empty where nothing tells."""
+    """Account of the step on the device that computes least; empty without an account."""
     large: tuple[Section, ...] = ()
-    """What takes a fifth of the step and is in no finding, with the reason of each; without findings the largest."""
+    """Parts of at least a fifth of the step without a finding, each with the reason; without findings the largest
+    parts."""
     memory_alone: bool = False
-    """Memory snapshots, and no recording of a run."""
+    """Whether there are only memory snapshots, without a recording of a run."""
     top: tuple[Section, ...] = ()
-    """The costliest kernels, ops, modules and lines; empty where none is known."""
+    """The costliest kernels, ops, modules and lines; empty if unknown."""
     stands: bool = True
-    """The recorded steps stand for the run: its other steps are like them, and the host had its cores."""
+    """Whether the recorded steps represent the run: other steps are similar, and the host had its cores."""
     none_found: str = NO_FINDINGS
-    """What is said where there is no finding."""
+    """Sentence shown without findings."""
     explained: str = ""
-    """Share of the time with a known cause; ``''`` where nothing tells."""
+    """Share of the time with a known cause; ``''`` if unknown."""
     nothing: str = ""
-    """Where there is no finding: how many rules were evaluated, and how much of the step the account explains."""
+    """Without findings: number of rules evaluated, and share of the step that the account explains."""
     sections: tuple[Section, ...] = ()
-    """Plans, modelled time, programs, compilation, collectives and memories: those that there are."""
+    """Plans, modelled time, programs, compilation, collectives and memories, if present."""
     tiles: tuple[Tile, ...] = ()
-    """Further numbers at the top: modelled time, the peak of memory."""
+    """Additional figures at the top: modelled time, peak memory."""
 
     @property
     def headline(self) -> str:
@@ -129,19 +130,19 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def leading(self) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
-        """(what stands before the findings, the other sections): the account, else the fullest memory of snapshots."""
+        """(sections above the findings, the other sections): the account, or for snapshots the fullest memory."""
         if self.account or not self.memory_alone:
             return self.account, self.sections
         return self.sections[:1], self.sections[1:]
 
     @property
     def timed(self) -> tuple[FindingBlock, ...]:
-        """Findings with a time; of the others it is not known."""
+        """Findings whose time is known."""
         return tuple(block for block in self.findings if block.saves is not None and block.saves.unit == "ns")
 
 
 def summarize(analysis: Analysis) -> Summary:
-    """The analysis as rows and sentences."""
+    """Summarise the analysis as rows and sentences."""
     subject, read = _titled(analysis)
     findings = finding_blocks(analysis)
     reserved = reservations(analysis)
@@ -202,7 +203,7 @@ def summarize(analysis: Analysis) -> Summary:
 
 
 def sections(analysis: Analysis) -> tuple[Section, ...]:
-    """The parts of a report after its account, findings and top work, in their order."""
+    """The sections after the account, findings and top work, in order."""
     return (
         *host_sections(analysis.hosts, analysis.warm_accounts),
         *generation_sections(analysis.generations),
@@ -227,9 +228,9 @@ def _none_found(analysis: Analysis, *, stands: bool) -> str:
 
 
 def _nothing(analysis: Analysis, *, stands: bool) -> str:
-    """That there are no findings, and how much that is worth: rules that were not evaluated found nothing either.
+    """Sentence on the absence of findings and its reliability: rules that were not evaluated found nothing either.
 
-    ``stands``: the recorded steps stand for the run.
+    ``stands``: the recorded steps represent the run.
     """
     clean = sum(outcome.status == "clean" for outcome in analysis.outcomes)
     blind = sum(outcome.status == "abstained" for outcome in analysis.outcomes)
@@ -242,7 +243,7 @@ def _nothing(analysis: Analysis, *, stands: bool) -> str:
 
 
 def _failed(analysis: Analysis) -> Iterator[str]:
-    """That the program of the run failed, with its error."""
+    """Yield that the run's program failed, with its error."""
     run = analysis.run or {}
     failed = failure_of(str(run.get("state")), run.get("exit_code"), run.get("error"))
     if failed is not None:
@@ -250,19 +251,20 @@ def _failed(analysis: Analysis) -> Iterator[str]:
 
 
 AGAIN, AGAIN_SHORT = "-v for evidence and advice", "-v: more"
-"""How to see more, where no command that can be pasted has room; on a narrow terminal."""
+"""How to see more if the full command has no room, and its form for a narrow terminal."""
 
 
 def _again(analysis: Analysis) -> str:
     path = analysis.sources[0].path if len(analysis.sources) == 1 else ""
-    several = bool(path) and analysis.sources[0].programs is not None and ", " in path  # no one path to give again
+    # there is no single path to repeat
+    several = bool(path) and analysis.sources[0].programs is not None and ", " in path
     if not path or several or len(path) > PATH_LIMIT or sanitize(path) != path:
         return AGAIN
     return f"perfscope analyze -v {shlex.quote(path)}"
 
 
 def _titled(analysis: Analysis) -> tuple[str, str]:
-    """The path of what was analysed, and what stands behind it: how many traces, formats, ranks and events."""
+    """The analysed path, and the text after it: number of traces, formats, ranks and events."""
     sources = analysis.sources
     if not sources:
         return "nothing was read", ""
@@ -283,7 +285,7 @@ def _titled(analysis: Analysis) -> tuple[str, str]:
 
 
 def _place(files: Sequence[str], what: str) -> tuple[str, str]:
-    """Where files lie: the file, their folder, or the first of them; and how many they are."""
+    """Location of the files: the file, their folder, or the first file and the number of others."""
     folders = {str(PurePath(file).parent) for file in files}
     if len(set(files)) == 1:
         return files[0], "" if len(files) == 1 else f", {len(files):,} {what}"
@@ -293,7 +295,7 @@ def _place(files: Sequence[str], what: str) -> tuple[str, str]:
 
 
 def _part(analysis: Analysis) -> list[str]:
-    """Which part of the recordings was judged, where the user chose one; of several the first one's."""
+    """The part of the recordings that the user selected; of several sources the first one's part."""
     parts = [source.part for source in analysis.sources if source.part is not None]
     return [f"only a part of {'it' if len(parts) == 1 else 'each'} was judged: {parts[0]}"] if parts else []
 
@@ -332,13 +334,13 @@ def _facts(analysis: Analysis) -> list[str]:
 
 
 def _steps_are(analysis: Analysis) -> str:
-    """What a step is, where the program did not mark any; the first of several sources tells."""
+    """How steps are defined if the program did not mark them; taken from the first of several sources."""
     what = next((step.what for step in analysis.steps if step.what), "")
     return f"; steps: {sanitize(what, NAME_LIMIT)}" if what else ""
 
 
 def _host_marks(analysis: Analysis) -> str:
-    """That steps were timed by their work, and what their marks on the host and on the devices say."""
+    """Remark that steps were timed by their work, with the times of their marks on the host and devices."""
     host = Spread.of([step.host_ns for step in analysis.steps if step.host_ns is not None])
     if host is None:
         return ""
@@ -348,13 +350,13 @@ def _host_marks(analysis: Analysis) -> str:
 
 
 def _left_out(analysis: Analysis) -> str:
-    """How many steps compiled and are in no average."""
+    """Number of steps that compiled and are in no average."""
     count = sum(step.compiled for step in analysis.steps)
     return f"; {count:,} that compiled {'is' if count == 1 else 'are'} left out" if count else ""
 
 
 def _assumed_devices(analysis: Analysis) -> list[str]:
-    """What findings are ordered by where nothing names the device."""
+    """How findings are ordered if the recording does not name the device."""
     labels = {program.least.device for program in analysis.programs.programs if program.least and program.least.assumed}
     return [
         f"times and their order are modelled on {label}; --device NAME judges for another" for label in sorted(labels)
@@ -366,7 +368,7 @@ _HOW: dict[str, str] = {
     "unprofiled": "without a profiler",
     "profiled": "while profiled",
 }
-"""How the steps of a step time were timed."""
+"""How the steps of a step time were timed, in words."""
 
 
 def step_text(analysis: Analysis, timed: StepTime) -> str:
@@ -393,14 +395,14 @@ def spread_text(spread: Spread, when: str) -> str:
     return f"{middle} (median of {spread.count:,} {when}, {range_words(spread)}{mean})"
 
 
-# What a reader must know of the sources, and what was not evaluated.
+# Notes on the sources, and rules that were not evaluated.
 
 
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
 def remarks(analysis: Analysis) -> Iterator[str]:
-    """One line each: what is silenced and configured, then of the sources, counts summed over them."""
+    """One line per note: silenced findings and configured thresholds, then notes on sources with summed counts."""
     if silenced := analysis.silenced():
         counts = Counter((rule, finding.where.label(), finding.silenced) for rule, finding in silenced)
         named = "; ".join(f"{rule} {where}: {reason}" for rule, where, reason in counts)
@@ -411,7 +413,7 @@ def remarks(analysis: Analysis) -> Iterator[str]:
 
 
 def _of_sources(sources: Sequence[Source]) -> Iterator[str]:
-    """Counts are summed over the sources, and notes that differ in numbers only are said once."""
+    """Notes on the sources: counts are summed, and notes that differ only in numbers are merged."""
     unplaced = sum(source.events_unplaced for source in sources)
     if unplaced:
         why = _counted([source.unplaced for source in sources])
@@ -426,7 +428,7 @@ def _of_sources(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def rank_sources(sources: Sequence[Source]) -> str:
-    """What tells the ranks of the sources; where it differs, of how many."""
+    """How the ranks of the sources are known; if it differs, with the number of sources for each way."""
     counts = Counter(source.rank_source for source in sources if source.rank is not None and source.rank_source)
     names = (f"{name}{_of_many(count, len(sources))}" for name, count in sorted(counts.items()))
     return ", ".join(names)
@@ -440,7 +442,7 @@ def _counted(parts: Sequence[Mapping[str, int]]) -> str:
 
 
 def _notes(sources: Sequence[Source]) -> Iterator[str]:
-    """Each kind of note with its first wording; of many sources, how many have it."""
+    """Each kind of note in its first wording; with many sources, the number that have it."""
     kinds: dict[str, tuple[str, int]] = {}
     for source in sources:
         for note in source.notes:
@@ -456,7 +458,7 @@ def _of_many(count: int, sources: int) -> str:
 
 
 def coverage_sections(summary: Summary) -> tuple[Section, ...]:
-    """Rules that are clean, and those that were not evaluated, with the reasons as details."""
+    """Rules that are clean, and rules that were not evaluated with the reasons as details."""
     made = []
     if summary.clean:
         count = len(summary.clean)
@@ -467,7 +469,7 @@ def coverage_sections(summary: Summary) -> tuple[Section, ...]:
         items += [f"{rule}, in part: {reason}" for rule, reason in summary.partly]
         partly = f", {len(summary.partly)} in part only" if summary.partly else ""
         blocks = (
-            Text("these rules lack what they need; they say nothing, neither good nor bad", detail=True),
+            Text("these rules lack their input; whether their problems occur is unknown", detail=True),
             Listing(items=tuple(items), few=len(items), rest="reasons"),
         )
         made.append(Section(title="Not evaluated", summary=f"{_rules(summary.blind)}{partly}", blocks=blocks))

@@ -1,4 +1,4 @@
-"""The report on a terminal: a first screen with the account of the step and the best findings, then the details."""
+"""The report on a terminal: a first screen with the account of the step and the main findings, then the details."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".txt",)
 
 FIRST_FINDINGS = 3
-"""Findings on the first screen; ``-v`` and the other formats hold all."""
+"""Most findings on the first screen; ``-v`` and the other formats have all."""
 
 FIRST_REMARKS = 4
 """Remarks on the sources without ``-v``."""
@@ -52,16 +52,16 @@ LEAST_PATH = 24
 LEAD = "perfscope: "
 
 SCREEN = 24
-"""Lines of a small terminal: the first screen gives up details until it fits."""
+"""Lines of a small terminal; details are left out until the first screen fits."""
 
 
 class Brief(Struct, frozen=True):
-    """What the first screen gives up on a small terminal."""
+    """Parts of the first screen that are left out on a small terminal."""
 
     notes: bool = False
-    """Notes below the account, and all facts but the first ones."""
+    """Notes below the account, and all facts but the first."""
     wrapped: bool = False
-    """All but the first line of each text, and the source lines."""
+    """All but the first line of each text, and source lines."""
     blank: bool = False
     """Empty lines between the parts."""
 
@@ -74,18 +74,18 @@ BRIEFS = (
     Brief(notes=True, wrapped=True),
     Brief(notes=True, blank=True, wrapped=True),
 )
-"""The first that fits is shown; the last one where none does."""
+"""The first that fits is used, or the last if none fits."""
 
 FIRST_FACTS = 3
-"""Facts that always stay: that the program failed or had no core, the step time, how busy the devices were."""
+"""Facts that are always kept: failure of the program, missing cores, step time, busy devices."""
 
 
 def render(
     analysis: Analysis, *, width: int = WIDTH, color: bool = False, links: bool = False, verbose: bool = False
 ) -> str:
-    """The report as text for ``width`` columns. ``verbose``: all findings, with evidence and advice.
+    """Render the report as text of ``width`` columns. ``verbose``: all findings, with evidence and advice.
 
-    ``links``: places link to their files, where there is ``color``: terminals show that, logs do not.
+    ``links``: make places links to their files if ``color`` is set: terminals show links, logs do not.
     """
     summary = summarize(analysis)
     return printed(lambda columns: _parts(summary, columns, verbose=verbose, links=links), width=width, color=color)
@@ -113,7 +113,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool, links: bool) -> Itera
 def _first_screen(
     summary: Summary, leading: Sequence[Section], width: int, *, verbose: bool, links: bool
 ) -> Iterable[RenderableType]:
-    """What was analysed, where the time or the memory went, what to do, and how to see more."""
+    """The subject, where time or memory went, what to do, and how to see more."""
     if verbose:
         return _screen(summary, leading, width, IN_FULL, verbose=True, links=links)
     made = (list(_screen(summary, leading, width, brief, verbose=False, links=links)) for brief in BRIEFS)
@@ -160,12 +160,12 @@ def _gap(brief: Brief) -> Iterator[RenderableType]:
 
 
 def _cut(text: str, width: int, brief: Brief) -> str:
-    """The first line of a text, where the others are given up."""
+    """The first line of a text if the others are left out."""
     return shorten_end(text, width) if brief.wrapped else text
 
 
 def _briefly(section: Section, width: int, brief: Brief) -> Section:
-    """The section without what is given up."""
+    """The section without the parts that are left out."""
     room = width - INDENT - len(section.title) - len(": ")
     summary = shorten_end(section.summary, room) if brief.wrapped else section.summary
     blocks = tuple(
@@ -177,7 +177,7 @@ def _briefly(section: Section, width: int, brief: Brief) -> Section:
 
 
 def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType]:
-    """A line for each section that ``-v`` shows, and its warnings."""
+    """A line per section that ``-v`` shows, with its warnings."""
     if not sections:
         return
     yield Text("  more with -v", style="dim")
@@ -192,10 +192,10 @@ def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType
 def findings_part(
     summary: Summary, width: int, *, verbose: bool, brief: Brief = IN_FULL, links: bool = False
 ) -> Iterator[RenderableType]:
-    """The findings, costliest first, or that there are none. An empty line ends them."""
+    """The findings, costliest first, or a sentence that there are none; then an empty line."""
     blocks = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
     if not blocks:
-        told = summary.explained and not summary.recording  # a better recording would tell more of the causes
+        told = summary.explained and not summary.recording  # a better recording would explain more of the time
         known = f"; causes are known for {summary.explained} of the time" if told else ""
         nothing = f"{summary.none_found}{known}"
         yield line_of("  ", nothing if summary.clean else "no rule could be evaluated")
@@ -216,7 +216,7 @@ def findings_part(
 
 
 def coverage(summary: Summary, width: int = WIDTH, brief: Brief = IN_FULL) -> Iterator[RenderableType]:
-    """One line: how many rules are clean, how many were not evaluated, and what would evaluate more."""
+    """One line: number of clean rules, number not evaluated, and what would evaluate more."""
     clean, blind, lacking = len(summary.clean), summary.blind, summary.recordable
     need = f": `perfscope run` records what {lacking} of them need{'s' * (lacking == 1)}" if lacking else ""
     parts = [f"{clean} rule{'' if clean == 1 else 's'} clean"] if clean else []

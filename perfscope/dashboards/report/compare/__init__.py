@@ -1,1 +1,1 @@
-"""Compare."""
+"""Reports of a comparison: text, Markdown, HTML, JSON and JUnit."""

@@ -1,4 +1,4 @@
-"""``perfscope.compare``: what changed from one recording to another, which draws itself in a notebook."""
+"""``perfscope.compare``: the difference between two recordings, as an object that renders itself in a notebook."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from perfscope.model.documents.comparison import Document
 
 Side = str | PathLike[str] | Trace | Sequence[Trace]
-"""A path (a run, a trace, a folder of the traces of one job), a trace, or the traces of one job's ranks."""
+"""A path (a run, a trace, or a folder with the traces of one job), a trace, or the traces of one job's ranks."""
 
 
 class DrawnComparison(Comparison, frozen=True, kw_only=True):
-    """A comparison that draws itself."""
+    """A comparison that renders itself."""
 
     def document(self) -> dict[str, Any]:
-        """As plain dicts and lists, ``perfscope.compare/1``: what `perfscope compare --json` writes."""
+        """Return plain dicts and lists, ``perfscope.compare/1``, as written by `perfscope compare --json`."""
         from perfscope.dashboards.report.compare import json
 
         return json.document(self)
 
     def markdown(self) -> str:
-        """As a comment on a pull request."""
+        """Return the Markdown of a comment on a pull request."""
         from perfscope.dashboards.report.compare.render import render_markdown
 
         return render_markdown(self._read())
 
     def html(self) -> str:
-        """As a page of its own."""
+        """Return an HTML page."""
         from perfscope.dashboards.report.compare.render import render_html
 
         return render_html(self._read())
@@ -46,7 +46,7 @@ class DrawnComparison(Comparison, frozen=True, kw_only=True):
         return of(self.document())
 
     def _repr_html_(self) -> str:
-        """The verdict, the metrics that say something, the places where something changed."""
+        """The verdict, the metrics with a verdict or change, and the places that changed."""
         from perfscope.dashboards.report.compare.sections import caution_sections, compare_sections, verdict_section
         from perfscope.dashboards.report.renderers.html import notebook_html, sections_html
 
@@ -57,13 +57,14 @@ class DrawnComparison(Comparison, frozen=True, kw_only=True):
 
 
 def compare(base: Side, head: Side) -> DrawnComparison:
-    """What changed from ``base`` to ``head``: two of one kind, each a path, a trace, or the traces of one job's ranks.
+    """Compare ``head`` with ``base``: two sides of the same kind (a path, a trace, or the traces of one job's ranks).
 
     >>> found = perfscope.compare("before.json.gz", "after.json.gz")
     >>> found.headline, found.causes[0].place
 
-    Counts, bytes and findings are compared exactly; ``found.time`` splits the step into parts that sum to it (ns) and
-    is judged by nothing, as one launch on each side cannot tell a change of time from chance. ``found.markdown()`` and
+    Counts, bytes and findings are compared exactly. ``found.time`` splits the step into parts that sum to it (ns); it
+    has
+    no verdict, because one launch per side cannot separate a change of time from chance. ``found.markdown()`` and
     ``found.html()`` are what `perfscope compare` writes. ``DataError``: a path cannot be read;
     ``UsageError``: the sides are of different kinds, or empty.
     """

@@ -1,6 +1,6 @@
-"""A comparison as JSON, ``perfscope.compare/1`` (docs/compare.md): what every other report format is made from.
+"""A comparison as JSON, ``perfscope.compare/1`` (docs/compare.md); all other report formats are made from it.
 
-Times are integer nanoseconds per step. Keys are only added within a schema version; a reader ignores others.
+Times are integer nanoseconds per step. Within a schema version keys are only added; readers ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
 
 
 MOST_PARTS = 2_000
-"""Parts of a step that are written; the rest is one row, so that they sum to the whole still."""
+"""Most parts of a step that are written; the rest become one row, so that rows still sum to the whole."""
 
 MOST_KEYS = 50
-"""Keys of one side of a part: of a fusion of more kernels the first ones say what it is."""
+"""Most keys per side of a part: the first kernels identify a long fusion."""
 
 
 def render(comparison: Comparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> str:
-    """The comparison as indented JSON text; ``failed``: gates that were not met, in words."""
+    """Return the comparison as indented JSON text; ``failed``: sentences on the gates that were not met."""
     return as_text(document(comparison, failed=failed, gates=gates))
 
 
 def as_text(values: dict[str, Any]) -> str:
-    """A document as indented JSON text."""
+    """Return a document as indented JSON text."""
     return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:
-    """The comparison as plain dicts and lists; texts are cleaned, secrets masked, homes shown as ``~``.
+    """Return the comparison as plain dicts and lists: texts cleaned, secrets masked, home folders written as ``~``.
 
-    ``gates``: what ``--fail-on`` asked for; ``failed``: which of it was not met, in words.
+    ``gates``: values of ``--fail-on``; ``failed``: sentences on the gates that were not met.
     """
     time = comparison.time
     exact = [_plain(metric.result) | {"places": _plain(metric.places)} for metric in comparison.exact]
@@ -100,7 +100,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
 
 
 def _single_captures(comparison: Comparison) -> dict[str, Any]:
-    """How one capture on each side was compared: no launches, no refs."""
+    """Method of comparing one capture per side: no launches and no refs."""
     timed = comparison.step_time
     if timed is None:
         return _method_values(types.Method())
@@ -135,7 +135,7 @@ def _matched(part: PartChange) -> str | None:
 
 
 def _cause_part(part: PartChange) -> dict[str, Any]:
-    """A part as a cause tells of it."""
+    """A part of the step as the document of a cause has it."""
     key = part.key()
     return {
         "status": part.status,
@@ -154,7 +154,7 @@ def _cause_part(part: PartChange) -> dict[str, Any]:
 
 
 def _names(side: Side) -> list[str]:
-    """What a part is made of on one side."""
+    """Names of the keys on one side of a part."""
     return [key.name() for key in side.keys[:MOST_KEYS]]
 
 
@@ -163,7 +163,7 @@ def _cause_finding(change: FindingChange) -> dict[str, Any]:
 
 
 def _number(value: float | Fraction) -> float | int | None:
-    """Whole numbers as such; ``None`` for what is not finite."""
+    """Write a whole number as an integer and a non-finite number as ``None``."""
     number = float(value)
     if not math.isfinite(number):
         return None
@@ -171,7 +171,7 @@ def _number(value: float | Fraction) -> float | int | None:
 
 
 def _not_in(part: type[Value], record: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Fields of a record that the document's part of it does not have."""
+    """Fields of a record that its document leaves out."""
     return tuple(name for name in record.__struct_fields__ if name not in part.__struct_fields__)
 
 
@@ -179,7 +179,7 @@ def _not_in(part: type[Value], record: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 MOST_ROWS = 2_000
-"""Rows of a program that are written; the rest is one, so that they sum to the whole still."""
+"""Most rows of a program that are written; the rest become one row, so that rows still sum to the whole."""
 
 MOST_WRITTEN = 500
 
@@ -264,22 +264,23 @@ SHAPES: Shapes = {
         added={"amounts": lambda row: _amounts(row.amounts), "is_worse": attrgetter("is_worse")},
     ),
 }
-"""By class, what is not written field by field."""
+"""Per class: fields that are not written as they are."""
 
 
-# The result of an A/B as a document ``perfscope.compare/1``: verdicts of launches, cause of their profiled sisters.
+# The result of an A/B test as a ``perfscope.compare/1`` document: verdicts from unprofiled launches, causes from
+# profiled ones.
 
 
 AB_KIND = "launches in turns"
 
 MOST_KERNELS = 200
-"""Rows of kernels that are written: those that contribute most."""
+"""Most rows of kernels that are written, largest contribution first."""
 
 PROFILED_LONGER = 1.1
-"""A profiled step that takes this many times the plain one has the profiler in it; below, chance makes as much."""
+"""From this ratio of a profiled to a plain step the profiler's overhead is reported; a smaller ratio may be chance."""
 
 _WORKTREE = re.compile(rf"(?<![^\s\"'(),:])[^\s\"'(),:]*/{re.escape(WORKTREES_PREFIX)}[A-Za-z0-9_]+/(?:base|head)/")
-"""What paths of a worktree begin with: it is gone, and the rest is the path in the repository."""
+"""Prefix of paths in a temporary worktree; the rest of the path is the one in the repository."""
 
 _NO_CAUSE = "cause (step in parts, findings, exact metrics)"
 
@@ -287,9 +288,9 @@ _NO_CAUSE = "cause (step in parts, findings, exact metrics)"
 def ab_document(
     result: AbResult, plan: AbPlan, profiles: Profiles, *, failed: Sequence[str] = (), gates: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The document as plain dicts and lists, secrets masked; of paths in a worktree what git calls them is left.
+    """Return plain dicts and lists: secrets masked, worktree paths written as paths in the repository.
 
-    ``gates``: what ``--fail-on`` asked for; ``failed``: which of it was not met, in words.
+    ``gates``: values of ``--fail-on``; ``failed``: sentences on the gates that were not met.
     """
     comparison = profiles.comparison
     values = _nothing() if comparison is None else document(comparison)
@@ -318,9 +319,9 @@ def ab_document(
 
 
 def verdict_over(metrics: Sequence[MetricResult]) -> str:
-    """Of what may fail a build: a regression of any, an improvement of any; else what is said of the step, the first.
+    """Return the verdict over all gating metrics: a regression if any has one, else an improvement if any has one.
 
-    A fingerprint that differs says neither.
+    Otherwise the first metric's verdict, which is the step's. Fingerprints (``unit == "text"``) are not considered.
     """
     verdicts = [metric.verdict for metric in metrics if metric.unit != "text"]
     return next(
@@ -330,7 +331,7 @@ def verdict_over(metrics: Sequence[MetricResult]) -> str:
 
 
 def two_changes(step: MetricResult, comparison: Comparison | None) -> Iterator[str]:
-    """What the profiled step has to do with the measured one, where both are known."""
+    """Yield a sentence that relates the profiled step to the measured one, if both are known."""
     if comparison is None or comparison.time is None or step.effect is None:
         return
     profiled = comparison.time.median
@@ -346,33 +347,34 @@ def two_changes(step: MetricResult, comparison: Comparison | None) -> Iterator[s
     if longer > PROFILED_LONGER and plain:
         text += (
             f". A profiler adds time to each op, so its base step is {longer:.1f} times as long "
-            f"({format_ns(profiled.base_ns)} for {format_ns(plain)}): what is many small ops looks larger there"
+            f"({format_ns(profiled.base_ns)} for {format_ns(plain)}): the profiler exaggerates code made of many small "
+            "ops"
         )
     else:
-        text += ". One launch each has a memory layout, clocks and neighbours of its own"
+        text += ". With one launch per side, memory layout, clock speed and other processes may explain the difference"
     yield text
 
 
 def _nothing() -> dict[str, Any]:
-    """The keys of a comparison where nothing was recorded."""
+    """The keys of a comparison in which nothing was recorded."""
     side = {"paths": [], "formats": [], "kind": "launches", "ranks": 0, "devices": []}
     empty: dict[str, Any] = {key: [] for key in ("metrics", "causes", "ranks", "findings", "not_looked", "notes")}
     return {"schema": SCHEMA, "base": side, "head": side, "step": None, "worst_rank": None, **empty}
 
 
 def _profiled(metric: dict[str, Any]) -> dict[str, Any]:
-    """The time of the profiled pair: shown, and called what it is."""
+    """The time of the profiled pair, with ``(profiled launches)`` in its name."""
     name = metric["name"]
     return metric if "profiled" in name else {**metric, "name": f"{name} (profiled launches)"}
 
 
 def _lost(plan: AbPlan, profiles: Profiles) -> Iterator[dict[str, Any]]:
-    """Why the cause is not known, or not from all pairs."""
+    """Yield the reasons why the cause is unknown, or known from part of the pairs only."""
     both = ["base", "head"]
     if not plan.profile:
         yield {"name": _NO_CAUSE, "reason": "no launch was profiled (--profile 0)", "sides": both}
     elif profiles.comparison is None:
-        for reason in dict.fromkeys(profiles.lost) or ("no profiled pair is whole yet",):
+        for reason in dict.fromkeys(profiles.lost) or ("no profiled pair is complete yet",):
             yield {"name": _NO_CAUSE, "reason": reason, "sides": both}
     else:
         for reason in dict.fromkeys(profiles.lost):
@@ -401,7 +403,7 @@ def _method(result: AbResult, plan: AbPlan, profiles: Profiles) -> dict[str, Any
 
 
 def _in_the_repository(value: Any) -> Any:
-    """The value with paths of a worktree as git calls them."""
+    """Replace worktree paths in a value by their paths in the repository."""
     if isinstance(value, str):
         return _WORKTREE.sub("", value)
     if isinstance(value, dict):
@@ -416,7 +418,7 @@ SETS_KIND = "sets of runs"
 
 
 def sets_document(sets: SetsComparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:
-    """The document as plain dicts and lists, secrets masked; ``gates`` and ``failed`` as in ``document``."""
+    """Return plain dicts and lists, secrets masked; ``gates`` and ``failed`` as in ``document``."""
     step = sets.comparison.step_time
     method = types.Method(
         kind=SETS_KIND,

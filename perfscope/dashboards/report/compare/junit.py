@@ -1,7 +1,7 @@
-"""A comparison as JUnit XML, for what shows test results: a case a metric, and one a severity of findings.
+"""A comparison as JUnit XML, for tools that show test results: one case per metric and one per severity of findings.
 
-A metric that is worse is a failure; one that could not be judged is skipped, with the reason. New and worse findings
-fail a case where ``--fail-on finding:SEVERITY`` asked for it.
+A regression of a metric is a failure; a metric that could not be judged is skipped, with the reason. New and worse
+findings fail a case if ``--fail-on finding:SEVERITY`` was given.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_LINES = 50
 
 
 def render(document: Document) -> str:
-    """The XML text. No character of it is one that XML does not allow."""
+    """Return the XML text, without characters that XML does not allow."""
     cases = [_metric(metric) for metric in document.metrics[:MOST_CASES]]
     cases += [_gate(document, severity) for severity in SEVERITIES]
     cases += _program_gates(document)
@@ -74,7 +74,7 @@ def _metric(metric: Metric) -> ET.Element:
 
 
 def _gate(document: Document, severity: str) -> ET.Element:
-    """Findings of exactly this severity that are new or worse."""
+    """The case for new or worse findings of exactly this severity."""
     case = _case("finding", f"no new or worse finding of {severity} severity")
     changes = [finding for finding in document.findings if finding.is_worse and finding.shown.severity == severity]
     if not changes:
@@ -93,7 +93,7 @@ def _gate(document: Document, severity: str) -> ET.Element:
 
 
 def _program_gates(document: Document) -> list[ET.Element]:
-    """A case for each gate on compiled programs that was asked for."""
+    """One case per gate on compiled programs given with ``--fail-on``."""
     asked = dict.fromkeys(gate.name for text in document.gates for gate in _asked(text))
     cases = []
     for name in asked if document.programs else ():
@@ -107,7 +107,7 @@ def _program_gates(document: Document) -> list[ET.Element]:
 
 
 def _asked(text: str) -> tuple[ProgramGate, ...]:
-    """The gates that a document names; what is none of ours asks for nothing."""
+    """Parse a gate named in a document; gates of other kinds give ``()``."""
     try:
         return program_gate(text)
     except UsageError:
@@ -121,7 +121,7 @@ def _finding(change: FindingChange) -> str:
 
 
 def _said(document: Document) -> list[str]:
-    """The verdict, why, and what was not looked at."""
+    """The verdict, its method, and what was not compared."""
     lines = [headline(document), *(f"gate not met: {sanitize(line)}" for line in document.failed[:MOST_LINES])]
     lines += [sanitize(line, TEXT_LIMIT) for line in method_lines(document)]
     return lines + [sanitize(f"not compared: {line}", TEXT_LIMIT) for line in not_compared(document)[:MOST_LINES]]

@@ -52,24 +52,25 @@ if TYPE_CHECKING:
     from perfscope.model.documents.comparison import Document
 
 MOST_CHARACTERS = 60_000
-"""Of a comment. GitHub refuses comments above 65,536 characters; the rest is room for what a bot adds."""
+"""Most characters of a comment. GitHub refuses comments above 65,536; the difference is room for text that a bot adds.
+"""
 
 MOST_EMBEDDED = 120_000
-"""Of the JSON in a page: with it the page opens on a phone at once."""
+"""Most characters of the JSON embedded in a page, so that the page still opens at once on a phone."""
 
 DEFAULT_KEY = "compare"
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _URL = re.compile(r"https?://[A-Za-z0-9._~:/?#@!$&*+,;=%-]+")
 
 OPEN_ROWS = 6
-"""Rows of each table of a comment that is not folded: with the headline they are one screen."""
+"""Rows of each table of a comment that is not folded, so that tables and headline fit on one screen."""
 
 FEW_FACTS = 3
-"""Facts of the machine in the line below the verdict; the others are folded."""
+"""Facts about the machine below the verdict; the others are folded."""
 
 
 def render_text(document: Document, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
-    """A comparison as text for ``width`` columns; ``verbose``: everything, not only what fits one screen."""
+    """Return the comparison as text of ``width`` columns; ``verbose``: everything, not only what fits on one screen."""
     return printed(lambda columns: _text(document, columns, verbose=verbose), width=width, color=color)
 
 
@@ -88,7 +89,7 @@ def _text(document: Document, width: int, *, verbose: bool) -> Iterator[Renderab
 
 
 def marker(key: str) -> str:
-    """The first line of a comment. ``UsageError`` unless the key is of letters, digits, ``.``, ``_``, ``-``."""
+    """Return a comment's first line. ``UsageError`` unless the key consists of letters, digits, ``.``, ``_``, ``-``."""
     if not _KEY.fullmatch(key):
         raise UsageError(f"{sanitize(key)}: a key has letters, digits, '.', '_' and '-', at most 100 of them")
     return f"<!-- perfscope-report:{key} -->"
@@ -97,10 +98,11 @@ def marker(key: str) -> str:
 def render_markdown(
     document: Document, *, key: str = DEFAULT_KEY, url: str | None = None, limit: int = MOST_CHARACTERS
 ) -> str:
-    """A comment on a pull request in GitHub's Markdown, of at most ``limit`` characters; what is left out is said.
+    """Return a comment on a pull request in GitHub's Markdown, at most ``limit`` characters; the text notes cuts.
 
-    One line where nothing changed. ``key`` tells this comment from others of perfscope, in a marker by which a bot
-    finds it again; ``url``: where the whole report is. ``UsageError``: one of them cannot stand in a comment.
+    One line if nothing changed. ``key`` becomes a marker by which a bot finds this comment again; ``url`` links to the
+    full
+    report. ``UsageError``: ``key`` or ``url`` is not allowed in a comment.
     """
     if url is not None and not _URL.fullmatch(url):
         raise UsageError(f"{sanitize(url)}: not an http(s) address that a link can hold")
@@ -153,7 +155,7 @@ def _markdown(document: Document, rows: int) -> Iterator[str]:
 
 
 def render_html(document: Document) -> str:
-    """The whole page. Every text is escaped; the policy forbids any request."""
+    """Return the whole page. Every text is escaped; the content policy forbids any request."""
     return page(
         _page(document),
         title=headline(document),
@@ -175,7 +177,7 @@ def _page(document: Document) -> Iterator[str]:
 
 
 def embedded(document: Document) -> str:
-    """The document as JSON for a ``<script>`` block: no ``<`` is in it. Of a large one its headline alone."""
+    """The document as JSON for a ``<script>`` block, without ``<``. For a large document only its headline."""
     values = {"schema": document.schema, "headline": document.headline, "left_out": "too large; --json writes it"}
     if len(msgspec.json.encode(document)) <= MOST_EMBEDDED:
         values = msgspec.to_builtins(document)

@@ -69,24 +69,24 @@ if TYPE_CHECKING:
     )
 
 MOST_ROWS = 40
-"""Rows of each table; nobody reads on, and the JSON report has all."""
+"""Most rows of a table: more are not read, and the JSON report has all."""
 
 MOST_LINES = 100
-"""Sentences of a listing."""
+"""Most sentences of a listing."""
 
 MOST_PROGRAMS = 8
 
 MOST_ADVISED = 5
-"""Findings whose advice is given: those to begin with."""
+"""Most findings whose advice is shown."""
 
 MOST_NAMES = 3
-"""Callers of a node of the call tree that are named."""
+"""Most callers named for a node of the call tree."""
 
 MOST_FALLS = 12
-"""Places of a waterfall; the others are one row."""
+"""Most places in a waterfall; the others become one row."""
 
 NAME_LIMIT = 90
-"""Characters of a name or a place: a mangled one is there to be recognised, not to be copied."""
+"""Characters of a name or a place: enough to recognise a mangled name."""
 
 BESIDE = "Also measured, never gating"
 CHANCE = "one launch each: part of them is chance"
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 def compare_sections(document: Document) -> tuple[Section, ...]:
-    """What a reader decides by, the most important first: metrics, places, findings."""
+    """The sections for a decision, most important first: metrics, places, findings."""
     per = "step" if document.step is None else document.step.per
     return (
         *_metrics(document),
@@ -106,7 +106,7 @@ def compare_sections(document: Document) -> tuple[Section, ...]:
 
 
 def detail_sections(document: Document) -> tuple[Section, ...]:
-    """What stands behind it: the step in parts, kernels, ranks, what was not compared, and how it was."""
+    """The details: the step in parts, kernels, ranks, what was not compared, and the method."""
     return (
         *_kernels(document.kernels),
         *account_sections(document),
@@ -120,13 +120,13 @@ def detail_sections(document: Document) -> tuple[Section, ...]:
 
 
 def caution_sections(document: Document) -> tuple[Section, ...]:
-    """What must be known before the verdict; none where nothing must."""
+    """Warnings that must be read before the verdict; empty if there are no warnings."""
     lines = tuple(Text(line, warning=True) for line in document.cautions[:MOST_LINES])
     return (Section(title="Before the verdict", tone="open", blocks=lines),) if lines else ()
 
 
 def verdict_section(document: Document) -> Section:
-    """The verdict, what it rests on, and the gates that were not met."""
+    """The verdict, its grounds, and the gates that were not met."""
     gates = tuple(f"gate not met: {line}" for line in document.failed[:MOST_LINES])
     return Section(
         title=document.headline.capitalize(),
@@ -139,7 +139,7 @@ def verdict_section(document: Document) -> Section:
 def _table(
     columns: Sequence[Column[T]], items: Sequence[T], *, left: int = 0, few: int = 8, **options: object
 ) -> Table:
-    """A table of the first items, which says how many more there are."""
+    """A table of the first items, with the number of items left out."""
     missing = left + max(0, len(items) - MOST_ROWS)
     return table(columns, items[:MOST_ROWS], few=few, left=missing, **options)
 
@@ -184,7 +184,7 @@ def _metrics(document: Document) -> Iterator[Section]:
 
 
 def _unchanged(metric: Metric) -> str:
-    """Its name, and both values where they differ by less than what counts."""
+    """The metric's name, with both values if they differ by less than the threshold."""
     sides = [side_text(metric, side) for side in ("base", "head")]
     return metric.name if sides[0] == sides[1] else f"{metric.name} ({' → '.join(sides)}: below the threshold)"
 
@@ -214,7 +214,7 @@ def _program(program: ProgramDifference) -> Iterator[Block]:
 def _causes(causes: Sequence[Cause], per: str) -> Section:
     exact = [cause for cause in causes if cause.exact]
     if not exact:
-        return Section(title="What changed", summary="nothing that can be counted")
+        return Section(title="What changed", summary="all counted metrics are equal")
     columns: tuple[Column[Cause], ...] = (
         Column("where", lambda cause: cause.place, "place", limit=NAME_LIMIT),
         Column(f"time per {per}", lambda cause: cause.delta_ns if cause.parts else None, "signed_ns"),
@@ -268,7 +268,7 @@ def _advised(change: FindingChange) -> str:
 
 
 def _both_sides(of: str) -> tuple[Column[tuple[str, int, int]], ...]:
-    """Columns of rows (what, base ns, head ns)."""
+    """Columns for rows of (what, base ns, head ns)."""
     return (
         Column(of, lambda row: row[0]),
         Column("base", lambda row: row[1], "ns"),
@@ -305,7 +305,7 @@ def _step(document: Document) -> Iterator[Section]:
 
 
 def account_sections(document: Document) -> Iterator[Section]:
-    """The mean step of both sides by cause; nothing where it is not known."""
+    """The mean step of both sides by cause; no section if it is unknown."""
     account = document.account
     if account is None:
         return
@@ -327,7 +327,7 @@ def account_sections(document: Document) -> Iterator[Section]:
 
 
 def _means(step: Step) -> str:
-    """Why the whole is not the step time among the metrics."""
+    """Explain why the whole differs from the step time among the metrics."""
     if step.per != "step":
         return ""
     if max(step.base_steps, step.head_steps) < 2:
@@ -354,7 +354,7 @@ def _parts(step: Step, moved: Sequence[Part]) -> Table:
 
 
 def _by_place(step: Step) -> list[tuple[str, int]]:
-    """Changes by source line, else by module or name; those beyond the largest as one."""
+    """Changes by source line, else by module or name; those beyond the largest become one row."""
     result: dict[str, int] = {}
     for part in step.parts:
         result[part.place or part.name] = result.get(part.place or part.name, 0) + part.delta_ns
@@ -371,7 +371,7 @@ def _calls(row: TreeRow) -> str:
 
 
 def _below(path: Sequence[str]) -> str:
-    """The last names of a path; the JSON report has all."""
+    """The last names of a path; the JSON report has the full path."""
     names = (sanitize(name, NAME_LIMIT) for name in path[-MOST_NAMES:])
     return " > ".join((*(("...",) if len(path) > MOST_NAMES else ()), *names))
 

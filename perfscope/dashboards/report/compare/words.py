@@ -1,4 +1,4 @@
-"""What the reports of a comparison say in sentences: verdicts, titles, changes. Numbers stand in the tables."""
+"""Sentences of a comparison's reports: verdicts, titles, changes. The numbers are in the tables."""
 
 from __future__ import annotations
 
@@ -45,35 +45,35 @@ if TYPE_CHECKING:
     )
 
     Judged: TypeAlias = MetricResult | Metric
-    """A metric with its verdict: as it was computed, or read back from a document."""
+    """A metric with its verdict, as computed or as read back from a document."""
 
 NO_VERDICT = "not judged"
-"""Of a time of single captures: it is shown, and nothing is concluded from it."""
+"""Verdict on a time of single captures: it is shown, but no conclusion is drawn from it."""
 
 SINGLE, SETS = "single captures", "sets of runs"
 
 NOTHING_EXACT = "no exact metric on both sides"
 
 MOST_NOTED = 3
-"""Counts that are named as notes."""
+"""Most counts that are named as notes."""
 
 MOST_CARRIED = 2
-"""Findings that are named as what a change is made of."""
+"""Most findings named as parts of a change."""
 
 IDENTICAL = "identical: same fingerprint"
-"""Of compiled programs: the same ops, shapes and schedule, whatever they are called."""
+"""Remark on compiled programs with the same ops, shapes and schedule, whatever their names."""
 
 BY_TIME = "by measured time alone"
-"""Of a finding that came or went while nothing that can be counted changed."""
+"""Remark on a finding that appeared or disappeared although no counted metric changed."""
 
 MOST_NAMED = 4
-"""Ops of a fusion that are named: chains of more are recognised by the first ones."""
+"""Most ops of a fusion that are named; the first ops identify a longer chain."""
 
 MOST_OF_A_PLACE = 3
-"""Changes that a place is explained with: the others follow from them more often than not."""
+"""Most changes that are named for a place; later ones usually follow from the first."""
 
 MOST_WRITTEN = 6
-"""Lines of a program as written that are named."""
+"""Most lines of a program's source that are named."""
 
 COMMIT_DIGITS = 12
 
@@ -89,7 +89,7 @@ TONES: dict[str, Tone] = {
     "fixed": "better",
     "better": "better",
 }
-"""Of verdicts and of changes of findings."""
+"""Tone of each verdict and of each change of a finding."""
 
 KIND_WORDS = {
     "compute": "compute",
@@ -110,7 +110,7 @@ FINDING_WORDS = {
 }
 
 _EXPECTED = frozenset({None, *(LEVEL_WORDS[level] for level in (Level.SAME, Level.RENAMED, Level.MOVED))})
-"""Ways of matching that are not worth a word: it is the same work."""
+"""Ways of matching that need no remark, because the work is the same."""
 
 
 # Metrics and the verdict.
@@ -122,7 +122,7 @@ def headline(document: Document) -> str:
 
 
 def said_of(comparison: Document | Comparison) -> str:
-    """What a comparison says, one line: a likely step time, then what is worse, or better, then what is a note."""
+    """Summarise a comparison in one line: a likely change of step time, then worse or better metrics, then notes."""
     metrics = comparison.metrics
     single = next((metric for metric in metrics if metric.known in (SINGLE, SETS) and not metric.gates), None)
     texts = list(_judged_words(metrics))
@@ -132,21 +132,21 @@ def said_of(comparison: Document | Comparison) -> str:
     carried = ", ".join(map(carried_words, comparison.carried[:MOST_CARRIED]))
     time = _single_words(single, judged=comparison.likely is not None or not moved)
     if carried:
-        time += f", of it {carried}" if comparison.likely else f"; {carried}, by measured time alone"
+        time += f", including {carried}" if comparison.likely else f"; {carried}, by measured time alone"
     if moved and not comparison.likely:
         return "; ".join([*texts, time])
     return "; ".join([time, *texts, *_settle(single, comparison.settle)])
 
 
 def said_of_metrics(metrics: Sequence[Judged]) -> str:
-    """What judged metrics say together, one line."""
+    """Summarise judged metrics in one line."""
     return "; ".join(list(_judged_words(metrics)) or [NOTHING_EXACT])
 
 
 def _judged_words(metrics: Sequence[Judged]) -> Iterator[str]:
-    """The judged time with its interval, what is worse, what is better, else what is the same; then notes."""
+    """Yield the judged time with its interval, worse metrics, better metrics, else equal ones; then notes."""
     timed = next((metric for metric in metrics if metric.gates and metric.low is not None), None)
-    if timed is not None:  # the headline may be that of another metric
+    if timed is not None:  # the headline may be about another metric
         is_open = timed.verdict in ("no change", "inconclusive")
         yield _interval_words(timed) + (f": {timed.verdict}" if is_open else "")
     judged = [metric for metric in metrics if metric.gates and metric.unit != "text" and metric is not timed]
@@ -168,7 +168,7 @@ def _judged_words(metrics: Sequence[Judged]) -> Iterator[str]:
 
 
 def _single_words(metric: Judged, *, judged: bool) -> str:
-    """``step time 323 ms → 523 ms, +62.0% (one launch each)``; ``judged``: here or by the headline."""
+    """``step time 323 ms → 523 ms, +62.0% (one launch each)``; ``judged``: the verdict is here or in the headline."""
     if metric.base is None or metric.head is None:
         return "time not judged (one launch each)"
     base, head = side_text(metric, "base"), side_text(metric, "head")
@@ -179,7 +179,7 @@ def _single_words(metric: Judged, *, judged: bool) -> str:
 
 
 def _settle(metric: Judged, settle: str) -> Iterator[str]:
-    """How to settle a change of the step time that one launch on each side shows; nothing where it shows none."""
+    """Yield the command that would settle a change of step time seen with one launch per side, if there is one."""
     if settle and metric.effect is not None and abs(metric.effect) >= (metric.least or 0.0):
         yield f"settle it with `{sanitize(settle, TEXT_LIMIT)}`"
 
@@ -218,12 +218,12 @@ def side_text(metric: Judged, side: str) -> str:
 
 
 def change_value(metric: Judged) -> Effect | str:
-    """The change with its interval where it was judged; ``''`` of texts and of what stayed the same."""
+    """The change, with its interval if it was judged; ``''`` for texts and unchanged values."""
     if metric.base == metric.head:
         return ""
     if metric.effect is None:
         return "" if isinstance(metric.base, str) else "from none"
-    if NO_VERDICT in verdict(metric):  # its interval is wide, and says nothing
+    if NO_VERDICT in verdict(metric):  # its interval is too wide to mean anything
         return Effect(metric.effect)
     return Effect(metric.effect, metric.low, metric.high, metric.least or 0.0, TONES.get(metric.verdict, "plain"))
 
@@ -235,7 +235,7 @@ def change_text(metric: Judged) -> str:
 
 
 def verdict(metric: Judged) -> str:
-    """The verdict in words; of single captures none."""
+    """The verdict in words; single captures have no verdict."""
     if NEUTRAL in metric.remarks:
         return "differs"
     if {NOTED, OTHER_VENDOR} & set(metric.remarks):
@@ -250,7 +250,7 @@ def verdict(metric: Judged) -> str:
 
 
 def metric_rows(document: Document) -> tuple[list[Metric], list[Metric]]:
-    """(metrics that say something, those without a change): time first, then worse, better, open, other."""
+    """Return (metrics with a verdict or change, unchanged metrics): time first, then worse, better, open, others."""
     order = {"regression": 0, "improvement": 1, "inconclusive": 2}
     timed = [metric for metric in document.metrics if _is_timed(metric)]
     rest = [metric for metric in document.metrics if not _is_timed(metric)]
@@ -264,7 +264,7 @@ def _is_timed(metric: Metric) -> bool:
 
 
 def is_quiet(document: Document) -> bool:
-    """Whether there is nothing to tell: no verdict but no change, and no finding, count or gate that says otherwise."""
+    """Whether there is nothing to report: every verdict is "no change", and no finding, count or gate differs."""
     return (
         document.headline in ("no change", "not judged")
         and not document.failed
@@ -304,17 +304,17 @@ def _paths(side: Side) -> str:
 
 
 def short_titles(document: Document) -> tuple[str, str]:
-    """Both sides; of paths the last name only, where that tells them apart: for a line where all names are long."""
+    """Titles of both sides, paths by their last name if these differ: for a line in which all names are long."""
     base, head = side_title(document, "base"), side_title(document, "head")
     short = [PurePath(name).name or name for name in (base, head)]
     return (short[0], short[1]) if short[0] != short[1] else (base, head)
 
 
-# What changed at a place, and the parts of the step.
+# Changes at a place, and the parts of the step.
 
 
 def cause_lines(cause: Cause, per: str = "step") -> tuple[list[str], int]:
-    """(what changed at a place, the most telling first, how many more changes); ``per``: what counts are of."""
+    """Return (changes at a place, most telling first; number of further changes); ``per``: what the counts refer to."""
     lines = []
     for finding in cause.findings:
         text = f"finding {FINDING_WORDS[finding.change]}: {sanitize(finding.rule)}: {sanitize(finding.subject)}"
@@ -355,7 +355,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def told(part: Part) -> CausePart:
-    """A part of the step as a cause tells of it."""
+    """Turn a part of the step into its record in a cause."""
     keys = part.head.keys or part.base.keys
     first = next((key for key in keys if key.file), keys[0] if keys else None)
     return CausePart(
@@ -403,13 +403,13 @@ def _idle_causes(step: Step) -> dict[str, tuple[int, int]]:
 
 
 def finding_counts(findings: Sequence[FindingChange]) -> str:
-    """``1 new, 2 fixed, 3 unchanged``; ``none`` without any."""
+    """``1 new, 2 fixed, 3 unchanged``; ``none`` without findings."""
     counts = {word: sum(finding.change == key for finding in findings) for key, word in FINDING_WORDS.items()}
     return ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "none"
 
 
 def finding_cost(change: FindingChange) -> str:
-    """``costs up to 5.10 ms per step``, and what it cost before; ``''`` where it has no time."""
+    """``costs up to 5.10 ms per step``, with the earlier cost; ``''`` if no time is known."""
     before, after = (None if side is None else side.cost_ns_per_step for side in (change.base, change.head))
     if change.head is None:
         return "" if before is None else f"cost up to {format_ns(before)} per step"
@@ -420,7 +420,7 @@ def finding_cost(change: FindingChange) -> str:
 
 
 def changed_kernels(kernels: Sequence[Kernel]) -> list[Kernel]:
-    """Those that changed beyond chance; one that cannot be told is none of them."""
+    """Kernels that changed beyond chance; kernels that cannot be judged are left out."""
     return [kernel for kernel in kernels if kernel.verdict in ("regression", "improvement")]
 
 
@@ -450,7 +450,7 @@ _SHORT = {
     "planned blocking collectives per step": "that block",
     "planned blocking collective bytes per step": "of what blocks",
 }
-"""What stands behind a row's amounts."""
+"""Words after the amounts of a row."""
 
 _BLOCKED = ("blocking collectives per run", "planned blocking collectives per step")
 
@@ -486,7 +486,7 @@ def row_amounts(amounts: Sequence[ProgramAmount]) -> str:
 
 
 def written_line(program: ProgramDifference) -> str:
-    """What differs in the program as written; ``''`` where nothing does, or it is not known."""
+    """``train.py:16: ...``: how the program's source differs; ``''`` if it is equal or unknown."""
     if not program.written:
         return ""
     places: dict[str, list[str]] = {}
@@ -499,7 +499,7 @@ def written_line(program: ProgramDifference) -> str:
 
 
 def modelled_line(program: ProgramDifference) -> str:
-    """Time of a run by the model on both sides; ``''`` where it is not known."""
+    """Modelled time of a run on both sides; ``''`` if it is unknown."""
     base, head = program.base_modelled, program.head_modelled
     if base is None or head is None:
         return ""
@@ -508,7 +508,7 @@ def modelled_line(program: ProgramDifference) -> str:
 
 
 def row_of_metric(document: Document, name: str) -> ProgramRow | None:
-    """The first row of a program's metric that is worse by it; ``name`` as the document's metrics have it."""
+    """The first row of a program's metric that makes it worse; ``name`` is the metric's name in the document."""
     for program in document.programs:
         plain = name.removeprefix(f"{program.name}: ")
         for row in program.rows:
@@ -519,11 +519,11 @@ def row_of_metric(document: Document, name: str) -> ProgramRow | None:
     return None
 
 
-# How it was compared, and what could not be.
+# How the sides were compared, and what could not be compared.
 
 
 def not_compared(document: Document) -> list[str]:
-    """Metrics that could not be compared, those of one reason in one line with it."""
+    """Metrics that could not be compared, one line per reason."""
     groups: dict[str, list[str]] = {}
     for metric in document.not_looked:
         sides = f"{' and '.join(metric.sides)}: " if metric.sides else ""
@@ -538,7 +538,7 @@ def pair_words(method: Method) -> str:
 
 
 def method_lines(document: Document) -> list[str]:
-    """How it was compared, a sentence a line, without stops at their ends."""
+    """Sentences on the method, one per line, without final stops."""
     method = document.method
     texts = [sanitize(method.kind)]
     if method.pairs:
@@ -559,7 +559,7 @@ def method_lines(document: Document) -> list[str]:
 
 
 def environment(document: Document) -> list[tuple[str, str]]:
-    """(what, value) of the machine, devices first."""
+    """(name, value) pairs that describe the machine, devices first."""
     devices = dict.fromkeys((*document.base.devices, *document.head.devices))
     rows = [("device", ", ".join(devices))] if devices else []
     return [*rows, *document.method.environment.items()]

@@ -1,1 +1,1 @@
-"""Renderers of blocks, a format each, and what they share: how a value is shown."""
+"""Renderers of blocks, one per format, and how values are shown in all of them."""

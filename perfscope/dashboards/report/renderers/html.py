@@ -1,4 +1,4 @@
-"""Sections in HTML: a card each, with what matters open and the rest folded; tables stack on a phone."""
+"""Sections in HTML: one card each, important parts open and the rest folded; tables stack on a phone."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Bar, Block, Head, Report, Section, Value
 
 MOST_NARROW = 6
-"""Columns that stand side by side on a tablet."""
+"""Most columns that fit side by side on a tablet."""
 
 FEWEST_OPEN = 8
-"""Rows of a table that stand open at the least."""
+"""Fewest rows of a table that are shown unfolded."""
 
 
 def sections_html(sections: Sequence[Section], more: str = "More") -> Iterator[str]:
-    """A card for each section; the small ones are folded into one card, titled ``more``."""
+    """A card per section; small sections are folded into one card titled ``more``."""
     yield from (section_html(section) for section in sections if not section.detail)
     small = [section for section in sections if section.detail]
     if small:
@@ -59,7 +59,7 @@ def sections_html(sections: Sequence[Section], more: str = "More") -> Iterator[s
 
 
 def notebook_html(parts: Iterable[str]) -> str:
-    """Cards and other parts as the output of a cell, with the rules they need and the colours of the notebook."""
+    """Cards and other parts as the output of a notebook cell, with their style sheet in the notebook's colours."""
     return f'<div class="ps-report"><style>.ps-report{{{NOTEBOOK}}}.ps-report{{{RULES}}}</style>{"".join(parts)}</div>'
 
 
@@ -77,7 +77,7 @@ def _lead(section: Section) -> str:
 
 
 def blocks_html(blocks: Sequence[Block]) -> Iterator[str]:
-    """Blocks one below the other; details that follow each other share nothing and are folded one by one."""
+    """Blocks in order, each detail in its own fold."""
     for block in blocks:
         if isinstance(block, Picture):
             yield block.markup
@@ -138,7 +138,7 @@ def _fold(title: str, body: str) -> str:
 
 
 def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
-    """A table that stacks on a phone; a wide one on a tablet, too. ``bar``: as of ``Table``; parts have no table."""
+    """A table that stacks on a phone, and on a tablet if wide. ``bar``: as in ``Table``; ``parts`` have no table."""
     if bar == "parts":
         return parts_bar(parts(heads, rows))
     drawn = next((index for index, head in enumerate(heads) if head.unit == "share" and bar == "shares"), None)
@@ -182,7 +182,7 @@ def _side(head: Head) -> str:
 
 
 def report_html(report: Report, *, data_id: str, data: str, style: str = "") -> str:
-    """The page; ``data`` is JSON, embedded below ``data_id``. The policy forbids any request."""
+    """The page; ``data`` is JSON, embedded in an element with id ``data_id``. The policy forbids any request."""
     facts = " · ".join(escape(sanitize(fact, TEXT_LIMIT)) for fact in report.facts)
     headline = sanitize(report.headline, TEXT_LIMIT)
     head = f'<header><h1><b>perfscope</b> <span>{escape(headline)}</span></h1><p class="sub">{facts}</p></header>'
@@ -191,7 +191,7 @@ def report_html(report: Report, *, data_id: str, data: str, style: str = "") -> 
 
 
 def finding_card(block: FindingBlock, *, opened: bool) -> str:
-    """One finding with its evidence and advice; ``opened``: its details stand open."""
+    """A finding with its evidence and advice; ``opened``: its details are unfolded."""
     words = finding_words(block)
     amount = words.saves.removesuffix(f" {block.over}") if block.over else words.saves
     share = words.share or (f"of {block.share_of}" if block.share_of == "memory" else "")
@@ -218,7 +218,7 @@ NO_TIME_HTML = f"<span>{NO_TIME}</span>"
 
 
 def prose(text: str) -> str:
-    """Words, and code where they stand between backticks."""
+    """Words, with text between backticks as code."""
     pieces = Paragraph(text=text, is_code=False).pieces()
     return "".join(f"<code>{escape(piece)}</code>" if is_code else escape(piece) for piece, is_code in pieces)
 
@@ -232,7 +232,7 @@ def code_html(text: str) -> str:
 
 
 def advice_html(text: str) -> Iterator[str]:
-    """Advice as paragraphs, and blocks of code with a button that copies them."""
+    """Advice as paragraphs, and code blocks with a button that copies them."""
     for block in paragraphs(text):
         if block.is_code:
             yield code_html(block.text)
@@ -241,7 +241,7 @@ def advice_html(text: str) -> Iterator[str]:
 
 
 def html_table(heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> str:
-    """A table that scrolls by itself where the page is too narrow; cells are HTML already."""
+    """A table that scrolls by itself if the page is too narrow; cells must be HTML."""
     return (
         f'<div class="scroll"><table class="{kind}"><thead><tr>{"".join(heads)}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
@@ -249,5 +249,5 @@ def html_table(heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> 
 
 
 def card(title: str, body: str, *, kind: str = "") -> str:
-    """A titled box around ``body``, which is HTML already."""
+    """A titled box around ``body``, which must be HTML."""
     return f'<section class="card {kind}"><h2>{escape(title)}</h2>{body}</section>'

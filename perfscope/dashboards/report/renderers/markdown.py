@@ -1,4 +1,4 @@
-"""Sections in GitHub's Markdown: each folded below its summary, every list cut to an overview."""
+"""Sections in GitHub's Markdown: each folded under its summary, every list cut to an overview."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 8
-"""Rows and sentences of a block: a comment is an overview, the other formats hold all."""
+"""Most rows and sentences of a block: a comment is an overview, the other formats have all."""
 
 MOST_SECTIONS = 8
-"""Sections of one kind: memories, programs, plans."""
+"""Most sections of one kind: memories, programs, plans."""
 
 BAR_WIDTH = 80
-"""Columns of a bar and its legend: what a comment shows without a scroll bar."""
+"""Columns of a bar and its legend that a comment shows without a scroll bar."""
 
 MARKS = {
     "worse": "\N{LARGE RED CIRCLE}",
@@ -55,11 +55,11 @@ MARKS = {
     "open": "\N{LARGE YELLOW CIRCLE}",
     "plain": "\N{MEDIUM WHITE CIRCLE}",
 }
-"""Of a badge, by tone."""
+"""Mark of a badge, by tone."""
 
 
 def sections_markdown(sections: Sequence[Section], rows: int = MOST_ROWS) -> str:
-    """A folded block for each section, and how many are left out. ``rows``: of each of their blocks."""
+    """A folded block per section, and the number of sections left out. ``rows``: limit for each block."""
     kept = [section for section in sections if not section.detail][:MOST_SECTIONS]
     parts = [section_markdown(section, rows) for section in kept]
     if len(kept) < len(sections):
@@ -78,9 +78,9 @@ def section_markdown(section: Section, rows: int = MOST_ROWS) -> str:
 
 
 def open_section(section: Section, rows: int = 0) -> str:
-    """One section that is not folded: its title and summary as a line, its blocks below, details folded.
+    """A section without a fold: its title and summary in one line, its blocks below, details folded.
 
-    ``rows``: of each block; 0: as many as a terminal shows.
+    ``rows``: limit for each block; 0: the same number as on a terminal.
     """
     lead = f"**{escape(sanitize(section.title))}**"
     if section.summary:
@@ -135,7 +135,7 @@ def _table(block: Table, most: int, *, titled: bool) -> Iterator[str]:
 
 
 def table_markdown(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
-    """A table; names as code, numbers to the right. ``bar``: as of ``Table``."""
+    """A table with names as code and numbers aligned right. ``bar``: as in ``Table``."""
     cells = [[_cell(value, head) for value, head in zip(row, heads, strict=True)] for row in rows]
     titles = [escape(sanitize(head.title)) for head in heads]
     sides = "".join("l" if head.unit in WORDS else "r" for head in heads)
@@ -167,11 +167,11 @@ SEVERITY_MARKS = {
 }
 
 MOST_EVIDENCE = 5
-"""Evidence rows of a finding: a comment is an overview, the other formats hold all."""
+"""Most evidence rows of a finding: a comment is an overview, the other formats have all."""
 
 
 def finding_row(block: FindingBlock) -> tuple[str, ...]:
-    """A finding as cells: its mark, saving, share, what it is, place and basis."""
+    """A finding as cells: mark, saving, share, description, place and basis."""
     words = finding_words(block)
     title = f"**{escape(words.rule)}**: {escape(words.title + words.on_ranks)}"
     where = code(words.where) if words.where else ""
@@ -179,9 +179,9 @@ def finding_row(block: FindingBlock) -> tuple[str, ...]:
 
 
 def finding_markdown(block: FindingBlock) -> str:
-    """One finding folded away: place, evidence, advice."""
+    """A finding in a fold: place, evidence, advice."""
     words = finding_words(block)
-    title = f"{in_html(words.rule)}: {in_html(words.title)}"  # a line of HTML: no Markdown is read in it
+    title = f"{in_html(words.rule)}: {in_html(words.title)}"  # a line of HTML, in which Markdown is not parsed
     known = [f"{what} {code(name)}" for what, name in words.place]
     known += [f"moves {words.moves}"] if words.moves else []
     parts = [prose(words.detail), ", ".join(known), fenced("\n".join(words.around)) if words.around else ""]
@@ -193,31 +193,32 @@ def finding_markdown(block: FindingBlock) -> str:
 
 
 _ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
-"""What formats inside a line. Of links and pictures the brackets do; a cell ends at ``|``."""
+"""Characters that format text inside a line. The brackets make links and pictures; ``|`` ends a cell."""
 _BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
-"""What makes a heading, a list or a rule where a line begins with it."""
+"""Characters that begin a heading, a list or a rule at the start of a line."""
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _LINKED = re.compile(r"@|(?:#|!|%|&amp;)(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
-"""GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and links of bare text even
-after HTML entities are resolved."""
+"""Characters from which GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and
+links
+in bare text, even after HTML entities are resolved."""
 _COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b")
-"""And references to commits, but not inside code."""
+"""References to commits, which are recognised outside code only."""
 _APART = "\u200b"
-"""A space of no width: what stands on both sides of it is no mention and no link."""
+"""A zero-width space: text around it is not recognised as a mention or link."""
 
 
 def escape(text: str) -> str:
-    """``text`` as plain words of a Markdown line: no formatting, HTML, mention, link or table cell."""
+    """Return ``text`` as plain words of a Markdown line, without formatting, HTML, mentions, links or table cells."""
     return _BLOCK.sub(r"\1\2\\", inline(text))
 
 
 def inline(text: str) -> str:
-    """As ``escape``, of what never begins a line or an item of a list: a cell, the rest of a sentence."""
+    """Like ``escape``, for text that never begins a line or list item: a cell, the rest of a sentence."""
     return _ACTIVE.sub(r"\\\g<0>", in_html(text))
 
 
 def in_html(text: str) -> str:
-    """``text`` inside an HTML block, where Markdown is not read: no tag, mention or link."""
+    """Return ``text`` for an HTML block, in which Markdown is not parsed, without tags, mentions or links."""
     return _COMMIT.sub(lambda match: _APART.join(re.findall(".{1,4}", match[0])), _unlinked(text))
 
 
@@ -226,12 +227,12 @@ def _unlinked(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """``text`` as code in a table cell. HTML, because a backtick or ``|`` in a name would end Markdown's own."""
+    """Return ``text`` as code in a table cell, in HTML because a backtick or ``|`` would end Markdown's own code."""
     return f"<code>{_ACTIVE.sub(lambda match: f'&#{ord(match[0])};', _unlinked(text))}</code>"
 
 
 def advice_text(text: str) -> str:
-    """Paragraphs escaped but for their code; blocks of code fenced by more backticks than they hold."""
+    """Escaped paragraphs, and code blocks fenced by more backticks than they contain."""
     parts = []
     for block in paragraphs(text):
         if block.is_code:
@@ -242,19 +243,19 @@ def advice_text(text: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code as it is, between more backticks than it holds."""
+    """A block of code, fenced by more backticks than it contains."""
     fence = "`" * max(3, max(map(len, re.findall("`+", text)), default=0) + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def prose(text: str, words: Callable[[str], str] = escape) -> str:
-    """Words, and code where they stand between backticks; ``words``: ``inline`` in a cell."""
+    """Words, with text between backticks as code; ``words``: ``inline`` in a cell."""
     pieces = Paragraph(text=text, is_code=False).pieces()
     return "".join(code(piece) if is_code else words(piece) for piece, is_code in pieces)
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
-    """A table; ``align`` has ``l`` or ``r`` for each column, cells are Markdown already."""
+    """A table; ``align`` has ``l`` or ``r`` for each column, cells must be Markdown."""
     rule = "|".join("-:" if side == "r" else "-" for side in align)
     lines = [f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)

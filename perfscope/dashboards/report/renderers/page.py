@@ -1,4 +1,4 @@
-"""The frame of every one-file page: a policy that forbids any request, its styles, its script, its data."""
+"""The frame of every one-file page: content policy that forbids any request, style sheet, script and data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIGHT = """
 --ground:#f6f7f9;--card:#fff;--ink:#17202b;--soft:#5c6775;--line:#dfe3e8;--link:#2a62b8;
 --code:#f0f2f5;--high:#b42318;--high-ground:#fdeceb;--medium:#8a5300;--medium-ground:#fdf1dc;--low:#4a5563;
 --low-ground:#eceff3;--clean:#1b7340;--gain:#0f5132"""
-"""Colours as CSS variables; `DARK` has the same names."""
+"""Colours as CSS variables, for light pages; `DARK` has the same names."""
 
 DARK = """
 --ground:#12161c;--card:#1a2029;--ink:#e5e9ef;--soft:#9aa5b3;--line:#2c3440;
@@ -26,11 +26,11 @@ NOTEBOOK = """
 --ground:transparent;--card:transparent;--ink:inherit;--soft:#808a97;--line:#8a94a355;--link:#4f86d6;--code:#8a94a322;
 --high:#d0453a;--high-ground:#d0453a22;--medium:#b7791f;--medium-ground:#b7791f22;--low:#808a97;--low-ground:#8a94a322;
 --clean:#2f9e5f;--gain:#2f9e5f"""
-"""Colours that can be read on a light and on a dark page."""
+"""Colours that are readable on both light and dark pages."""
 
 
 def _stacked(kind: str) -> str:
-    """Tables of a kind row by row, each cell with the name of its column."""
+    """Style of tables that are shown row by row, each cell with the name of its column."""
     return f"""
 .{kind} thead{{display:none}}.{kind} tr{{display:block;border-bottom:1px solid var(--line);padding:6px 0}}
 .{kind} tr:last-child{{border-bottom:0}}
@@ -159,9 +159,9 @@ document.addEventListener("click",function(event){
 
 
 def page(body: Iterable[str], *, title: str, data_id: str, data: str, style: str = "") -> str:
-    """The whole page. ``body`` is HTML, its texts escaped; ``title`` is text; ``style`` comes behind our own.
+    """The whole page. ``body``: HTML with escaped texts; ``title``: text; ``style`` follows our own style sheet.
 
-    ``data`` is JSON for a ``<script>`` block of that id: no ``<`` may be in it.
+    ``data``: JSON for a ``<script>`` block with id ``data_id``; it must not contain ``<``.
     """
     style = STYLE + style
     policy = (

@@ -1,4 +1,4 @@
-"""Records as plain dicts and lists for JSON: field by field, but for what a shape says."""
+"""Records as plain dicts and lists for JSON: field by field, except where a ``Shape`` differs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from msgspec import Struct, field
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """How records of a class are written where that is not field by field under the same names."""
+    """How records of a class are written if not field by field under the same names."""
 
     left_out: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Field -> its key."""
     added: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """Key -> its value of the record; it replaces a field of that name."""
+    """Key -> function of the record that gives its value; replaces a field of that name."""
     merged: tuple[str, ...] = ()
-    """Fields whose own keys stand beside the others."""
+    """Fields whose keys are written into the record's own level."""
 
 
 Shapes = Mapping[type, Shape]
@@ -30,7 +30,7 @@ AS_IT_IS = Shape()
 
 
 def plain(value: Any, shapes: Shapes) -> Any:
-    """A value as JSON can hold it: records as dicts, enums by name, numpy as Python's own, ``null`` for NaN."""
+    """Convert a value for JSON: records become dicts, enums names, numpy values Python values, and NaN ``null``."""
     if value is None or (isinstance(value, bool | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
@@ -41,7 +41,7 @@ def plain(value: Any, shapes: Shapes) -> Any:
         return {str(plain(key, shapes)): plain(item, shapes) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, shapes) for item in value]
-    if hasattr(value, "tolist"):  # of numpy, read without an import of it
+    if hasattr(value, "tolist"):  # a numpy value, recognised without importing numpy
         return plain(value.tolist(), shapes)
     if isinstance(value, float) and not math.isfinite(value):
         return None

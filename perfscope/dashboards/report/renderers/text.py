@@ -1,4 +1,4 @@
-"""Sections on a terminal: short by default, every block and row when asked; columns that do not fit are dropped."""
+"""Sections on a terminal: short by default, everything with ``-v``; columns that do not fit are dropped."""
 
 from __future__ import annotations
 
@@ -35,39 +35,39 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Block, Head, Report, Section, Value
 
 WIDTH = 110
-"""Columns where no terminal tells its own: a log or a file looks the same everywhere."""
+"""Columns if the terminal's width is unknown, so that a log or file looks the same everywhere."""
 
 NARROWEST = 60
-"""Below it the columns of a table have no room for words, and wrapping by the terminal reads better."""
+"""Fewest columns of a table: below, its cells have no room for words, and wrapping by the terminal reads better."""
 
 SENTENCE = 36
 """Characters of a column of words before it is folded into lines."""
 
 COMFORTABLE, NARROWEST_PLACE = 28, 16
-"""Characters of a name or a place from which a column is dropped for it, and those that it keeps in any case."""
+"""Characters of a name or place for which other columns are dropped, and the fewest it keeps in any case."""
 
 MOST_ROWS = 40
-"""Rows of a table with ``-v``; the JSON report holds more."""
+"""Most rows of a table with ``-v``; the JSON report has more."""
 
 STYLES = {"worse": "bold red", "better": "green", "open": "yellow", "plain": ""}
-"""Of a badge, by tone."""
+"""Style of a badge, by tone."""
 
 MOST_LINES = 200
-"""Sentences of a listing with ``-v``: a document may be untrusted."""
+"""Most sentences of a listing with ``-v``: a document may be untrusted."""
 
 MOST_BAR = 120
-"""Characters of a bar that stands for a whole."""
+"""Most characters of a bar that shows a whole."""
 
 GLYPHS = "█▒▓░#=+-:."
 PART_STYLES = ("blue", "red", "yellow", "magenta", "cyan", "green")
-"""Of the parts of a bar, in order; neighbours differ without colours, too."""
+"""Style of the parts of a bar, in order. Neighbours also differ in their characters, for output without colours."""
 
 INDENT, GAP = 2, 2
-"""Columns before a table and between its columns."""
+"""Columns before a table, and between its columns."""
 
 
 def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, color: bool = False) -> str:
-    """The parts that ``parts(columns)`` gives, one below the other, never with two empty lines or one at the end."""
+    """Render the parts given by ``parts(columns)`` in order, with at most one empty line between them."""
     into = io.StringIO()
     console = Console(
         file=into,
@@ -87,7 +87,7 @@ def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, col
 
 
 def sections_text(sections: Sequence[Section], width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    """Each section and an empty line; how many small ones are left out."""
+    """Each section and an empty line, then the titles of the small sections left out."""
     kept = [section for section in sections if verbose or not section.detail]
     for section in kept:
         yield from section_text(section, width, verbose=verbose)
@@ -99,7 +99,7 @@ def sections_text(sections: Sequence[Section], width: int, *, verbose: bool) -> 
 
 
 def section_text(section: Section, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    """The title with the summary, and the blocks below it; ``(-v)`` where all of them are details."""
+    """The title with the summary, and the blocks below it; ``(-v)`` if all blocks are details."""
     title = sanitize(section.title)
     hidden = not verbose and section.blocks and all(is_hidden(block) for block in section.blocks)
     summary = f": {sanitize(section.summary, TEXT_LIMIT)}" if section.summary else ""
@@ -116,12 +116,12 @@ def section_text(section: Section, width: int, *, verbose: bool) -> Iterator[Ren
 
 
 def is_hidden(block: Block) -> bool:
-    """Whether a block is shown with ``-v`` alone, or, a picture, not at all."""
+    """Whether a block is shown with ``-v`` only, or never because it is a picture."""
     return isinstance(block, Picture | Command | Advice) or getattr(block, "detail", False)
 
 
 def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-    """One block; nothing for a detail without ``verbose``, and nothing for a picture."""
+    """Render a block; nothing for a picture, or for a detail without ``verbose``."""
     if isinstance(block, Picture | Command | Advice):
         if verbose and isinstance(block, Command):
             yield hanging(f"{block.what}: {sanitize(block.command, TEXT_LIMIT)}")
@@ -163,7 +163,7 @@ def _rest(text: str, *, verbose: bool) -> Iterator[RenderableType]:
 
 
 def table_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: int) -> RenderableType:
-    """The rows in the columns that the width holds; words stand left, numbers right."""
+    """The rows in the columns that fit the width; words are aligned left, numbers right."""
     cells = [[shown(value, head) for value, head in zip(row, heads, strict=True)] for row in rows]
     kept, limit = _fitting(heads, cells, width)
     table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
@@ -195,7 +195,7 @@ def parts_text(heads: Sequence[Head], rows: Sequence[Sequence[Value]], width: in
 
 
 def _lengths(shares: Sequence[float], whole: int) -> list[int]:
-    """Characters of each part: one at least, together those of their sum."""
+    """Characters of each part: at least one each, and together the length of the bar."""
     total = min(round(whole * sum(shares)), whole)
     sizes = [max(1, int(whole * share)) for share in shares]
     by_rest = sorted(range(len(shares)), key=lambda number: -(whole * shares[number] % 1))
@@ -208,7 +208,7 @@ def _lengths(shares: Sequence[float], whole: int) -> list[int]:
 
 
 def flowing(texts: Sequence[RichText], width: int, gap: str = "   ") -> Iterator[RenderableType]:
-    """Texts side by side, as many as a line holds; one that is longer than a line is folded."""
+    """Texts side by side, as many as fit on a line; a longer text is folded."""
     line: RichText | None = None
     for text in texts:
         if line is None:
@@ -223,7 +223,7 @@ def flowing(texts: Sequence[RichText], width: int, gap: str = "   ") -> Iterator
 
 
 def _fitting(heads: Sequence[Head], cells: Sequence[Sequence[str]], width: int) -> tuple[list[int], dict[int, int]]:
-    """The columns that stay, and how many characters each may have.
+    """Return the columns that are kept, with the characters each may have.
 
     Columns are dropped until names and places have room for ``COMFORTABLE`` characters; then the widest of them shrink.
     """
@@ -250,7 +250,7 @@ def _fitting(heads: Sequence[Head], cells: Sequence[Sequence[str]], width: int) 
 
 
 def hanging(text: str, style: str = "dim") -> RenderableType:
-    """A paragraph below a title, indented."""
+    """An indented paragraph below a title."""
     table = RichTable.grid(padding=0)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -259,7 +259,7 @@ def hanging(text: str, style: str = "dim") -> RenderableType:
 
 
 LEAST_CODE = 30
-"""Characters of code that stand beside its place; with less room it has a line of its own."""
+"""Fewest characters of code that are shown next to its place; with less room the code has its own line."""
 
 MARGIN = 5
 """Columns before the text of a finding."""
@@ -270,9 +270,9 @@ SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
 def finding_text(
     words: FindingWords, width: int, *, widths: tuple[int, int], number: int = 0, code: bool = True, links: bool = False
 ) -> Iterator[RenderableType]:
-    """What it saves and where, and what it is: a line each; its code beside the place where both fit.
+    """Saving and place in one line, description in the next; code next to the place if both fit.
 
-    ``widths``: of the columns of savings and shares; ``code``: with its source line; ``links``: its place is one.
+    ``widths``: columns for savings and shares; ``code``: include the source line; ``links``: make its place a link.
     """
     head = RichText(f"  {number}. " if number else "  ")
     head.append(f"{words.gain:<{widths[0]}}", "dim" if words.gain == NO_TIME else SEVERITY_STYLES[words.severity])
@@ -297,7 +297,7 @@ def finding_text(
 
 
 def finding_detail(words: FindingWords, evidence: Table | None, width: int) -> Iterator[RenderableType]:
-    """Place, evidence and advice, below a finding."""
+    """Place, evidence and advice, shown below a finding."""
     known = [f"{what} {name}" for what, name in words.place if name != words.where]
     known += [f"moves {words.moves}"] if words.moves else []
     yield from (indented(text) for text in (", ".join(known), words.detail) if text)
@@ -315,13 +315,13 @@ def indented(text: str, style: str | Style = "") -> RenderableType:
 
 
 def shorten_end(text: str, limit: int) -> str:
-    """The beginning of a line that is too long; control characters and secrets masked."""
+    """The beginning of a line, cut to its limit; control characters and secrets masked."""
     line = sanitize(text, TEXT_LIMIT)
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def line_of(lead: str, text: str, style: str = "") -> RenderableType:
-    """A paragraph that hangs below its lead word; control characters and secrets masked."""
+    """A paragraph indented below its lead word; control characters and secrets masked."""
     table = RichTable.grid(padding=0)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -330,7 +330,7 @@ def line_of(lead: str, text: str, style: str = "") -> RenderableType:
 
 
 def report_text(report: Report, *, width: int = WIDTH, color: bool = False, verbose: bool = False) -> str:
-    """The report as text for ``width`` columns; ``verbose``: every block and row."""
+    """The report as text of ``width`` columns; ``verbose``: every block and row."""
 
     def parts(columns: int) -> Iterator[RenderableType]:
         yield RichText(f"perfscope: {sanitize(report.headline, TEXT_LIMIT)}", style="bold", overflow="fold")

@@ -1,4 +1,4 @@
-"""How a value is shown in every format: its unit in the text, control characters and secrets masked."""
+"""How a value is shown in every format: text with its unit, control characters and secrets masked."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ NAME_LIMIT = 36
 """Characters of a name in a table."""
 
 PLACE_LIMIT = 40
-"""Characters of a path, a source line or a scope in a table: the end tells."""
+"""Characters of a path, a source line or a scope in a table: its end identifies it."""
 
 NAMES = frozenset({"code", "place"})
-"""Units of columns whose words are names of the program."""
+"""Units of columns that hold names in the program."""
 
 WORDS = NAMES | {"text"}
-"""Units of columns that stand left; the others are numbers."""
+"""Units of columns that are aligned left; the others are numbers."""
 
 
 _METRIC_UNITS: dict[str, Unit] = {"ns": "ns", "bytes": "bytes", "FLOP": "quantity"}
 
 MANY_STEPS = 10
-"""From which on a number of steps is given without a decimal."""
+"""From this number of steps it is shown without a decimal."""
 
 MOST_PERCENT = 10
-"""Relative change from which on percents are given without a decimal: +196.0%, but +1,234%."""
+"""From this relative change it is shown without a decimal: +196.0%, but +1,234%."""
 
 
 def shown(value: Value, head: Head) -> str:
-    """A cell as text, cut to what its column has room for."""
+    """A cell as text, cut to its column's limit."""
     if isinstance(value, Badge):
         return sanitize(value.text, TEXT_LIMIT)
     if isinstance(value, Effect):
@@ -93,7 +93,7 @@ def number_text(value: Number | Range | Marked | Amount | None, unit: Unit) -> s
 
 
 def amount(unit: str, value: Number) -> Amount:
-    """A number in a unit of a metric: ns, bytes, FLOP, else a count."""
+    """A number with the unit of its metric: ns, bytes, FLOP, else a count."""
     return Amount(value, _METRIC_UNITS.get(unit, "count"))
 
 
@@ -103,7 +103,7 @@ def amount_text(unit: str, value: Number) -> str:
 
 
 def number(value: Number) -> str:
-    """A count: whole where it is whole, else with two digits."""
+    """A count: without decimals if it is whole, else with two digits."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value):
@@ -129,7 +129,7 @@ def effect_text(effect: Effect) -> str:
 
 
 def range_text(value: Range, unit: Unit = "ns") -> str:
-    """``'1.20 to 3.41 ms'``; one number where both ends show alike."""
+    """``'1.20 to 3.41 ms'``; one number if both ends are shown alike."""
     low, high = number_text(value.low, unit), number_text(value.high, unit)
     if low == high:
         return high
@@ -138,7 +138,7 @@ def range_text(value: Range, unit: Unit = "ns") -> str:
 
 
 def place_end(text: str, limit: int = PLACE_LIMIT) -> str:
-    """The end of a path or scope that is too long, cut at a slash where one is."""
+    """The end of a path or scope that is too long, cut at a slash if possible."""
     if len(text) <= limit:
         return text
     kept = text[-(limit - 2) :]
@@ -146,12 +146,12 @@ def place_end(text: str, limit: int = PLACE_LIMIT) -> str:
 
 
 def code_lines(block: Code) -> list[str]:
-    """Lines of code, which keep their indentation."""
+    """Lines of code with their indentation."""
     return [" " * (len(line) - len(line.lstrip())) + sanitize(line, TEXT_LIMIT) for line in block.lines]
 
 
 def rest_text(block: Table | Listing, hidden: int) -> str:
-    """``'and 12 more kernels, which move less'`` after the shown ones of a block; ``''`` where nothing is missing."""
+    """``'and 12 more kernels, which move less'`` after the rows shown; ``''`` if none are left out."""
     missing = block.left + hidden
     if not missing:
         return ""
@@ -159,7 +159,7 @@ def rest_text(block: Table | Listing, hidden: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a full stop, and a capital letter unless it begins with an identifier."""
+    """The text with a full stop, and a capital letter unless it begins with an identifier."""
     first = text[:1] if _IDENTIFIER.match(text) else text[:1].upper()
     return f"{first}{text[1:]}{'' if text.endswith(('.', ':')) else '.'}"
 
@@ -168,7 +168,7 @@ _IDENTIFIER = re.compile(r"\w*[_.:/]\w")
 
 
 ENDS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 3, 5))
-"""Where a scale may end, relative: 0.1% to 5,000%."""
+"""Possible ends of a scale, relative: 0.1% to 5,000%."""
 
 HALF = 10
 """Characters on each side of the middle."""
@@ -177,7 +177,7 @@ WORSE, BETTER, PLAIN = "#cf4a32", "#1f8f74", "#8a94a3"
 
 
 def scale_of(rows: Iterable[Sequence[Value]]) -> float | None:
-    """The end of a scale around 0 that holds every interval of a table; ``None`` where there is none."""
+    """Smallest scale around 0 that holds every interval of a table; ``None`` without intervals."""
     ends = [
         abs(end)
         for row in rows
@@ -195,7 +195,7 @@ def scale_title(end: float) -> str:
 
 
 def text_bar(effect: Effect, end: float) -> str:
-    """``··········│··──●──···``: the middle is no change, both ends are ``end``; ``▶`` lies beyond it."""
+    """``··········│··──●──···``: the middle is no change, both ends are ``end``; ``▶`` marks a value beyond an end."""
     cells = ["·"] * (2 * HALF + 1)
     if effect.low is None or effect.high is None:
         return ""
@@ -212,7 +212,7 @@ def _cell(share: float, end: float) -> int:
 
 
 def interval_bar(effect: Effect, end: float) -> str:
-    """The interval as SVG between ``-end`` and ``end``; the band in the middle does not matter."""
+    """The interval as SVG between ``-end`` and ``end``; changes in the middle band are irrelevant."""
     if effect.low is None or effect.high is None:
         return ""
 
@@ -245,7 +245,7 @@ LEAST_PART = 0.01
 
 
 def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[str, float]]:
-    """(cells in words, share) of rows that are parts of one whole; small ones together where they are several."""
+    """(cells in words, share) of rows that are parts of one whole; two or more small parts are summed up."""
     index = next(index for index, head in enumerate(heads) if head.unit == "share")
     each = [
         (
@@ -261,18 +261,18 @@ def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[
     return [*(part for part in each if part[1] >= LEAST_PART), rest]
 
 
-# A finding in words.
+# The words of a finding.
 
 
 BY_PATH = "by the critical path"
-"""Basis of a saving that the critical path bounds; modelled, in the terms of ``Basis``."""
+"""Basis of a saving that is bounded by the critical path; one of the modelled values of ``Basis``."""
 NOT_ON_PATH = "The saving is not checked on the critical path"
-"""Where the recorded dependencies could not judge it; the reason follows."""
-NO_TIME = "no time"
-"""Stands where a saving would: the finding is known from the program alone."""
+"""Shown if the recorded dependencies do not allow a check; the reason follows."""
+NO_TIME = "saving unknown"
+"""Shown in place of a saving if the finding was made from the program's code and no time is known."""
 
 TITLE_LIMIT = 320
-"""Characters of a title: a sentence and a kernel name in it."""
+"""Characters of a title: room for a sentence with a kernel name."""
 
 FIX_LIMIT = 160
 """Characters of a fix in one sentence."""
@@ -285,46 +285,45 @@ CODE_INDENT = 40
 
 
 class FindingWords(Struct, frozen=True, kw_only=True):
-    """A finding as every format shows it: masked and cut, escaped for no format."""
+    """A finding as every format shows it: masked and cut, but not yet escaped for a format."""
 
     rule: str
     title: str
     severity: Severity
     basis: str
     saves: str
-    """``'6.90 ms'`` per step, ``'6.90 ms in all'``, ``'6.90 ms per run'``, ``'14.0 MiB'``; ``''`` where nothing is
-    known."""
+    """``'6.90 ms'`` per step, ``'6.90 ms in all'``, ``'6.90 ms per run'``, ``'14.0 MiB'``; ``''`` if unknown."""
     share: str
-    """``'17.2% of step'``, of what is paid once ``'as long as 4.1 steps'``; ``''`` if unknown."""
+    """``'17.2% of step'``; for a one-time cost ``'as long as 4.1 steps'``; ``''`` if unknown."""
     on_ranks: str
-    """``' (ranks 0-7)'``, ``''`` where there is one source only."""
+    """``' (ranks 0-7)'``; ``''`` with a single source."""
     moves: str
-    """What it moves through memory."""
+    """Memory traffic that the finding is about."""
     where: str
-    """The shortest form of its place, ``''`` where none is known."""
+    """The shortest form of its place; ``''`` if unknown."""
     place: tuple[tuple[str, str], ...]
-    """All that is known of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
+    """Known parts of the place: ``('at', 'train.py:88')``, ``('op', 'aten::item')`` ..."""
     detail: str
     advice: str
     fix: str
     """The first sentence of the advice."""
     lead: str
-    """What stands before it: ``'Fix'``, or where no fix is known ``'To see more'``."""
+    """Lead word of the fix: ``'Fix'``, or ``'To see more'`` if no fix is known."""
     code: str
-    """The line of the program, ``''`` where it is not known."""
+    """The line of source code; ``''`` if unknown."""
     around: tuple[str, ...]
-    """That line and those around it, each with its number; a mark stands before that of the finding."""
+    """That line and its neighbours, each with its number; the line of the finding is marked."""
     link: str
-    """``file:`` address of the source file on this machine; ``''`` where it is not here."""
+    """``file:`` address of the source file on this machine; ``''`` if the file is not here."""
 
     @property
     def gain(self) -> str:
-        """What a fix saves: time where that is known, else memory, else that no time is known."""
+        """Saving of a fix: time, else memory, else a remark that it is unknown."""
         return self.saves or NO_TIME
 
 
 def finding_words(block: FindingBlock) -> FindingWords:
-    """The words of a finding."""
+    """Build the words of a finding."""
     finding = block.finding
     code, around, link = _code_of(finding)
     advice = shorten(clean(" ".join(filter(None, (finding.advice, finding.record)))), TEXT_LIMIT).strip()
@@ -382,7 +381,7 @@ def _detail(finding: Finding) -> str:
 
 
 def _code_of(finding: Finding) -> tuple[str, tuple[str, ...], str]:
-    """``code``, ``around`` and ``link``."""
+    """Return ``code``, ``around`` and ``link``."""
     excerpt = finding.excerpt
     if excerpt is None or finding.where.line is None:
         return "", (), ""

@@ -1,1 +1,1 @@
-"""Sections."""
+"""Sections of a report, one module per subject."""

@@ -1,4 +1,4 @@
-"""Where the step went, by cause on the device and by part on the host."""
+"""Account of the step: device time by cause, host time by part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.time import Cause, HostAccount, HostPart, StepAccount
 
 LEAST_SHARE = 0.0005
-"""Of the step: a cause with less rounds to 0.0 % and is left out; the JSON report has all."""
+"""Smallest share of the step that is shown: less rounds to 0.0 %. The JSON report has all causes."""
 
 NAME_LIMIT = 40
 """Characters of a device's name."""
@@ -49,13 +49,13 @@ _BUSY_WORDS: tuple[tuple[Cause, str], ...] = (
     ("exposed_copy", "exposed copies"),
 )
 NAMED_SHARE = 0.05
-"""Of the steps: communication or copies with less are not named in the sentence on how busy the devices are."""
+"""Smallest share of the steps at which communication or copies are named in the sentence on busy devices."""
 
 _ON_HOST: dict[Cause, str] = {"compute": "ops on the host", "launch": "between ops"}
 
 
 class AccountRow(Struct, frozen=True):
-    """A cause, or a part of the host's time. ``time_ns`` is the mean of the steps."""
+    """A cause, or a part of the host's time. ``time_ns`` is the mean over steps."""
 
     what: str
     time_ns: int
@@ -71,7 +71,7 @@ def _columns(what: str) -> tuple[Column[AccountRow], ...]:
 
 
 def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
-    """The account of the device that computes least; nothing where there is none."""
+    """The account of the device that computes least; no section without an account."""
     account = shown_account(accounts)
     if account is None:
         return ()
@@ -86,25 +86,25 @@ def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
 
 
 def shown_account(accounts: Sequence[StepAccount]) -> StepAccount | None:
-    """The account of the device that computes least; ``None`` where there is none."""
+    """Return the account of the device that computes least; ``None`` without an account."""
     judged = [account for account in accounts if account.whole_ns]
     return min(judged, key=lambda item: item.total_ns["compute"] / item.whole_ns, default=None)
 
 
 def busy_fact(accounts: Sequence[StepAccount]) -> str:
-    """``'device busy 63.0% of the step'``; ``''`` where there is no account."""
+    """``'device busy 63.0% of the step'``; ``''`` without an account."""
     judged = [account for account in accounts if account.whole_ns]
     return _busy(judged) if judged else ""
 
 
 def explained_share(accounts: Sequence[StepAccount]) -> float | None:
-    """Share of the time that has a known cause, 0 to 1; ``None`` where there is no account."""
+    """Share of the time that has a known cause, 0 to 1; ``None`` without an account."""
     whole = sum(account.whole_ns for account in accounts)
     return 1 - sum(account.total_ns["unexplained"] for account in accounts) / whole if whole else None
 
 
 def _phases(account: StepAccount) -> str:
-    """The busy time by phase, in the order of a step; shares are of it and not of the step."""
+    """Busy time by phase, in the order of a step, as shares of the busy time (not of the step)."""
     steps, busy = max(1, len(account.numbers)), account.busy_ns
     if not any(value for phase, value in account.phases_ns.items() if phase not in ("not_told", "communication")):
         return ""
@@ -117,7 +117,7 @@ def _phases(account: StepAccount) -> str:
 
 
 def cause_words(cause: Cause | str, *, on_host: bool) -> str:
-    """A cause of the account in words, one that is not known as it is; ``on_host``: of an account without a device."""
+    """A cause of the account in words; an unknown cause keeps its name. ``on_host``: the account has no device."""
     words = cast("dict[str, str]", _WORDS).get(cause, sanitize(cause, NAME_LIMIT))
     return cast("dict[str, str]", _ON_HOST).get(cause, words.removeprefix("idle: ")) if on_host else words
 
@@ -164,7 +164,7 @@ def _busy(accounts: Sequence[StepAccount]) -> str:
 
 
 MOST_NAMED = 3
-"""Parts in the summary."""
+"""Most parts named in the summary."""
 
 _HOST_WORDS: dict[HostPart, str] = {
     "ops": "in ops",
@@ -186,7 +186,7 @@ _HOST_WORDS: dict[HostPart, str] = {
 
 
 def host_sections(hosts: Sequence[HostAccount], accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
-    """The host of the rank whose device account is shown; nothing where that account is the host's own."""
+    """Host time of the rank whose device account is shown; no section if that account is the host's own."""
     device = shown_account(accounts)
     if device is None or device.device == MISSING:
         return ()

@@ -1,4 +1,4 @@
-"""Plans for the memory of a step: the one to take, all that are worth having, and how they are known."""
+"""Plans for the memory of a step: the recommended plan, the other useful plans, and how they were computed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 SCHEMA = "perfscope.advice.memory/1"
 
 UNHURRIED_NS = 1_000
-"""Changes of a step below it are none: no clock of a step is that steady."""
+"""Smaller changes of a step, ns, count as no change: clocks of a step are not steadier than this."""
 
 ONE_NUMBER = 0.02
-"""Of what a plan adds: a range that is narrower is shown as its worst case."""
+"""Relative width below which the time that a plan adds is shown as its worst case instead of a range."""
 
 CAPTION = (
     "Predicted: the peak upwards, what a plan adds to the step to the right. A bar reaches from all transfers hidden "
@@ -56,17 +56,17 @@ VERIFIED_NOTE = (
 
 
 class PlansReport(Struct, frozen=True, kw_only=True):
-    """Plans of one step, with what a report says besides."""
+    """Plans of a step, with the other facts that a report shows."""
 
     plans: Plans
     subject: str
     notes: tuple[str, ...]
-    """What is modelled, and what could not be looked at."""
+    """What is modelled, and what could not be analysed."""
     verified: tuple[VerifiedPlan, ...] | None = None
-    """Plans that were compiled to see; ``None``: nobody asked for it."""
+    """Plans that were compiled for verification; ``None`` if verification was not requested."""
 
     def rows(self) -> tuple[Plan, ...]:
-        """The plans that are worth having, today's among them."""
+        """The useful plans, including today's."""
         plans = self.plans
         return plans.front if any(_same(plan, plans.today) for plan in plans.front) else (plans.today, *plans.front)
 
@@ -78,7 +78,7 @@ def plans_report(
     others: int = 0,
     verified: tuple[VerifiedPlan, ...] | None = None,
 ) -> PlansReport:
-    """What to show of ``plans`` of the step ``subject``.
+    """Build the report on ``plans`` of the step ``subject``.
 
     ``others``: steps with a lower peak that have no plans; ``verified``: plans that were compiled.
     """
@@ -87,17 +87,17 @@ def plans_report(
 
 
 def render_text(report: PlansReport, *, width: int = WIDTH, color: bool = False) -> str:
-    """The plans as text for ``width`` columns."""
+    """Return the plans as text of ``width`` columns."""
     return report_text(_report(report), width=width, color=color)
 
 
 def render_html(report: PlansReport) -> str:
-    """The plans as one page."""
+    """Return the plans as one page."""
     return report_html(_report(report), data_id="perfscope-advice", data=render_json(report), style=STYLE)
 
 
 def render_json(report: PlansReport) -> str:
-    """The document as text."""
+    """Return the document as JSON text."""
     return json.dumps(document(report), indent=2) + "\n"
 
 
@@ -110,7 +110,7 @@ def _report(report: PlansReport) -> Report:
 
 
 def plan_sections(report: PlansReport) -> Iterator[Section]:
-    """What to do, the plans, those that were compiled, and how the numbers are known."""
+    """The recommendation, the plans, the compiled plans, and how the numbers were computed."""
     plans = report.plans
     code = () if plans.recommended is None else tuple(code_for(plans.model, plans.recommended))
     yield Section(title="Do", summary=_verdict(plans), blocks=(Code(code),) if code else ())
@@ -153,7 +153,7 @@ def _step(plans: Plans, plan: Plan) -> Value:
 
 
 def _added(plan: Plan) -> Value:
-    """What a plan adds to the step, from best to worst."""
+    """Time that a plan adds to the step, from best to worst case."""
     low, high = _steady(plan.added_low_ns), plan.added_high_ns
     if high is None:
         return Marked(low, ">=")
@@ -193,7 +193,7 @@ def _picture(report: PlansReport, rows: Sequence[Plan]) -> Picture:
 
 
 def _verified(report: PlansReport) -> Iterator[Section]:
-    """Plans that were compiled, if it was asked for."""
+    """Plans that were compiled, if verification was requested."""
     if report.verified is None:
         return
     if not report.verified:
@@ -234,7 +234,7 @@ def _facts(plans: Plans) -> list[str]:
     elif measured:
         off = percent(today.peak_bytes / measured - 1)
         facts.append(
-            f"peak today {format_bytes(measured)} (measured); the model of the step says "
+            f"peak today {format_bytes(measured)} (measured), by the model of the step "
             f"{format_bytes(today.peak_bytes)} ({off})"
         )
     else:
@@ -243,16 +243,16 @@ def _facts(plans: Plans) -> list[str]:
         (model.parameter_bytes, "parameters"),
         (model.optimizer_bytes, "optimizer state"),
         (model.gradient_bytes, "gradients"),
-        (model.other_bytes, "others held all of the step"),
+        (model.other_bytes, "others held all through the step"),
     ]
     text = ", ".join(f"{words} {format_bytes(size)}" for size, words in held if size)
     rest = today.peak_bytes - sum(size for size, _ in held)
     facts.append(f"{text or 'no state'}; about {format_bytes(max(0, rest))} of the peak is activations and temporaries")
     if plans.budget_bytes is not None:
-        whose = "asked"
+        whose = "given"
         if plans.budget_from == "device" and model.capacity_bytes:
             share = format_share(plans.budget_bytes, model.capacity_bytes)
-            whose = f"{share} of the device's {format_bytes(model.capacity_bytes)}: the rest is not the allocator's"
+            whose = f"{share} of the device's {format_bytes(model.capacity_bytes)}; the allocator cannot use the rest"
         facts.append(f"budget {format_bytes(plans.budget_bytes)} ({whose})")
     return facts
 
@@ -268,7 +268,7 @@ def _verdict(plans: Plans) -> str:
             f"{describe(plans.model, lowest)}. {_further(plans)}"
         )
     if _same(chosen, plans.today):
-        return "Change nothing: today's step fits the budget, and no quicker plan does."
+        return "Change nothing: today's step fits the budget, and no faster plan does."
     added = _words(_added(chosen), "signed_ns")
     return f"{describe(plans.model, chosen)}: {format_bytes(chosen.peak_bytes)} at the peak, {added} per step" + (
         "" if plans.model.step_ns is None else f" (step {_words(_step(plans, chosen), 'ns')})"
@@ -285,16 +285,14 @@ def _further(plans: Plans) -> str:
 def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
     model = plans.model
     costs = {
-        "measured": "what recomputing costs is the measured time of the ops that run again",
-        "modelled": "what recomputing costs is priced by the peaks of the device, and so is what keeping costs in a "
-        "loop over layers",
-        "structural": "what recomputing costs is not known",
+        "measured": "the cost of recomputing is the measured time of the ops that run again",
+        "modelled": "the costs of recomputing, and of keeping values in a loop over layers, are computed from the "
+        "device's peaks",
+        "structural": "the cost of recomputing is unknown",
     }
-    notes = [
-        f"Modelled, but for what is said to be measured: live bytes of every plan are simulated; {costs[model.basis]}."
-    ]
+    notes = [f"Modelled unless marked as measured: live bytes of every plan are simulated; {costs[model.basis]}."]
     if any(plan.transfer.between_bytes or plan.transfer.host_bytes for plan in plans.front):
-        notes.append(f"Transfers: none of it hidden at worst, all at best; {_rates(plans)}.")
+        notes.append(f"Transfers: at worst none is hidden, at best all; {_rates(plans)}.")
     if any(plan.placement.optimizer_on_host for plan in plans.front):
         notes.append("The update of an optimizer on the host takes time there that is not in it.")
     if model.reserve_share is None:
@@ -308,21 +306,21 @@ def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
     if model.on_host and model.framework == "torch" and any("selective" in plan.policies for plan in plans.front):
         notes.append("A selective policy runs Python for every op of its modules, on the host: that time is not in it.")
     if model.on_host:
-        notes.append("The program ran in host memory: offloading to it was not looked at.")
+        notes.append("The program ran in host memory: offloading to it was not considered.")
         if plans.links.between is not None and model.device_name is None:
             notes.append("The times of ops are those of the host that ran them; of the device named only links count.")
     if model.sharded:
-        notes.append("Parameters are divided among devices already: dividing them further was not looked at.")
+        notes.append("Parameters are divided among devices already: dividing them further was not considered.")
     elif max(model.world_size, plans.today.placement.devices) == 1 and not any(p.placement.level for p in plans.front):
-        notes.append("Dividing state among devices was not looked at, or gains nothing: --devices N asks for it.")
+        notes.append("Dividing state among devices was not considered or gains nothing; request it with --devices N.")
     if not model.regions:
-        notes.append("No module or layer of the step could be told apart: there is nothing to checkpoint.")
+        notes.append("No module or layer of the step could be identified, so there is nothing to checkpoint.")
     if not plans.complete:
         notes.append(f"Not every choice of layers was tried: {plans.looked_at:,} plans were.")
     notes += [f"{note[:1].upper()}{note[1:]}." for note in model.notes]
     if others:
         notes.append(f"{others} more steps of this recording have a lower peak and are not shown.")
-    return [*notes, *(f"Not looked at: {text}" for text in unseen)]
+    return [*notes, *(f"Not considered: {text}" for text in unseen)]
 
 
 def _rates(plans: Plans) -> str:
@@ -336,7 +334,7 @@ def _rates(plans: Plans) -> str:
 
 
 def document(report: PlansReport) -> dict[str, Any]:
-    """All of it: bytes and nanoseconds as integers, ``None`` for what is not known."""
+    """The report as plain values: bytes and nanoseconds as integers, ``None`` for unknown values."""
     plans = report.plans
     model = plans.model
     return {
@@ -394,7 +392,7 @@ def _plan(plans: Plans, plan: Plan) -> dict[str, Any]:
 
 
 def _verified_data(model: StepModel, plans: Sequence[VerifiedPlan] | None) -> list[dict[str, Any]] | None:
-    """For JSON: bytes and FLOPs as integers, ``None`` for what is not known."""
+    """Verified plans as plain values: bytes and FLOPs as integers, ``None`` for unknown values."""
     if plans is None:
         return None
     return [

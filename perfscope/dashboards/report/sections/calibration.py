@@ -1,4 +1,4 @@
-"""What findings promised beside what was measured, by rule and intervention."""
+"""Predicted and measured savings, by rule and intervention."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _blocks(made: Calibration) -> Iterator[Block]:
     yield from tables(table(columns, made.rows, few=max(1, len(made.rows))))
     if made.rows:
         yield Text(
-            "Changes of the step time, medians over tries. Predicted: the most that the findings of the rule promise "
-            "to save. Measured: in pairs of launches with and without the intervention."
+            "Changes of the step time, medians over tries. Predicted: the largest saving that the rule's findings "
+            "state. Measured: in pairs of launches with and without the intervention."
         )
     if made.others:
         yield Text(f"{made.others} more on other hardware are left out")

@@ -1,4 +1,4 @@
-"""The ranks of a job side by side: what their collectives took, and who waited for whom."""
+"""Collectives of a job's ranks: their durations, and who waited for whom."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def collectives_sections(section: CollectivesSection) -> tuple[Section, ...]:
-    """A section for each job; none where no two traces are ranks of one job."""
+    """A section per job; empty unless at least two traces are ranks of one job."""
     jobs = tuple(map(_job, section.jobs))
     left = (f"and {section.jobs_left:,} more jobs",) if section.jobs_left else ()
     remarks = notes(*section.problems, *left)
@@ -54,7 +54,7 @@ def _listings(job: JobCollectives, remarks: tuple[str, ...]) -> tuple[Block, ...
 
 
 def _summary(job: JobCollectives) -> str:
-    """What the ranks did together."""
+    """Sentence on the collectives of all ranks."""
     messages = f"{job.paired:,} messages between two {job.members}s paired" if job.paired else ""
     if not job.matched:
         return messages or f"nothing matched on {len(job.recorded):,} {job.members}s"
@@ -92,7 +92,7 @@ def _kind_columns(member: str) -> tuple[Column[CollectiveKind], ...]:
 
 
 def _waiting(kind: CollectiveKind) -> float | None:
-    """The part of the collectives' time in which ranks waited, 0 to 1."""
+    """Share of the collectives' time in which ranks waited, 0 to 1."""
     whole = sum(kind.duration_ns.values())
     return sum(kind.wait_ns.values()) / whole if whole else None
 

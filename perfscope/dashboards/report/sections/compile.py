@@ -1,4 +1,4 @@
-"""What torch.compile did: frames, where compile time went, graph breaks, recompilations and kernels."""
+"""torch.compile: frames, compile time, graph breaks, recompilations and kernels."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Block
     from perfscope.model.compile_log import CacheResult, CodeLine
 
-# torch.compile in one sentence, of one process or of the ranks of a job.
+# torch.compile in one sentence, for one process or for the ranks of a job.
 
 
 MOST_GROUPS = 4
-"""Groups of ranks that compile alike and are listed."""
+"""Most groups of ranks with equal compilations that are listed."""
 
 ALIKE_NS = 0.01
-"""Ranks whose compile times agree to a percent are shown with one time."""
+"""Ranks whose compile times agree to one percent are shown with one time."""
 
 
 def headline(section: CompileSection) -> str:
@@ -53,7 +53,7 @@ def headline(section: CompileSection) -> str:
 
 
 def rank_notes(section: CompileSection) -> Iterator[str]:
-    """Where ranks compile different things: which ranks compile what."""
+    """Notes on ranks whose compilations differ."""
     groups: dict[tuple[int, ...], list[RankCompile]] = {}
     for rank in section.ranks:
         groups.setdefault(rank.counts(), []).append(rank)
@@ -67,7 +67,7 @@ def rank_notes(section: CompileSection) -> Iterator[str]:
 
 
 def rank_schedules(section: CompileSection) -> Iterator[str]:
-    """Collectives, tensors and inductor's estimates of the ranks side by side, where several logged them."""
+    """Collectives, tensors and inductor's estimates compared between ranks, if several of them logged these."""
     ranks = [rank for rank in section.ranks if rank.schedules]
     if len(ranks) > 1:
         calls = sum(map(len, ranks[0].schedules))
@@ -125,7 +125,7 @@ def _counts(ranks: Sequence[RankCompile]) -> str:
 
 
 def _spread(counts: Sequence[int], what: str) -> str:
-    """``'4 graphs'``, or ``'3 to 5 graphs'`` where ranks differ."""
+    """``'4 graphs'``, or ``'3 to 5 graphs'`` if ranks differ."""
     low, high = min(counts), max(counts)
     return counted(high, what) if low == high else f"{low:,} to {high:,} {what}s"
 
@@ -158,28 +158,28 @@ NAME_LIMIT = 40
 """Characters of a function or a kernel in a table."""
 
 SMALL_PART = 0.005
-"""A stage of compiling below half a percent shows as 0% and is left out of the sentence."""
+"""Smallest share of the compile time at which a stage is named: below half a percent it shows as 0%."""
 
 PLACE_LIMIT = 34
-"""Characters of a place: the file's name, its folder and the line."""
+"""Characters of a place: file name, its folder and the line."""
 
 REASON_LIMIT = 110
-"""Characters of a reason or a guard: one line and a half of a narrow terminal."""
+"""Characters of a reason or a guard: about one and a half lines of a narrow terminal."""
 
 FEW_OPS = 6
-"""ATen ops of a kernel that are named."""
+"""Most ATen ops named for a kernel."""
 
 _CACHES = {"fx_graph": "FX graph", "aotautograd": "AOTAutograd"}
 
 _EXPLAINED = re.compile(r" \(.*\)|: .*")
-"""What a stage's name says beyond its short form; the JSON report has all of it."""
+"""Parts of a stage's name that its short form leaves out; the JSON report has the full name."""
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{7,}(?![\w.])")
-"""A float that Python wrote with all its digits: ``0.09000000000000001``."""
+"""A float written by Python with all its digits: ``0.09000000000000001``."""
 
 
 def compile_sections(section: CompileSection) -> tuple[Section, ...]:
-    """One section; none where nothing was compiled and nothing went wrong."""
+    """One section; empty if nothing was compiled and nothing failed."""
     detail = section.detail
     if detail is None:
         return (Section(title="torch.compile", blocks=notes(*section.problems)),) if section.problems else ()
@@ -210,7 +210,7 @@ def _frames(section: CompileSection, detail: CompileSummary) -> tuple[Block, ...
 
 
 def _events(section: CompileSection, detail: CompileSummary) -> tuple[Block, ...]:
-    """Graph breaks, frames left to eager mode and recompilations: a sentence for each line of the program."""
+    """Graph breaks, frames left in eager mode and recompilations: one sentence per line of the program."""
     events = (*map(_break, detail.break_rows), *map(_recompile, detail.recompile_rows))
     rows = sum(section.left.get(name, 0) for name in ("breaks", "recompiles"))
     listing = Listing(items=events, few=3, left=rows, rest="graph breaks and recompilations")
@@ -229,7 +229,7 @@ def _kernels(section: CompileSection, detail: CompileSummary) -> tuple[Block, ..
 
 
 def _log(detail: CompileSummary) -> tuple[Command, ...]:
-    """tlparse reads plain text only, so a compressed log is unpacked first."""
+    """Commands that render the whole log. tlparse reads plain text only, so a compressed log is unpacked first."""
     if not detail.path:
         return ()
     path = sanitize(detail.path, TEXT_LIMIT)
@@ -256,13 +256,13 @@ def _frame_columns(detail: CompileSummary) -> tuple[Column[FrameSummary], ...]:
 
 
 def plain_name(summary: FrameSummary) -> str:
-    """``'forward'``, ``'forward, after line 41'`` of what follows a graph break."""
+    """``'forward'``, or ``'forward, after line 41'`` for the part after a graph break."""
     name = shorten(summary.function, NAME_LIMIT)
     return name if summary.after_line is None else f"{name}, after line {summary.after_line}"
 
 
 def _graphs(summary: FrameSummary) -> str:
-    """``'8 + 8'``: of the forward and of the backward; dynamo's where inductor compiled none."""
+    """``'8 + 8'``: forward and backward graphs; dynamo's graphs if inductor compiled none."""
     if summary.graphs:
         return " + ".join(f"{group.count:,}" for group in summary.graphs)
     return f"{summary.dynamo_graphs:,}" if summary.dynamo_graphs else ""
@@ -291,7 +291,7 @@ def _details(summary: FrameSummary) -> Iterator[str]:
 
 
 def _stages(what: str, total_ns: int, stages_ns: Mapping[Stage, int]) -> str:
-    """``'compile time 38.2 s: building kernels 30.1 s, AOT autograd 2.0 s ...'``, the largest first."""
+    """``'compile time 38.2 s: building kernels 30.1 s, AOT autograd 2.0 s ...'``, largest first."""
     large = [(name, spent) for name, spent in stages_ns.items() if total_ns and spent >= SMALL_PART * total_ns]
     rest = sum(stages_ns.values()) - sum(spent for _, spent in large)
     texts = [f"{_EXPLAINED.sub('', name)} {format_ns(spent)}" for name, spent in large]
@@ -307,7 +307,7 @@ def _break(summary: BreakSummary) -> str:
 
 
 def _recompile(summary: RecompileSummary) -> str:
-    """The first guard; of several that differ in a value only, the values after it."""
+    """The guard that failed; if several guards differ only in a value, that guard with all values."""
     made = ""
     if summary.guard_place is not None:
         needed = place_text(summary.guard_place)
@@ -346,7 +346,7 @@ def _aten_ops(kernel: KernelSummary) -> str:
 
 
 def place_text(code_line: CodeLine | None) -> str:
-    """``'model/mlp.py:41'``: the file with the folder it lies in."""
+    """``'model/mlp.py:41'``: the file name with its folder."""
     if code_line is None:
         return "an unknown line"
     parts = PurePath(sanitize(code_line.file)).parts or ("",)  # masked before it is cut: a folder may be a user's name
@@ -370,5 +370,5 @@ def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:
 
 
 def _quoted(path: str) -> str:
-    """For a shell, which must still see the ``~`` of a home."""
+    """Quote for a shell, leaving ``~`` of a home folder unquoted."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)

@@ -1,4 +1,4 @@
-"""What is said first of a run: its host waited for a core, its other steps are not like the recorded ones."""
+"""Warnings at the top of a report: the host waited for a core, or the recorded steps are not typical of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def core_facts(cores: Sequence[CoreSummary]) -> Iterator[str]:
-    """Who took the cores and what that cost, of the process that waited most; nothing where none waited much."""
+    """Sentence on who took the cores and its cost, for the process that waited most; nothing if none waited much."""
     busy = [summary for summary in cores if summary.busy]
     if not busy:
         return
@@ -23,7 +23,7 @@ def core_facts(cores: Sequence[CoreSummary]) -> Iterator[str]:
 
 
 def _reason(summary: CoreSummary) -> str:
-    """Who had the cores: the limit of the cgroup, the program's own threads, or other programs."""
+    """Who used the cores: the cgroup's limit, the program's own threads, or other programs."""
     if summary.throttled_share >= summary.share and summary.core_limit is not None:
         return (
             f"the CPU limit of {summary.core_limit:g} cores stopped the program {summary.throttled_share:.0%} of the "
@@ -41,7 +41,7 @@ def _reason(summary: CoreSummary) -> str:
 
 
 def reservation_facts(found: Sequence[Reservation]) -> Iterator[str]:
-    """A sentence for each reason why the recorded steps do not stand for the run."""
+    """A sentence for each reason why the recorded steps do not represent the run."""
     for item in found:
         if item.why == "unlike":
             yield (

@@ -1,4 +1,4 @@
-"""What bound the steps: the critical path by part, its largest members, and what changes would make of it."""
+"""The critical path of the steps by part, its largest members, and the modelled effect of changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_PARTS = 6
 
 
 def critical_path_sections(paths: Sequence[PathSummary]) -> tuple[Section, ...]:
-    """One section: the path of the only recording, or the paths of several by part, a row each."""
+    """One section: the path of a single recording, or one row per recording with its path by part."""
     known = [path for path in paths if path.whole_ns]
     if len(known) > 1:
         return (_by_rank(known),)
@@ -80,7 +80,7 @@ def _section(path: PathSummary) -> Section:
 
 
 def what_if_sections(what_ifs: Sequence[WhatIf]) -> tuple[Section, ...]:
-    """One for the changes that were asked about."""
+    """A section for the changes given with ``--what-if``; empty without changes."""
     if not what_ifs:
         return ()
     columns: tuple[Column[WhatIf], ...] = (

@@ -1,4 +1,4 @@
-"""The time of devices as rows: one by one where they are few, folded where they are many and alike."""
+"""Device time as rows: one per device, or one per group of similar devices if there are many."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 MOST_DEVICE_ROWS = 8
-"""Devices shown one by one: a node's worth. More are folded."""
+"""Most devices shown one by one: one node's worth. More are grouped."""
 
 FOLD_SPAN = 0.01
-"""Devices are folded into one row if their spans agree to 1%, the usual spread between ranks."""
+"""Relative difference of spans up to which devices are grouped: 1%, the usual spread between ranks."""
 
 
 class DeviceRow(Struct, frozen=True, kw_only=True):
-    """The time of one device, or of several that are alike (medians then)."""
+    """The time of one device, or the medians of several similar devices."""
 
     ranks: str
     device: str
@@ -41,7 +41,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
     idle_ns: int
 
     def share(self, part_ns: int) -> float | None:
-        """Of the span, 0 to 1."""
+        """Share of the span, 0 to 1."""
         return part_ns / self.span_ns if self.span_ns else None
 
     def shares(self) -> tuple[str, str, str, str]:
@@ -52,7 +52,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
 
 
 class DeviceShare(Struct, frozen=True, kw_only=True):
-    """The fields of a ``DeviceTime`` that a row shows, over the whole steps."""
+    """The fields of ``DeviceTime`` that a row shows, over whole steps."""
 
     rank: int | None
     ordinal: int
@@ -65,9 +65,9 @@ class DeviceShare(Struct, frozen=True, kw_only=True):
 
 
 def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
-    """The rows of an analysis: over the steps where its account is known, else over each device's own span.
+    """The rows of an analysis: over the steps if their account is known, else over each device's span.
 
-    None where the device data cannot be true.
+    Empty if the device data cannot be true.
     """
     if analysis.doubts and not analysis.accounts:
         return ()
@@ -89,7 +89,7 @@ def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
 
 
 def fold_devices(devices: Sequence[DeviceTime | DeviceShare]) -> tuple[DeviceRow, ...]:
-    """A row a device; where there are many, those that are alike to a percent share one."""
+    """One row per device; with many devices, one row per group whose spans agree to one percent."""
     if len(devices) <= MOST_DEVICE_ROWS:
         return tuple(_device_row([device]) for device in devices)
     groups: dict[tuple[object, ...], list[DeviceTime | DeviceShare]] = {}
@@ -99,7 +99,8 @@ def fold_devices(devices: Sequence[DeviceTime | DeviceShare]) -> tuple[DeviceRow
         near = [key for key in groups if key[:-1] == (device.name, alike) and _same_span(groups[key][0], device)]
         groups.setdefault(near[0] if near else (device.name, alike, len(groups)), []).append(device)
     rows = sorted(groups.values(), key=lambda group: -sum(device.idle_ns for device in group) / len(group))
-    if len(rows) > MOST_DEVICE_ROWS:  # the most idle ones keep their row, the rest is summed up by its median
+    # the most idle devices keep their rows; the others are represented by their median
+    if len(rows) > MOST_DEVICE_ROWS:
         kept = MOST_DEVICE_ROWS - 1
         rows = [*rows[:kept], [device for group in rows[kept:] for device in group]]
     return tuple(_device_row(group) for group in rows)
@@ -139,7 +140,7 @@ COLUMNS: tuple[Column[DeviceRow], ...] = (
 
 
 def device_sections(rows: Sequence[DeviceRow]) -> tuple[Section, ...]:
-    """The time of the devices as bars and numbers; nothing where no device did work."""
+    """Device time as bars and numbers; no section if no device did work."""
     if not rows:
         return ()
     bars = "".join(

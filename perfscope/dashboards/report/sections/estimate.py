@@ -1,4 +1,4 @@
-"""The modelled time of programs compiled for a target: a range, the lines it goes to, what it leaves out."""
+"""Modelled time of programs compiled for a target: a range, its source lines, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def ends(span: Range) -> Ends:
-    """A modelled range as a value of a cell."""
+    """A modelled range as a cell value."""
     return Ends(span.low, span.high)
 
 
 def of_step(part: Range, step: Range) -> str:
-    """``'12-31%'``: of the low end at the low end, of the high end at the high end, the smaller first."""
+    """``'12-31%'``: share at the low end and at the high end, the smaller first."""
     shares = sorted(100 * value / whole for value, whole in ((part.low, step.low), (part.high, step.high)) if whole)
     if not shares:
         return "-"
@@ -37,7 +37,7 @@ def of_step(part: Range, step: Range) -> str:
 
 
 def estimate_fact(section: EstimateSection) -> str:
-    """``'jit_step: 1.20 to 3.41 ms per run on 1x H100 (modelled)'``, ``''`` where no time is known."""
+    """``'jit_step: 1.20 to 3.41 ms per run on 1x H100 (modelled)'``; ``''`` if no time is known."""
     if not section.programs:
         return ""
     first = section.programs[0]
@@ -45,7 +45,7 @@ def estimate_fact(section: EstimateSection) -> str:
 
 
 def estimate_tile(section: EstimateSection) -> Tile | None:
-    """The number at the top; ``None`` where no time is known."""
+    """The tile at the top of the page; ``None`` if no time is known."""
     if not section.programs:
         return None
     first = section.programs[0]
@@ -54,7 +54,7 @@ def estimate_tile(section: EstimateSection) -> Tile | None:
 
 
 def estimate_sections(section: EstimateSection) -> tuple[Section, ...]:
-    """One section; none where no program was compiled for a target and nothing went wrong."""
+    """One section; empty if no program was compiled for a target and nothing failed."""
     if not section.programs and not section.problems:
         return ()
     targets = list(dict.fromkeys(program.estimate.target.shown for program in section.programs))
@@ -89,7 +89,7 @@ def _notes(section: EstimateSection) -> Iterator[str]:
 
 
 def _limits(section: EstimateSection) -> tuple[Listing, ...]:
-    """What is assumed, and what is not in the range."""
+    """The assumptions of the range, and what is not included."""
     assumed = dict.fromkeys(
         f"assumed: {assumption.name}: {assumption.text} ({assumption.source})"
         for program in section.programs
@@ -109,7 +109,7 @@ def _time(program_time: ProgramTime) -> str:
 
 
 def _program(program_time: ProgramTime, *, several: bool, detail: bool) -> Iterator[Block]:
-    """One program. ``several``: it is named; ``detail``: all of it is a detail beside the others."""
+    """One program. ``several``: show its name; ``detail``: show all of it as a detail."""
     estimate, calibration = program_time.estimate, program_time.calibration
     name = f"{sanitize(program_time.label)}: " if several else ""
     calls = "" if program_time.calls is None else f", called {program_time.calls:,}x while it was watched"
@@ -153,7 +153,7 @@ def _facts(estimate: Estimate) -> Iterator[str]:
 
 
 def _parts(parts: Parts) -> str:
-    """``'compute 1.20 ms, exposed communication 0.40 ms'``; what is nothing is left out."""
+    """``'compute 1.20 ms, exposed communication 0.40 ms'``; zero parts are left out."""
     named = (
         ("compute", parts.compute),
         ("exposed communication", parts.communication),
@@ -171,7 +171,7 @@ def _warnings(estimate: Estimate) -> Iterator[str]:
             f"launch bound without command buffers: the host needs {range_text(ends(estimate.host_ns))} for "
             f"{estimate.launches:,} launches, the device {format_ns(estimate.parts[0].total)} at the least"
         )
-    yield from (f"longer than the range says: {text}" for text in estimate.lower_bounds)
+    yield from (f"longer than the range: {text}" for text in estimate.lower_bounds)
 
 
 def _line_columns(estimate: Estimate) -> tuple[Column[LineTime], ...]:
@@ -235,7 +235,7 @@ ERRORS: tuple[Column[InstructionError], ...] = (
 
 
 def times_text(measured: float, modelled: Range) -> str:
-    """How far a measured time lies from the ends: ``'1.8x the low end, 0.9x the high end'``."""
+    """Distance of a measured time from both ends: ``'1.8x the low end, 0.9x the high end'``."""
     return f"{measured / max(1, modelled.low):.2f}x the low end, {measured / max(1, modelled.high):.2f}x the high end"
 
 
@@ -260,11 +260,11 @@ COLORS = {"compute": "#3b78c9", "communication": "#c98714", "copy": "#7a8793"}
 STREAM_NAMES = {"compute": "compute", "communication": "collectives", "copy": "copies"}
 
 LANE, GAP, UNITS = 18, 6, 1000
-"""Height of a stream and the space below it; units across."""
+"""Height of a stream, space below it, and width of the picture, in units."""
 
 
 def picture(view: StreamPicture) -> str:
-    """What runs beside what at the high end of the range; a loop in it is one stretch."""
+    """Draw what runs in parallel at the high end of the range; a loop is one block."""
     streams = list(
         dict.fromkeys(
             span.stream for span in sorted(view.spans, key=lambda stream_span: stream_span.stream != "compute")

@@ -1,4 +1,4 @@
-"""Findings: what fixing each saves at most, its share, and its evidence as a table of values with units."""
+"""Findings: the saving of a fix, its share, and the evidence as a table of values with units."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from perfscope.model.finding import Cell, Finding
 
 FIRST_ROWS = 6
-"""Rows of evidence that are seen without asking."""
+"""Rows of evidence that are shown unfolded."""
 
 MOST_EVIDENCE = 20
-"""Rows of a finding: a rule yields no more, but those of many ranks together do."""
+"""Most evidence rows of a finding: one rule yields no more, but findings merged over ranks do."""
 
 NAMES = frozenset({"op", "kernel", "module", "function", "host_was_in", "instruction", "computation", "name"})
-"""Keys of names of the program: a long one is shortened and not folded."""
+"""Keys whose values are names in the program; a long name is shortened instead of folded."""
 
 LINE_IS = "line_is"
-"""What the line of a place is, in words: left out where names and places have no room beside it."""
+"""Key that describes the line of a place; left out if names and places need the room."""
 
 START, SINCE = "start_ns", "since_start_ns"
-"""The one key that is a moment of a trace's clock, and no duration; what is shown for it."""
+"""The only key that is a point in time on the trace's clock, and the key it is shown as."""
 
 UNITS: dict[str, Unit] = {"ns": "ns", "bytes": "bytes", "share": "share", "percent": "share", "pct": "share"}
-"""What the end of a key tells of its values."""
+"""Unit by the suffix of a key."""
 
 
 def finding_blocks(analysis: Analysis) -> tuple[FindingBlock, ...]:
-    """All findings, those with a time first, the costliest first; a cause before its consequences."""
+    """All findings: those with a time first, costliest first, causes before their consequences."""
     wholes, several, alone = Wholes(analysis), len(analysis.sources) > 1, programs_alone(analysis)
     starts = starts_by_label(analysis)
     made = [
@@ -50,7 +50,7 @@ def finding_blocks(analysis: Analysis) -> tuple[FindingBlock, ...]:
 
 
 def recording_sections(analysis: Analysis) -> tuple[Section, ...]:
-    """What to record in another way, apart from findings: it makes no step of the program faster."""
+    """How to make a better recording, apart from findings, because it makes no step faster."""
     items = [
         f"{rule}: {finding.title}. {finding.record or finding.advice}" for rule, finding in analysis.of_recording()
     ]
@@ -84,18 +84,18 @@ def _block(
 
 
 def starts_by_label(analysis: Analysis) -> dict[str, int]:
-    """When each source begins, by what evidence calls it; ``""``: the only one."""
+    """Start of each source by its label in the evidence; ``""``: the only source."""
     if len(analysis.starts_ns) == 1:
         return {"": analysis.starts_ns[0]}
     labels = [source_label(source.rank, index) for index, source in enumerate(analysis.sources)]
-    return dict(zip(labels, analysis.starts_ns, strict=False))  # one made by hand has none
+    return dict(zip(labels, analysis.starts_ns, strict=False))  # a hand-made source has no start
 
 
 def evidence_table(evidence: Sequence[Mapping[str, Cell]], starts: Mapping[str, int]) -> Table | None:
-    """The first rows of a finding, without columns that hold nothing; ``None`` where no column holds anything.
+    """The first rows of a finding without empty columns; ``None`` if all columns are empty.
 
-    Moments are counted from where their trace begins: ``starts`` by the label that a row has as its ``source``, ``""``
-    of rows without one. A moment whose beginning is not known is left out.
+    Points in time count from the start of their trace: ``starts`` by the label in a row's ``source``, ``""`` for rows
+    without it. A point whose start is unknown is left out.
     """
     rows = [_counted(row, starts) for row in evidence[:MOST_EVIDENCE]]
     keys = [key for key in rows[0] if any(row.get(key) not in (None, "") for row in rows)]
@@ -129,7 +129,7 @@ def _counted(row: Mapping[str, Cell], starts: Mapping[str, int]) -> Mapping[str,
 
 
 def _title(key: str, *, full: bool = False) -> str:
-    """``wait_ns`` -> ``'wait'``: the unit is in the cells. ``full``: another column would have the same title."""
+    """``wait_ns`` -> ``'wait'``: the cells have the unit. ``full``: keep it because another column has this title."""
     stem, _, unit = key.rpartition("_")
     if full and unit == "ns":
         stem = f"{stem}_time"
@@ -145,7 +145,7 @@ def _unit(key: str, cells: Sequence[Cell]) -> Unit:
 
 
 def _value(key: str, cell: Cell) -> Value:
-    """A cell; of a column of words and numbers each number with its own unit."""
+    """The value of a cell; in a column of words and numbers each number has its unit."""
     if cell is None or isinstance(cell, str):
         return cell
     unit = key.rpartition("_")[2]

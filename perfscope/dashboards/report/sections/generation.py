@@ -1,4 +1,4 @@
-"""What a loop that generates tokens takes: time to first token, time per output token, tokens per second."""
+"""A loop that generates tokens: time to first token, time per output token, tokens per second."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CALLS: tuple[Column[ModelCall], ...] = (
 
 
 def generation_sections(generations: Sequence[Generation]) -> tuple[Section, ...]:
-    """A section for each recording in which shapes tell prefill from decode."""
+    """A section per recording whose shapes separate prefill from decode."""
     return tuple(map(_section, generations))
 
 
 def generation_fact(generations: Sequence[Generation]) -> str:
-    """For the head of a report: the times of the first recording that shows any; ``''`` where none does."""
+    """Sentence for the head of a report: times of the first recording that has any; ``''`` if none has."""
     if not generations:
         return ""
     first = generations[0]

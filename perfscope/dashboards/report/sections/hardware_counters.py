@@ -1,4 +1,4 @@
-"""Hardware counters: which op executed how many FLOPs and moved how many bytes."""
+"""Hardware counters: FLOPs executed and bytes moved, by op."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ FEW_ROWS = 10
 """Ops shown at once."""
 
 _NO_TIMES = (
-    "the times of this recording are not those of the program: to count, the profiler runs each kernel several times "
+    "the times of this recording are not the program's: to count, the profiler runs each kernel several times "
     "and waits for it; record times in another run, without counters"
 )
 _INSTRUCTIONS = (
-    "FLOP measured: add + mul + 2 fma instructions of all threads. What tensor cores multiply is not in it, so ops "
-    "that use them show less than their shapes ask for; padded tiles and other algorithms (FFT, Winograd) change it"
+    "FLOP measured: add + mul + 2 fma instructions of all threads. Tensor core work is not included, so ops "
+    "that use tensor cores show fewer FLOP than their shapes imply; padded tiles and other algorithms (FFT, Winograd) "
+    "change it"
 )
 _HALF = "float16 instructions also load constants, so an op on float32 data has some"
 
 
 def counted_sections(counted: Sequence[CountedWork]) -> tuple[Section, ...]:
-    """A section for each recording that has counters."""
+    """A section per recording that has counters."""
     return tuple(_section(work, alone=len(counted) == 1) for work in counted)
 
 
@@ -65,4 +66,4 @@ def _remarks(work: CountedWork) -> Iterator[str]:
         yield _HALF
     if work.unnamed:
         many = "one range is" if work.unnamed == 1 else f"{work.unnamed:,} ranges are"
-        yield f"{many} of a kernel whose name the profiler did not know (`__missing__`)"
+        yield f"{many} of a kernel without a recorded name (`__missing__`)"

@@ -1,4 +1,4 @@
-"""What jax compiled: time of tracing, lowering and XLA by function."""
+"""JAX compilation: time of tracing, lowering and XLA, by function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME_LIMIT = 40
 
 
 def jax_compile_fact(jax: JaxCompile | None) -> str:
-    """``'compiling: 12 programs in 3.20 s, train_step 2.41 s of it'``; ``''`` where nothing was compiled."""
+    """``'compiling: 12 programs in 3.20 s, train_step 2.41 s of it'``; ``''`` if nothing was compiled."""
     if jax is None or not jax.programs:
         return ""
     worst = jax.functions[0]
@@ -27,7 +27,7 @@ def jax_compile_fact(jax: JaxCompile | None) -> str:
 
 
 def jax_compile_sections(jax: JaxCompile | None) -> tuple[Section, ...]:
-    """One section; none where nothing was compiled."""
+    """One section; empty if nothing was compiled."""
     if jax is None or not jax.programs:
         return ()
     columns: tuple[Column[JaxFunction], ...] = (

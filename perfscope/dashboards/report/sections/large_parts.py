@@ -1,4 +1,4 @@
-"""Parts of at least a fifth of the step that no finding is about: why each is fine, or what is not known of it."""
+"""Parts of at least a fifth of the step without a finding: the reason why each is fine or cannot be judged."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from perfscope.analyzers.large_parts import LargePart
 
 FIRST_PARTS = 3
-"""Lines without ``-v``."""
+"""Lines shown without ``-v``."""
 
 TERA, GIGA = 1e12, 1e9
 
 
 def large_sections(parts: Sequence[LargePart], *, findings: bool) -> tuple[Section, ...]:
-    """One section; none where findings are about all of them. ``findings``: there are findings beside it."""
+    """One section; empty if every large part has a finding. ``findings``: the report has findings."""
     rest = [part for part in parts if part.rule is None and (part.share >= LARGE_SHARE or not findings)]
     if not rest:
         return ()
@@ -56,11 +56,11 @@ def _why(part: LargePart) -> str:
     share = "" if known is None else f"at {100 * min(known, 1.0):.0f}% of its roofline (modelled)"
     words = {
         "at_roofline": share,
-        "below_roofline": f"{share}; no rule says why",
+        "below_roofline": f"{share}; no rule explains why",
         "bound": f"modelled at its least time{f', bound by {part.bound}' if part.bound else ''}",
         "few_rows": f"memory bounds it ({_intensity(part):.2g} FLOP per byte){_more_rows(part)}",
         "short_calls": f"{_calls(part)} of {format_ns(part.time_ns // max(1, part.calls))}: mostly the price of a call",
-        "communication": "what of it is exposed is in the account",
+        "communication": "the account shows its exposed part",
         "no_peak": f"not judged: the peaks of {peaks} are not known{reached}",
         "no_cost": "not judged: its cost is not known",
         "no_rule": (
@@ -73,7 +73,7 @@ def _why(part: LargePart) -> str:
 
 
 def _more_rows(part: LargePart) -> str:
-    """What follows for a product; attention and convolutions read no weights that more rows would share."""
+    """Remark on a matrix product; attention and convolutions read no weights that more rows would share."""
     product = part.work == "matrix product"
     return "; where weights are most of the bytes, more rows per call cost little more" if product else ""
 
@@ -88,7 +88,7 @@ def _intensity(part: LargePart) -> float:
 
 
 def _reached(part: LargePart) -> str:
-    """What it reached, by modelled FLOPs or bytes."""
+    """Achieved rate, from modelled FLOPs or bytes."""
     flops, moved = part.achieved.flops_per_s, part.achieved.bytes_per_s
     if flops and flops >= GIGA:
         return f" (reached {flops / GIGA:,.0f} GFLOP/s)" if flops < TERA else f" (reached {flops / TERA:,.1f} TFLOP/s)"

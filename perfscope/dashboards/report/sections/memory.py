@@ -1,4 +1,4 @@
-"""Memories: the peak of each, who holds it, and how it goes up and down over time."""
+"""Memories: peak, owners, and use over time."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ NAME_LIMIT = 28
 """Characters of a memory's name."""
 
 FEW_MEMORIES = 3
-"""Memories that are shown at once: a device's, and the program's or the host's beside it."""
+"""Most memories shown at once: a device's, the program's and the host's."""
 
 MOST_PARTS, SMALL_PART = 2, 0.01
-"""Categories of the sentence at the top, and the share of the peak from which they are worth naming there."""
+"""Most categories in the sentence at the top, and the smallest share of the peak that is named there."""
 
 SMALL_MEMORY = 0.01
-"""Of the largest memory's peak: the host's few scalars beside a device full of tensors."""
+"""Memories below this share of the largest peak are small, such as a few scalars on the host."""
 
 SMALL_PROGRAM = 0.1
-"""Of the largest program's peak: initialisation, metrics and conversions beside the step."""
+"""Programs below this share of the largest program's peak are small, such as initialisation, metrics and conversions.
+"""
 
 MOMENTS = 12
-"""Rows of the table that says the same as the picture."""
+"""Most rows of the table with the picture's numbers."""
 
 _BASIS = {
     KnownBy.NOTHING: "",
@@ -58,9 +59,9 @@ _BASIS = {
 
 
 def memory_sections(section: MemorySection, *, pictures: bool = True) -> tuple[Section, ...]:
-    """A section for each memory, the fullest first, and one for all smaller programs; none where no memory is known of.
+    """A section per memory, fullest first, and one for all smaller programs; empty without memories.
 
-    ``pictures``: with the curve of each, as a drawing and in numbers.
+    ``pictures``: include the curve of each memory, drawn and in numbers.
     """
     memories, programs = [], []
     for index, entry in enumerate(section.entries):
@@ -87,7 +88,7 @@ def _programs(entries: list[MemoryEntry]) -> Table:
 
 
 def memory_fact(section: MemorySection) -> str:
-    """The fullest measured memory: ``'memory of cuda:0: peak 11.6 GiB (activation 57.3%)'``; ``''`` for none."""
+    """The fullest measured memory: ``'memory of cuda:0: peak 11.6 GiB (activation 57.3%)'``; ``''`` without one."""
     entry = _fullest(section)
     if entry is None:
         return ""
@@ -157,7 +158,7 @@ def headline(memory: Memory) -> str:
 
 
 def size_words(memory: Memory) -> str:
-    """One moment has no peak, and nothing has none either."""
+    """Size in words; a snapshot of one moment has no peak."""
     if not memory.peak_bytes:
         return "nothing was in use" + (" at this one moment" if memory.first == memory.last else "")
     bytes_ = format_bytes(memory.peak_bytes)
@@ -170,7 +171,7 @@ def phase_words(phase: MemoryPhase) -> str:
 
 
 def path_text(line: SourceLine) -> str:
-    """With the slashes that every other path has: a snapshot may come from Windows."""
+    """A path with forward slashes: a snapshot may come from Windows."""
     file = line.file.replace("\\", "/")
     return file if line.line is None else f"{file}:{line.line}"
 
@@ -188,7 +189,7 @@ def _whole_name(entry: MemoryEntry) -> str:
 
 
 def _members(entry: MemoryEntry) -> str:
-    """What stands side by side."""
+    """What the entries of a memory are: devices, ranks or recordings."""
     sources = {other.source for other in entry.others}
     if len(sources) == 1:
         return "devices"
@@ -196,13 +197,13 @@ def _members(entry: MemoryEntry) -> str:
 
 
 def _is_of_ranks(entry: MemoryEntry) -> bool:
-    """Every trace is another rank's: a run has the memory at a failed allocation as a trace of its own."""
+    """Whether each trace is from another rank: a run stores the memory at a failed allocation as a second trace."""
     ranks = {other.rank for other in entry.others}
     return None not in ranks and len(ranks) == len({other.source for other in entry.others})
 
 
 def _parts(memory: Memory) -> list[str]:
-    """The largest of its categories, what was held before among them."""
+    """The largest categories, including blocks from before the recording."""
     parts = [(category.bytes, category_words(category.category)) for category in memory.by_category]
     largest = sorted([*parts, (memory.unseen_bytes, UNSEEN)], key=lambda item: -item[0])[:MOST_PARTS]
     return [
@@ -213,7 +214,7 @@ def _parts(memory: Memory) -> list[str]:
 
 
 def _facts(memory: Memory) -> Iterator[str]:
-    """What failed, what is reserved, what is left, whether it grows."""
+    """Failed allocations, reserved and remaining memory, growth."""
     if memory.out_of_memory:
         many = "an allocation" if memory.out_of_memory == 1 else f"{memory.out_of_memory:,} allocations"
         asked = "" if memory.failed_bytes is None else f", {format_bytes(memory.failed_bytes)} was requested"
@@ -282,7 +283,7 @@ def _unmatched(memory: Memory) -> Iterator[str]:
 
 
 def _is_flat(picture: MemoryPicture) -> bool:
-    """Nothing comes or goes: the table below says all of it."""
+    """Whether use never changes, so that the table below shows all of it."""
     return bool((picture.total == picture.total[0]).all())
 
 
@@ -293,7 +294,7 @@ def _drawing(memory: Memory, picture: MemoryPicture, words: str) -> Picture:
 
 
 def _categories(memory: Memory) -> Table:
-    """What holds the peak, by category; sums to it."""
+    """Categories that hold the peak; they sum to it."""
     peak = memory.peak_bytes
     columns: tuple[Column[HeldCategory | None], ...] = (
         Column("category", lambda row: UNSEEN if row is None else category_words(row.category)),
@@ -316,7 +317,7 @@ def _mostly_at(row: HeldCategory) -> str:
 
 
 def _holders(title: str, column: str, holders: Holders, peak: int) -> tuple[Block, ...]:
-    """A table of owners; none where no owner is known or nothing is held."""
+    """A table of owners; empty if no owner is known or nothing is held."""
     if not peak or all(row.name is None or row.name == UNSEEN for row in holders.rows):
         return ()
     columns: tuple[Column[Holder], ...] = (
@@ -335,7 +336,7 @@ def _holder_name(holder: Holder) -> str:
 
 
 def _whose(rank_memory: RankMemory, entry: MemoryEntry) -> str:
-    """``rank 3``, ``source 3``; several devices of one trace by their own name."""
+    """``rank 3``, ``source 3``; several devices of one trace by their names."""
     label = shorten(sanitize(rank_memory.label), NAME_LIMIT)
     sources = {other.source for other in entry.others}
     if len(sources) == 1:

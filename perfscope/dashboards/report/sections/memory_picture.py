@@ -1,4 +1,4 @@
-"""The picture of a memory over time: its areas, bands and marks, and its drawing as inline SVG."""
+"""The picture of a memory over time: its areas, bands and marks, drawn as inline SVG."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RESERVED_COLOR = "#5c6775"
 PHASE_COLORS = {
     "forward": "#8fb8e8", "backward": "#e0a3c8", "optimizer": "#a5c98b", "recompute": "#e6d27a",
 }  # fmt: skip
-"""Paler than the areas: a phase must not look like a category."""
+"""Paler than the areas, so that a phase does not look like a category."""
 
 ORDER = (
     MemoryCategory.CODE, MemoryCategory.CONSTANT, MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE,
@@ -52,11 +52,11 @@ ORDER = (
     MemoryCategory.ACTIVATION, MemoryCategory.AUTOGRAD_DETAIL, MemoryCategory.COMMUNICATION,
     MemoryCategory.WORKSPACE, MemoryCategory.TEMPORARY,
 )  # fmt: skip
-"""Bottom to top: what lasts lies below what comes and goes."""
+"""Order from bottom to top: long-lived categories below short-lived ones."""
 
 
 class Area(Struct, frozen=True, kw_only=True):
-    """What one category holds from each place up to the next one."""
+    """What one category holds, from each position to the next."""
 
     name: str
     color: str
@@ -64,7 +64,7 @@ class Area(Struct, frozen=True, kw_only=True):
 
 
 class BandView(Struct, frozen=True, kw_only=True):
-    """A step or a phase as parts (0 to 1) of the width."""
+    """A step or phase; its ends are parts of the width, 0 to 1."""
 
     name: str
     start: float
@@ -72,7 +72,7 @@ class BandView(Struct, frozen=True, kw_only=True):
 
 
 class PictureView(Struct, frozen=True, kw_only=True):
-    """Places are parts (0 to 1) of the width."""
+    """Content of the picture; positions are parts of the width, 0 to 1."""
 
     places: tuple[float, ...]
     areas: tuple[Area, ...]
@@ -131,44 +131,44 @@ def picture_view(memory: Memory, picture: MemoryPicture) -> PictureView:
 
 
 def category_words(category: MemoryCategory) -> str:
-    """``optimizer state``; ``unknown`` for blocks that no source tells the category of."""
+    """``optimizer state``; ``unknown`` for blocks without a known category."""
     words = category.name.lower().replace("_", " ")
     return words.replace("kv ", "KV ")
 
 
 # The picture of a memory as inline SVG: areas by category over time, the peak marked, phases and steps below.
 #
-# Areas are stretched to the width there is; words stand at parts of it and are never stretched, so that they stay
-# readable on a phone. Bytes stand to the left of the picture (the page leaves room for them), where no area lies.
+# Areas are stretched to the width available; words are positioned relative to it but not stretched, so that they stay
+# readable on a phone. Labels of bytes are left of the picture, where the page leaves room for them.
 
 
 _TOP, _PLOT, _BANDS, _WORDS = 24, 190, 16, 20
-"""Pixels: the peak's words, the areas, the strip of phases or of steps, the words below."""
+"""Heights in pixels: the peak's label, the areas, a strip of phases or steps, the labels below."""
 
 _X, _Y = 2000, 1000
-"""Units of the stretched areas."""
+"""Width and height of the stretched areas, in units."""
 
 ROOM_ABOVE = 1.04
-"""Of what is highest: a peak that touched the upper edge would look cut off."""
+"""Upper edge relative to the highest value: a peak at the edge would look cut off."""
 
 NEAR = 1.5
-"""The device's size is drawn if what was taken comes within it: else it would press all areas flat."""
+"""The device's size is drawn if use comes within this factor of it; otherwise it would flatten all areas."""
 
 PLOT_LEAST = 400
-"""Part of the peak that is half a pixel high: what never holds so much has no colour to explain."""
+"""A category below the peak divided by this is under half a pixel high and has no entry in the legend."""
 
 FEW_NUMBERS = 4
-"""Numbers of steps below the areas: so many stand side by side on a phone, ``step 12345`` too."""
+"""Most step numbers below the areas: that many fit side by side on a phone, even as ``step 12345``."""
 
 NUMBER = 0.24
-"""Part of the width that such words take on a phone."""
+"""Part of the width that such a label takes on a phone."""
 
 TOP_SHARE = 0.85
-"""Of the upper edge: higher up the words of a round number would touch those of the device's size."""
+"""Labels above this part of the height would touch the label of the device's size."""
 
 
 def memory_chart(picture: PictureView, words: str) -> str:
-    """The whole picture; ``words`` say what it shows to who cannot see it."""
+    """The whole picture; ``words`` describe it to screen readers."""
     whole = _TOP + _PLOT + (_BANDS if picture.phases else 0) + (_BANDS if picture.steps else 0) + _WORDS
     inner = (
         f'<svg x="0" y="{_TOP}" width="100%" height="{_PLOT}" viewBox="0 0 {_X} {_Y}" preserveAspectRatio="none">'
@@ -182,7 +182,7 @@ def memory_chart(picture: PictureView, words: str) -> str:
 
 
 def legend(picture: PictureView) -> str:
-    """The colours in words, top to bottom as the areas lie, and those of the strip below them."""
+    """The colours in words, in the order of the areas from top to bottom, then those of the strip below."""
     least = picture.peak_bytes / PLOT_LEAST
     said = [(area.color, area.name) for area in reversed(picture.areas) if max(area.bytes) >= least]
     if picture.reserved is not None:
@@ -205,7 +205,7 @@ def ceiling(picture: PictureView) -> float:
 
 
 def _areas(picture: PictureView) -> Iterator[str]:
-    """The highest sum first; each lower one is drawn over it, so every area ends where the next begins."""
+    """Areas stacked by drawing the highest sum first and each lower sum over it."""
     top = ceiling(picture)
     positions = [round(_X * place) for place in (*picture.places, 1.0)]
     sums = [[0] * len(picture.places)]
@@ -222,7 +222,7 @@ def _areas(picture: PictureView) -> Iterator[str]:
 
 
 def _steps(places: Sequence[int], heights: Sequence[int], top: float, *, closed: bool) -> str:
-    """A path along a step function; ``closed``: down to the ground at both ends."""
+    """An SVG path along a step function; ``closed``: extended to the ground at both ends."""
     levels = [round(_Y - _Y * height / top) for height in heights]
     path = [f"M{places[0]} {_Y}V{levels[0]}" if closed else f"M{places[0]} {levels[0]}"]
     path += [
@@ -233,7 +233,7 @@ def _steps(places: Sequence[int], heights: Sequence[int], top: float, *, closed:
 
 
 def _lines(picture: PictureView) -> Iterator[str]:
-    """Lines of round numbers of bytes, of the device's size, and between steps."""
+    """Lines at round numbers of bytes, at the device's size, and between steps."""
     top = ceiling(picture)
     step = 1
     while step * 4 < top:
@@ -244,7 +244,7 @@ def _lines(picture: PictureView) -> Iterator[str]:
     if picture.capacity_bytes is not None and picture.capacity_bytes <= top:
         height = _height(picture.capacity_bytes, top)
         yield _across(height, format_bytes(picture.capacity_bytes), "ps-full")
-        x, anchor = ("100%", "end") if picture.peak_place < 0.5 else ("0", "start")  # not on the peak's line
+        x, anchor = ("100%", "end") if picture.peak_place < 0.5 else ("0", "start")  # must not touch the peak's line
         yield f'<text x="{x}" y="{height - 4:.1f}" text-anchor="{anchor}">size of the device</text>'
     for band in picture.steps[1:]:
         text = f"{100 * band.start:.2f}%"
@@ -276,7 +276,7 @@ def _below(picture: PictureView) -> Iterator[str]:
 
 
 def _numbers(steps: Sequence[BandView], y: int) -> Iterator[str]:
-    """Of few steps each number in its middle, of many that of every so many where it begins; none on another."""
+    """Step numbers: with few steps centred, with many every n-th where its step begins; labels never overlap."""
     every = -(-len(steps) // FEW_NUMBERS)
     few = every == 1
     behind = 0.0

@@ -1,4 +1,4 @@
-"""What narrower formats would lose of the tensors of a run, and which tensors are at risk."""
+"""Losses that narrower number formats would cause in a run's tensors, and the tensors at risk."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FORMATS: tuple[Column[FormatRow], ...] = (
 
 
 def numerics_sections(summaries: Sequence[NumericsSummary]) -> tuple[Section, ...]:
-    """A section for each process."""
+    """A section per process."""
     return tuple(_section(summary, several=len(summaries) > 1) for summary in summaries)
 
 
 def numerics_fact(summaries: Sequence[NumericsSummary]) -> str:
-    """For the head of a report; ``''`` without numerics."""
+    """Sentence for the head of a report; ``''`` without numerics."""
     if not summaries:
         return ""
     first = summaries[0]
@@ -60,7 +60,7 @@ def _section(summary: NumericsSummary, *, several: bool) -> Section:
         blocks=(
             *tables(kept, rows),
             Text(
-                f"amax: the largest magnitude in the first step, over all steps and in the last; shares are of values "
+                f"amax: largest magnitude in the first step, over all steps and in the last; shares are of values "
                 f"counted in steps {_numbers(summary.watched)} (cast as they are: over: overflow, under: nonzero "
                 "values that become 0 or subnormal)",
                 detail=True,

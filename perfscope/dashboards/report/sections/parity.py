@@ -1,4 +1,4 @@
-"""Two models, compared: where they part first, and the errors of every layer."""
+"""Comparison of two models: where they first diverge, and the errors of every layer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _sections(document: Parity) -> Iterator[Section]:
     noise = document.first is not None and document.first.row.kind == "activation"
     for title, kind in SECTIONS:
         rows = [row for row in document.rows if row.kind == kind]
-        if rows:  # gradients of activations that differ say little
+        if rows:  # differing gradients of activations mean little
             detail = noise and kind in ("gradient", "weight gradient")
             yield Section(title=title, summary=_summary(rows), blocks=tables(_table(rows)), detail=detail)
     if document.unmatched_a or document.unmatched_b:
@@ -136,9 +136,10 @@ def _error(error: float | None) -> str:
 
 def _method(document: Parity) -> Iterator[Block]:
     yield Text(
-        "Errors are norms of differences over the norm of the reference. Expected of the side that the reference is "
-        "not of: 2 sqrt(r u^2 + n v^2) for r ops that round and n terms of reductions since the layer before (Higham "
-        "and Mary 2019), and 8 times the other side's error; u is the unit roundoff of the dtype, v that of sums."
+        "Errors are norms of differences over the norm of the reference. Expected error of the side that is not "
+        "the reference: 2 sqrt(r u^2 + n v^2) for r ops that round and n terms of reductions since the layer before "
+        "(Higham and Mary 2019), and 8 times the other side's error; u is the unit roundoff of the dtype, v that of "
+        "sums."
     )
     columns: list[Column[Mapping]] = [
         Column("weight of A", lambda mapping: mapping.a, "code"),

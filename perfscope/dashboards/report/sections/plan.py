@@ -1,4 +1,4 @@
-"""Plans of PyTorch programs: what torch.compile would make of them on a target. Planned, never measured."""
+"""Plans of PyTorch programs: what torch.compile would produce for a target. Planned, never measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REASON = 110
 """Characters of a reason."""
 
 FEW_OPS = 4
-"""ATen ops of a kernel that are named."""
+"""Most ATen ops named for a kernel."""
 
 _REST = {
     "apart": "pairs left apart", "breaks": "graph breaks", "recompiles": "recompilations", "made_up": "made-up values",
@@ -37,7 +37,7 @@ _REST = {
 
 
 class Holder(Struct, frozen=True):
-    """What one category holds at the planned peak; ``place_bytes`` of it at ``place``."""
+    """Bytes that a category holds at the planned peak; ``place_bytes`` of them at ``place``."""
 
     category: str
     bytes: int
@@ -47,7 +47,7 @@ class Holder(Struct, frozen=True):
 
 
 def plan_sections(section: PlanSection) -> tuple[Section, ...]:
-    """A section for each plan; plans that could not be summed up have one with the reason."""
+    """A section per plan; a plan that could not be summarised has a section with the reason."""
     plans = tuple(map(_plan, section.plans))
     if section.problems and not plans:
         return (Section(title="Planned by torch.compile", blocks=notes(*section.problems)),)
@@ -89,7 +89,7 @@ def _listings(plan: PlanSummary) -> Iterator[Block]:
 
 
 def steps_table(plan: PlanSummary) -> Table:
-    """One step eagerly and compiled, and what of it is inside the planned graphs."""
+    """One step, eager and compiled, and the part of it inside the planned graphs."""
     compiled = "compiled" if plan.compiled is not None else "planned graphs"
     rows: list[tuple[str, Work | None]] = [("eager", plan.eager), (compiled, plan.compiled or plan.inside)]
     if plan.compiled is not None:
@@ -107,7 +107,7 @@ def steps_table(plan: PlanSummary) -> Table:
 
 
 def memory_tables(plan: PlanSummary) -> tuple[Table, ...]:
-    """The planned peak of a step, eager and compiled, and who holds that of the step as the program runs it."""
+    """Planned peaks of a step, eager and compiled, and the owners at the peak of the step as the program runs it."""
     return (table(_peak_columns(plan), planned_steps(plan)), _holders(plan))
 
 
@@ -136,7 +136,7 @@ def _peak_columns(plan: PlanSummary) -> tuple[Column[tuple[str, StepMemory]], ..
 
 
 def peak_moment(step: StepMemory) -> str:
-    """``'backward'``, ``'backward, graph 0/0'``: where the peak is."""
+    """``'backward'``, ``'backward, graph 0/0'``: position of the peak."""
     return step.phase if step.graph is None else f"{step.phase}, graph {step.graph}"
 
 
@@ -166,7 +166,7 @@ def _holders(plan: PlanSummary) -> Table:
 
 
 def _shown_step(plan: PlanSummary) -> StepMemory | None:
-    """The step whose holders are shown: as the program runs it, else the other one."""
+    """The step whose owners are shown: as the program runs it, else the other one."""
     if plan.memory is None:
         return None
     eager, planned = plan.memory.eager, plan.memory.planned
@@ -174,11 +174,11 @@ def _shown_step(plan: PlanSummary) -> StepMemory | None:
 
 
 def memory_notes(plan: PlanSummary) -> Iterator[str]:
-    """What is not in the peaks, where there are any."""
+    """What the peaks do not include."""
     from perfscope.model.torch_plan import EXCLUDED_FROM_PEAK
 
     if plan.memory is None:
-        yield "this plan is of an earlier perfscope and says nothing of memory: plan it again"
+        yield "this plan was made by an earlier perfscope and has no memory: plan it again"
         return
     yield from (f"memory: {text}" for text in plan.memory.uncounted)
     if plan.memory.eager is None and plan.memory.planned is None:
@@ -188,7 +188,7 @@ def memory_notes(plan: PlanSummary) -> Iterator[str]:
 
 
 def place_of(file: str | None, line: int | None) -> str:
-    """``models/attention.py:38``: the end of a path tells; ``-`` where there is none."""
+    """``models/attention.py:38``: the end of a path identifies it; ``-`` without a path."""
     return "-" if file is None else f"{shorten(sanitize('/'.join(PurePath(file).parts[-2:])), PLACE)}:{line}"
 
 
@@ -197,7 +197,7 @@ def _place(line: PlanLine | None) -> str:
 
 
 def ends(span: Range) -> Ends:
-    """A modelled range as a value of a cell."""
+    """A modelled range as a cell value."""
     return Ends(span.low, span.high)
 
 
@@ -216,7 +216,7 @@ EXCHANGES: tuple[Column[ExchangeRow], ...] = (
 
 
 def _exchanged(plan: PlanSummary) -> Iterator[str]:
-    """What a planned rank exchanges with the others. Bytes are planned, times modelled."""
+    """What the planned rank exchanges with others. Bytes are planned, times modelled."""
     summary = plan.exchanges
     if summary is None:
         return
@@ -237,7 +237,7 @@ def _exchanged(plan: PlanSummary) -> Iterator[str]:
 
 
 def _totals(name: str, totals: ExchangeTotals) -> str:
-    known = "" if totals.known else "; what joins the devices is not known, so times are the least there can be"
+    known = "" if totals.known else "; the link between the devices is unknown, so times are lower bounds"
     return (
         f"{name} step: {totals.collectives:,} collectives of {format_bytes(totals.bytes)} take "
         f"{range_text(ends(totals.busy_ns))} over the links, and the step waits {range_text(ends(totals.exposed_ns))} "
@@ -300,7 +300,7 @@ def _apart(row: ApartRow) -> str:
 
 
 def _counted(sentences: Iterable[str]) -> Iterator[str]:
-    """Each once: layers that are alike say the same."""
+    """Each sentence once, with its count, because similar layers produce equal sentences."""
     for sentence, times in Counter(sentences).items():
         yield sentence if times == 1 else f"{sentence} ({times:,} times)"
 

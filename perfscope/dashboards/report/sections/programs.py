@@ -1,4 +1,4 @@
-"""Compiled XLA programs: runs, arithmetic, peak memory, and the lines and instructions where their time goes."""
+"""Compiled XLA programs: runs, arithmetic, peak memory, and time by source line and instruction."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ NAME_LIMIT = 28
 """Characters of a program's or an instruction's name in a table."""
 
 SMALL_PART = 0.005
-"""A part of the arithmetic or of the least time below half a percent shows as 0% and is left out."""
+"""Smallest share of arithmetic or least time that is named: below half a percent it shows as 0%."""
 
 NO_PEAKS_CPU = "CPU: no peaks known, no roofline"
 NO_PEAKS = "the recording names no device whose peaks are known: no roofline"
 
 AT_LEAST = ">="
-"""Before a lower bound: a trip count or the arithmetic of an instruction is not known."""
+"""Mark of a lower bound: a trip count or the arithmetic of an instruction is unknown."""
 
 
 def programs_sections(section: ProgramsSection) -> tuple[Section, ...]:
-    """The programs, and where their time goes; nothing where there is no program."""
+    """The programs and their time; no section without programs."""
     if not section.programs and not section.problems:
         return ()
     programs = tuple(program for program in section.programs if program.execution is not None or not section.ran)
@@ -60,7 +60,7 @@ def _blocks(section: ProgramsSection, programs: tuple[Program, ...]) -> Iterator
 
 
 def ran_on_cpu(section: ProgramsSection, traced_steps: int) -> str:
-    """What ran where no accelerator did: ``'XLA CPU: 3 programs, 42.1 ms of instruction time ...'``."""
+    """Programs that ran without an accelerator: ``'XLA CPU: 3 programs, 42.1 ms of instruction time ...'``."""
     programs = f"{section.ran:,} program{'' if section.ran == 1 else 's'}"
     steps = f" in {traced_steps:,} step{'' if traced_steps == 1 else 's'}" if traced_steps else ""
     time = f"{format_ns(section.instructions_ns)} of instruction time{steps}"
@@ -109,7 +109,7 @@ def _mfu(program: Program) -> Value:
 
 
 def _runs(ran: Execution) -> str:
-    """``'3'``, ``'3 x 8'`` on 8 devices; ``~`` where they were derived from the instructions."""
+    """``'3'``, ``'3 x 8'`` on 8 devices; ``~`` if derived from the instructions."""
     each = ran.count / ran.devices
     number = f"{each:.0f}" if each == int(each) else f"{each:.1f}"
     return ("" if ran.counted else "~") + number + (f" x {ran.devices}" if ran.devices > 1 else "")
@@ -188,7 +188,7 @@ def _notes(section: ProgramsSection) -> Iterator[str]:
 
 
 def hot_title(spots: HotSpots) -> str:
-    """What the tables are of: ``'Where the time goes: 42.1 ms of instructions, measured'``."""
+    """Title of the tables: ``'Where the time goes: 42.1 ms of instructions, measured'``."""
     whole = format_ns(spots.total_ns)
     of = f" of {sanitize(spots.program, NAME_LIMIT)}" if spots.program else ""
     of += f" of rank {spots.rank}" if spots.rank is not None else ""

@@ -1,4 +1,4 @@
-"""A sweep: what was varied, what became of each variant, and the front."""
+"""A sweep: what was varied, the outcome of each variant, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _report(sweep: Sweep) -> Report:
 
 
 def sweep_sections(sweep: Sweep) -> Iterator[Section]:
-    """What follows, all variants with their picture, and how the numbers are known."""
+    """Conclusions, all variants with their picture, and how the numbers were computed."""
     if sweep.said:
         yield Section(title="What follows", blocks=(Listing(items=sweep.said, few=len(sweep.said)),))
     rows = _ordered(sweep)
@@ -66,7 +66,7 @@ def sweep_sections(sweep: Sweep) -> Iterator[Section]:
 
 
 def _ordered(sweep: Sweep) -> list[SweptVariant]:
-    """All variants: by machine and size in the order of the values, then by time; those without one come last."""
+    """All variants: by machine and size in the order of the values, then by time; variants without a time last."""
     order = [axis for axis in sweep.axes if axis.kind != "choice"]
     places = {axis.name: {value: index for index, value in enumerate(axis.values)} for axis in order}
 
@@ -112,7 +112,7 @@ def headline(sweep: Sweep) -> str:
 
 
 def facts(sweep: Sweep) -> tuple[str, ...]:
-    """What was varied, and how the numbers are known."""
+    """What was varied, and how the numbers were computed."""
     axes = [f"{axis.name}={','.join(axis.values)} ({axis.kind})" for axis in sweep.axes]
     reused = sum(variant.reused for variant in sweep.variants)
     known = "times are modelled, not measured; peaks are as the compiler planned them"
@@ -125,7 +125,7 @@ def words(sweep: Sweep, number: int) -> str:
 
 
 def choice_words(sweep: Sweep, variant: SweptVariant) -> str:
-    """The same without sizes: what a picture tells apart."""
+    """Settings that distinguish variants in a picture: all but sizes."""
     choices = [axis.name for axis in sweep.axes if axis.kind != "size"]
     return " ".join(f"{name}={variant.settings[name]}" for name in choices)
 
@@ -146,19 +146,19 @@ def _note(sweep: Sweep, variant: SweptVariant) -> str:
 
 
 def _apart(sweep: Sweep, variant: SweptVariant, other: int) -> str:
-    """What another variant has different."""
+    """Settings in which another variant differs."""
     its = sweep.variants[other].settings
     return " ".join(f"{name}={value}" for name, value in its.items() if variant.settings.get(name) != value)
 
 
 def colors_of(sweep: Sweep) -> dict[str, str]:
-    """Choice -> colour, in the order of the variants; beyond eight they come again."""
+    """Choice -> colour, in the order of the variants; colours repeat after eight."""
     names = dict.fromkeys(choice_words(sweep, variant) for variant in sweep.variants)
     return {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}
 
 
 def drawn(sweep: Sweep) -> list[int]:
-    """Numbers of the variants that have a place in the picture."""
+    """Numbers of the variants that are drawn in the picture."""
     return [number for number, variant in enumerate(sweep.variants) if variant.step_ns and variant.peak_bytes]
 
 

@@ -1,4 +1,4 @@
-"""The costliest kernels, ops, modules and lines, and what they reach of the device."""
+"""The costliest kernels, ops, modules and lines, and their achieved rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Table
 
 MOST_ROWS = 20
-"""Rows of each table; the JSON report has more."""
+"""Most rows of each table; the JSON report has more."""
 
 NAME_LIMIT, OP_LIMIT = 48, 28
 """Characters of the name of a kernel, and of the op that launched it."""
@@ -22,10 +22,10 @@ NAME_LIMIT, OP_LIMIT = 48, 28
 NOT_COSTED = "not costed"
 
 EXACT_SHARE = 0.99
-"""Of the time of kernels that compute: with less of it costed the FLOPs are a lower bound."""
+"""Share of compute kernels' time with a known cost below which the FLOPs are a lower bound."""
 
 LEAST_COSTED = 0.5
-"""With less, a lower bound of the MFU says nothing of the step."""
+"""Share of the time with a known cost below which a lower bound of the MFU means nothing."""
 
 TERA, GIGA = 10**12, 10**9
 
@@ -33,35 +33,35 @@ _TITLES = {"kernels": "kernel", "ops": "op", "modules": "module", "lines": "sour
 
 
 def top_sections(top: TopWork | None) -> tuple[Section, ...]:
-    """One section; none where nothing is known. Kinds of which no name is known are left out."""
+    """One section; empty if nothing is known. Kinds without any known name are left out."""
     if top is None or not top.total_ns:
         return ()
     kinds: list[tuple[str, tuple[WorkRow, ...]]] = [(kind, getattr(top, kind)) for kind in _TITLES]
     known = [(kind, rows) for kind, rows in kinds if any(row.name != NOT_KNOWN for row in rows)]
     if not known:
         return ()
-    several = f"all {top.devices:,} devices of a process together" if top.devices > 1 else "work of the devices"
-    what = "ops of the host by the time in them alone" if top.on_host else several
-    over = "mean of a step" if top.steps else "of the whole capture"
+    several = f"work of all {top.devices:,} devices of a process" if top.devices > 1 else "device work"
+    what = "CPU ops by self time" if top.on_host else several
+    over = "per step" if top.steps else "in the whole capture"
     first, *others = (_table(kind, rows, top, detail=index > 0) for index, (kind, rows) in enumerate(known))
     return (
         Section(
             title=f"Top {known[0][0]}",
-            summary=f"{what}, {over}; shares of {format_ns(top.total_ns // max(1, top.steps))}",
+            summary=f"{what} {over} (100% = {format_ns(top.total_ns // max(1, top.steps))})",
             blocks=(first, *notes(_costed(top)), *others),
         ),
     )
 
 
 def _costed(top: TopWork) -> str:
-    """How much of the work has a known cost."""
+    """Sentence on the share of time that has a cost model."""
     known = top.costed_share
-    rest = f"; {NOT_COSTED}: {100 * (1 - known):.1f}%" if known < 1 else ""
-    return f"FLOPs and bytes modelled for {100 * known:.1f}% of this time{rest}" if known else ""
+    rest = f"; {100 * (1 - known):.1f}% of the time has no model" if known < 1 else ""
+    return f"TFLOP/s and GB/s are modelled{rest}" if known else ""
 
 
 def utilization_sentences(top: TopWork | None) -> list[str]:
-    """What the steps reached of a peak, for the head of a report; none where it is not known."""
+    """Sentences on the achieved share of a peak, for the head of a report; empty if unknown."""
     if top is None:
         return []
     return [
@@ -101,13 +101,13 @@ def _columns(kind: str, top: TopWork, *, rated: bool) -> Iterator[Column[WorkRow
 
 
 def _calls(row: WorkRow, steps: int) -> str:
-    """Per step; with a decimal where steps differ."""
+    """Calls per step; with a decimal if steps differ."""
     calls = row.calls / steps
     return f"{calls:,.0f}" if calls == int(calls) else f"{calls:,.1f}"
 
 
 def _stands(row: WorkRow) -> bool:
-    """Whether what is known of its cost stands for the row."""
+    """Whether at least half of the row's time has a known cost, so that its rates represent the row."""
     return 2 * row.achieved.time_ns >= row.total_ns
 
 

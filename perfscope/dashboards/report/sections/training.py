@@ -1,4 +1,4 @@
-"""Two trainings, compared: where losses and gradient norms part, and by how much."""
+"""Comparison of two trainings: where losses and gradient norms diverge, and by how much."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 
 TONES: dict[str, Tone] = {"same": "better", "within noise": "better", "parts": "worse", "cannot tell": "open"}
 ONE_RUN = (
-    "one run a side: where they differ by more than another seed would change cannot be told. Give folders with "
-    "several runs a side, of different seeds"
+    "one run per side: a difference cannot be separated from the effect of another seed. Give folders with "
+    "several runs per side, of different seeds"
 )
 
 
@@ -34,8 +34,8 @@ def _headline(document: Training) -> str:
     if all(metric.verdict == "same" for metric in document.metrics):
         return "A and B are equal to the last bit"
     if document.open:
-        return f"A and B differ from step {_first(document)} on; whether by more than noise cannot be told"
-    return "A and B differ by no more than runs of one side do"
+        return f"A and B differ from step {_first(document)} on; whether by more than noise is unknown"
+    return "A and B differ no more than runs of one side"
 
 
 def _first(document: Training) -> int:
@@ -66,7 +66,7 @@ def _sections(document: Training) -> Iterator[Section]:
     note = Text(
         "t tests of the means of stretches of steps, from all down to sixteenths, with the spread between runs pooled "
         "over both sides, corrected for the number of tests: by chance both values together part in at most 5% of "
-        "comparisons (assuming normal values). The difference began in or before the stretch that is named",
+        "comparisons (assuming normal values). The difference began in or before the named stretch",
         detail=True,
     )
     yield Section(

@@ -1,4 +1,4 @@
-"""What was tried on a program: each intervention with its gain, whether the results stayed, and the code to write."""
+"""Interventions tried on a program: the gain of each, whether results stayed equal, and the code to write."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ TONES: dict[str, Tone] = {
 }
 UPPER = {"rejected": "REJECTED"}
 MOST_PAIRS = 60
-"""That `--pairs` takes."""
+"""Largest number of pairs that `--pairs` accepts."""
 BAR = "█"
 LADDER_WIDTH = 40
-"""Columns of the unchanged program."""
+"""Columns of the unchanged program's bar."""
 UNTRIED = ("not applicable", "not applied", "not reached")
 
 
@@ -66,7 +66,7 @@ def render_markdown(document: Try) -> str:
 
 
 def report_of(document: Try, *, bars: bool = True) -> Report:
-    """The document as blocks; ``bars``: with the ladder drawn in characters."""
+    """Return the document as blocks; ``bars``: draw the ladder in characters."""
     return Report(
         headline=_headline(document),
         facts=tuple(_facts(document)),
@@ -114,7 +114,7 @@ def _sections(document: Try, *, bars: bool) -> Iterator[Section]:
 
 
 def rungs(document: Try) -> list[tuple[str, float]]:
-    """Names of the rungs from the ground up, and what remains of the step time with each: 1 is all of it."""
+    """Names of the rungs from the bottom up, with the remaining step time as a share of the unchanged program's."""
     kept = [(_rung(trial), trial.remaining) for trial in document.trials]
     if document.together is not None:
         kept.append(("together, measured", document.together.remaining))
@@ -127,7 +127,7 @@ def _rung(trial: Trial) -> str:
 
 
 def _ladder(document: Try) -> Iterator[Block]:
-    """The rungs that were kept as bars."""
+    """The interventions that were kept, as bars."""
     steps = rungs(document)
     if steps:
         bars = [(BAR * max(1, round(LADDER_WIDTH * min(1.0, remaining))), remaining, name) for name, remaining in steps]
@@ -213,7 +213,7 @@ def _unclear(trial: Trial) -> str:
     after = f"open after {trial.pairs} pairs"
     if trial.needed_pairs is None or trial.needed_pairs > MOST_PAIRS:
         return f"{after}: the launches scatter; a quieter machine or longer launches help more than more pairs"
-    return f"{after}; about {trial.needed_pairs} would tell (--pairs)"
+    return f"{after}; about {trial.needed_pairs} would settle it (--pairs)"
 
 
 def _tolerance(trial: Trial) -> str:
@@ -230,9 +230,7 @@ def _left(left: Sequence[Trial], document: Try) -> Iterator[Block]:
     ]
     yield from tables(table(columns, left, few=12))
     if document.unanswered:
-        yield Text(
-            f"no intervention answers the findings of {', '.join(document.unanswered)}: their advice says what to edit"
-        )
+        yield Text(f"no intervention addresses the findings of {', '.join(document.unanswered)}: see their advice")
 
 
 def _code(trial: Trial) -> Iterator[Block]:
@@ -243,10 +241,10 @@ def _code(trial: Trial) -> Iterator[Block]:
 def _method(document: Try) -> Iterator[Block]:
     tolerances = ", ".join(f"{dtype} {value:.0e}" for dtype, value in document.tolerances.items())
     yield Text(
-        f"Values of the first {document.record_steps} steps were recorded in a launch of its own and held against "
+        f"Values of the first {document.record_steps} steps were recorded in a separate launch and compared with "
         f"the baseline's; relative tolerance of the first step by dtype: {tolerances}; of step n it is n + 1 times "
         "as large. Times are of launches that record nothing, in pairs in random order. Predicted: the largest of the "
-        "savings that the findings promise, an upper bound."
+        "findings' savings, an upper bound."
     )
     if document.notes:
         yield Listing(items=document.notes, few=12)
@@ -262,7 +260,7 @@ def _results_text(results: Results) -> str:
 
 
 def render_list(candidates: Sequence[Candidate], *, width: int = WIDTH, color: bool = False) -> str:
-    """All interventions: what they do and which rules they answer."""
+    """All interventions: what they do and which rules they address."""
     columns: list[Column[Candidate]] = [
         Column("intervention", lambda candidate: candidate.name, "code"),
         Column("what it does", lambda candidate: candidate.title),
