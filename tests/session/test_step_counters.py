@@ -130,7 +130,7 @@ def test_readings_are_of_the_thread_that_began_and_grow() -> None:
     readings.read(traced=True)
     rows = readings.rows
     assert len(rows) == 3, "none after the end"
-    for column in range(4):
+    for column in range(5):
         values = [row[column] for row in rows]
         assert values == sorted(values)
 

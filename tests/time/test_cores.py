@@ -7,12 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze, judge
+from perfscope.analyzers.readers.run.counters import attach_counters
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.account import StepAccount, check_step_accounts, host_account, step_accounts
 from perfscope.analyzers.time.whole_run.cores import CoreWaits, carve_waits, core_summary, core_waits, waits_of_steps
 from perfscope.dashboards.report.sections.cores import core_facts
+from perfscope.model.documents.counters import StepCounters
 from perfscope.model.intervals import covered, intersection_total, merge, union
 from perfscope.model.trace import Trace
+from perfscope.model.trace import TraceBuilder as TraceRows
 from perfscope.model.trace.core_facts import CoreFacts
 from tests.build import EVERYTHING, TraceBuilder
 
@@ -197,14 +200,39 @@ def test_the_report_says_first_who_took_the_cores() -> None:
         return list(core_facts([summary]))
 
     (line,) = said(CoreFacts(cores=2, other_threads=3))
-    assert "3 threads of other programs took the 2 cores" in line
-    assert "15% of the step" in line
+    assert "3 threads of other processes took the 2 cores" in line
+    assert "15% of the run's steps" in line
     (line,) = said(CoreFacts(cores=2, compute_threads=8, local_processes=2, other_threads=0))
     assert "16 compute threads of 2 processes share 2 cores" in line
     (line,) = said(CoreFacts(cores=8, core_limit=1.5, throttled_share=0.4))
     assert "limit of 1.5 cores" in line
     assert "40%" in line
     assert said(CoreFacts(cores=2, other_threads=3), wait_us=1_900) == [], "below a tenth of the step"
+
+
+def _counted_waits(**facts: object) -> list[int]:
+    """Waits per reading of a process that had, in two readings of 10 ms, 19 and 10 ms on its two cores."""
+    ms = 1_000_000
+    b = TraceBuilder(recorded=EVERYTHING)
+    b.step(0, 0, 20_000)
+    trace = b.build()
+    builder = TraceRows.of(trace)
+    begin = int(trace.rows["steps"]["start_ns"][0])
+    counters = StepCounters(
+        **{"cores": 2, **facts},  # type: ignore[arg-type]
+        step_number=(0,), step_begin_ns=(begin,), step_end_ns=(begin + 20 * ms,), step_free=(False,),
+        read_ns=(begin, begin + 10 * ms, begin + 20 * ms), cpu_ns=(0, 5 * ms, 10 * ms),
+        process_cpu_ns=(0, 19 * ms, 29 * ms), wait_ns=(0, 4 * ms, 8 * ms), others_wait_ns=(0, 0, 0), switches=(0, 0, 0),
+    )  # fmt: skip
+    attach_counters(builder, counters)
+    return [int(wait) for wait in builder.build().rows["cores"]["wait_ns"]]
+
+
+def test_a_wait_for_the_own_threads_of_the_process_is_no_wait_for_a_core() -> None:
+    assert _counted_waits() == [1_000_000, 4_000_000], "others had 1 ms of the first 20 ms of cores at most"
+    assert _counted_waits(compute_threads=2) == [1_000_000, 4_000_000]
+    assert _counted_waits(compute_threads=8) == [4_000_000, 4_000_000], "too many threads disturb each other"
+    assert _counted_waits(core_limit=1.0) == [0, 0], "it used all that its cgroup allows"
 
 
 def test_findings_of_host_time_say_that_the_machine_was_busy() -> None:

@@ -71,6 +71,8 @@ class StepCounters:
     """When the counters of cores were read."""
     cpu_ns: tuple[int, ...] = ()
     """Processor time of the thread of the steps."""
+    process_cpu_ns: tuple[int, ...] = ()
+    """Processor time of all threads of the process; empty in older files."""
     wait_ns: tuple[int, ...] = ()
     """Time in which that thread could have run and had no core."""
     others_wait_ns: tuple[int, ...] = ()
@@ -109,7 +111,14 @@ def load_counters(path: Path) -> StepCounters:
     found = read_document(path, StepCounters, COUNTERS_SCHEMA, what="step counters", most_bytes=MOST_BYTES)
     groups = (
         (found.step_number, found.step_begin_ns, found.step_end_ns, found.step_free),
-        (found.read_ns, found.cpu_ns, found.wait_ns, found.others_wait_ns, found.switches),
+        (
+            found.read_ns,
+            found.cpu_ns,
+            found.process_cpu_ns or found.cpu_ns,
+            found.wait_ns,
+            found.others_wait_ns,
+            found.switches,
+        ),
         (found.machine_ns, found.running, found.own_running, found.throttled_ns),
         (found.memory_step, found.rss_bytes, found.device_bytes),
         *((held.step, held.size, held.bytes or held.step) for held in found.held),

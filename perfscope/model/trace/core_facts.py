@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+OVERSUBSCRIBED = 1.5
+"""Compute threads per core above which threads disturb each other. One or two more than cores cost little."""
+
 
 class CoreFacts(Struct, frozen=True, kw_only=True):
     """Of one process, as a run of ours read it from the system."""
@@ -19,6 +22,6 @@ class CoreFacts(Struct, frozen=True, kw_only=True):
     local_processes: int = 1
     """Processes that the launcher started on the machine."""
     other_threads: int | None = None
-    """Threads of other programs that ran or waited for a core, as a rule (median); ``None``: not known."""
+    """Threads of other processes that ran or waited for a core (median of the looks); ``None``: not known."""
     throttled_share: float = 0.0
     """Of the time: the cgroup was stopped because it had used its processor time."""

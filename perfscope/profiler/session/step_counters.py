@@ -12,7 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any
 
 from perfscope.model.documents.counters import COUNTERS_FILE, StepCounters, dump_counters
@@ -82,14 +82,19 @@ class _Task:
             os.close(self.file)
 
 
+Reading = tuple[int, int, int, int, int, int]
+"""Time, processor time of the thread of the steps and of the process, waiting of that thread and of the others, ns;
+times the thread lost its core."""
+
+
 class CoreReadings:
     """Cumulative scheduler statistics of the thread of the steps, and of the threads that work beside it."""
 
     def __init__(self) -> None:
         """Read nothing until ``begin``."""
         self.unsupported = why_unsupported()
-        self._rows: list[tuple[int, int, int, int, int]] = []
-        self._traced_rows: list[tuple[int, int, int, int, int]] = []
+        self._rows: list[Reading] = []
+        self._traced_rows: list[Reading] = []
         self._spacing = 1
         self.machine: list[tuple[int, int, int, int]] = []
         self._loop: _Task | None = None
@@ -130,7 +135,7 @@ class CoreReadings:
             self._look_at_machine()
 
     @property
-    def rows(self) -> list[tuple[int, int, int, int, int]]:
+    def rows(self) -> list[Reading]:
         """The readings so far, by time."""
         return sorted((*self._rows, *self._traced_rows))
 
@@ -169,7 +174,7 @@ class CoreReadings:
                 task.close()
         self._loop, self._others = None, {}
 
-    def _read(self, loop: _Task) -> tuple[int, int, int, int, int]:
+    def _read(self, loop: _Task) -> Reading:
         now, before = perf_counter_ns(), thread_time_ns()
         if self._count % TASKS_EVERY == 0:
             self._choose_others()
@@ -189,7 +194,7 @@ class CoreReadings:
         self._others_wait += most
         self._cost_ns = (7 * self._cost_ns + thread_time_ns() - before) // 8
         self._last_ns = now
-        return now, cpu, wait, self._others_wait, self._switches
+        return now, cpu, process_time_ns(), wait, self._others_wait, self._switches
 
     def _choose_others(self) -> None:
         """Follow the threads that had most processor time since the last choice."""
@@ -317,7 +322,7 @@ class StepCounting:
         if not self._steps:
             return None
         numbers, begins, ends, free = zip(*self._steps, strict=True)
-        reads = list(zip(*self.cores.rows, strict=True)) or [()] * 5
+        reads = list(zip(*self.cores.rows, strict=True)) or [()] * 6
         machine = list(zip(*self.cores.machine, strict=True)) or [()] * 4
         memory = list(zip(*self._memory, strict=True)) or [()] * 3
         return StepCounters(
@@ -327,7 +332,8 @@ class StepCounting:
             compute_threads=_compute_threads(),
             local_processes=_local_processes(),
             step_number=numbers, step_begin_ns=begins, step_end_ns=ends, step_free=free,
-            read_ns=reads[0], cpu_ns=reads[1], wait_ns=reads[2], others_wait_ns=reads[3], switches=reads[4],
+            read_ns=reads[0], cpu_ns=reads[1], process_cpu_ns=reads[2], wait_ns=reads[3], others_wait_ns=reads[4],
+            switches=reads[5],
             machine_ns=machine[0], running=machine[1], own_running=machine[2], throttled_ns=machine[3],
             memory_step=memory[0], rss_bytes=memory[1], device_bytes=memory[2],
             held=self._names.grown(),

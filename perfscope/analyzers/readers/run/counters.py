@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -10,7 +11,7 @@ from perfscope.analyzers.readers.run.stacks import clock_offset_ns
 from perfscope.model.documents.counters import StepCounters
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, TraceBuilder
-from perfscope.model.trace.core_facts import CoreFacts
+from perfscope.model.trace.core_facts import OVERSUBSCRIBED, CoreFacts
 
 
 def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
@@ -18,6 +19,7 @@ def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
 
     Where no step is in both, the times stay on the counters' own clock, and ``cores`` is left out.
     """
+    counters = _without_own_waits(counters)
     steps = list(zip(counters.step_number, counters.step_begin_ns, counters.step_end_ns, strict=True))
     offset = clock_offset_ns(builder.rows["steps"], steps)
     if steps:
@@ -33,6 +35,26 @@ def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
         _cores(builder, counters, offset)
         builder.record("core_waits")
     builder.attached["core_facts"] = _facts(counters)
+
+
+def _without_own_waits(counters: StepCounters) -> StepCounters:
+    """Counters whose waits have only what other processes can have caused.
+
+    Between two readings, others cannot have had more processor time than the cores offered and the process did not
+    use; a wait beyond that was for the process's own threads, which did its work. A framework with more compute
+    threads than cores is the exception: its threads disturb each other, and all of their waits count.
+    """
+    cores = min(counters.cores, counters.core_limit or counters.cores)
+    threads = counters.compute_threads * counters.local_processes
+    if not counters.process_cpu_ns or not cores or threads > OVERSUBSCRIBED * cores:
+        return counters
+    used = np.diff(np.array(counters.process_cpu_ns, np.int64))
+    free = np.maximum(np.floor(cores * np.diff(np.array(counters.read_ns, np.int64))).astype(np.int64) - used, 0)
+    bounded = {}
+    for name in ("wait_ns", "others_wait_ns"):
+        total = np.array(getattr(counters, name), np.int64)
+        bounded[name] = tuple((total[0] + np.concatenate(([0], np.cumsum(np.minimum(np.diff(total), free))))).tolist())
+    return replace(counters, **bounded)
 
 
 def _cores(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:

@@ -17,15 +17,13 @@ from msgspec.structs import replace
 from perfscope.model.finding import Finding
 from perfscope.model.intervals import EMPTY, Int64, Intervals, merge
 from perfscope.model.trace import MISSING, Trace
+from perfscope.model.trace.core_facts import OVERSUBSCRIBED
 
 Name = TypeVar("Name", bound=str)
 
 BUSY_SHARE = 0.1
 """Of the step without a core, from which reports say so first: a tenth is more than any change of a program that a
 single run can show."""
-
-OVERSUBSCRIBED = 1.5
-"""Threads that compute over cores. A thread or two more than cores are usual and cost little."""
 
 
 class CoreWaits(Struct, frozen=True, kw_only=True):
@@ -145,7 +143,7 @@ class CoreSummary(Struct, frozen=True, kw_only=True):
     """In all local processes together; 0: not known."""
     local_processes: int
     other_threads: int | None
-    """Threads of other programs that ran or waited for a core, as a rule."""
+    """Threads of other processes that ran or waited for a core (median)."""
     loader_workers: int
     """Worker processes of data loaders, in all local processes together."""
     throttled_share: float

@@ -19,7 +19,7 @@ def core_facts(cores: Sequence[CoreSummary]) -> Iterator[str]:
         return
     worst = max(busy, key=lambda summary: max(summary.share, summary.throttled_share))
     whose = f" of rank {worst.rank}" if worst.rank is not None and len(cores) > 1 else ""
-    yield f"{_reason(worst)}: the host{whose} waited for a core {worst.share:.0%} of the step"
+    yield f"{_reason(worst)}: the host{whose} waited for a core {worst.share:.0%} of the run's steps"
 
 
 def _reason(summary: CoreSummary) -> str:
@@ -35,8 +35,8 @@ def _reason(summary: CoreSummary) -> str:
         several = f" of {summary.local_processes} processes" if summary.local_processes > 1 else ""
         return f"{' and '.join(parts)}{several} share {summary.available:g} cores"
     if summary.other_threads:
-        few = "1 other thread" if summary.other_threads == 1 else f"{summary.other_threads} threads of other programs"
-        return f"{few} took the {summary.cores} cores"
+        few = "1 thread" if summary.other_threads == 1 else f"{summary.other_threads} threads"
+        return f"{few} of other processes took the {summary.cores} cores"
     return f"the {summary.cores} cores were taken" if summary.cores else "the cores were taken"
 
 
