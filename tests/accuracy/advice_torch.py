@@ -98,7 +98,7 @@ TORCH: tuple[AdviceCase, ...] = (
         "too_many_threads",
         "FlashML-org/FreeToken 371 (2026), edbeeching/godot_rl_agents 266 (2026)",
         says=(r"48 compute threads share \d+ cores?",),
-        forbidden=("threads? of other processes took",),
+        forbidden=("other processes used",),
     ),
     _case(
         "compile",

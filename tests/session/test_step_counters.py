@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,14 @@ import pytest
 from perfscope.model.documents.counters import StepCounters, dump_counters, load_counters
 from perfscope.model.errors import DataError
 from perfscope.profiler.session.held_names import HeldNames
-from perfscope.profiler.session.step_counters import CoreReadings, StepCounting, _throttled_ns, why_unsupported
+from perfscope.profiler.session.step_counters import (
+    CoreReadings,
+    StepCounting,
+    _busy_ns,
+    _local_processes,
+    _throttled_ns,
+    why_unsupported,
+)
 
 LOOKS = 6
 
@@ -178,3 +187,21 @@ def test_nothing_is_looked_at_under_a_debugger() -> None:
     finally:
         sys.settrace(None)
     assert held.grown() == ()
+
+
+def test_processor_time_of_the_machine_is_in_ns_without_idle_and_stolen_time() -> None:
+    text = "cpu  100 20 30 4000 500 6 7 80 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+    assert _busy_ns(text) == (100 + 20 + 30 + 6 + 7) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def test_ranks_that_meet_at_a_local_address_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    group = SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 4)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert _local_processes() == 4
+    monkeypatch.setenv("MASTER_ADDR", "node-17")
+    assert _local_processes() == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert _local_processes() == 2

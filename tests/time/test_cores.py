@@ -199,15 +199,15 @@ def test_the_report_says_first_who_took_the_cores() -> None:
         assert summary is not None
         return list(core_facts([summary]))
 
-    (line,) = said(CoreFacts(cores=2, other_threads=3))
-    assert "3 threads of other processes took the 2 cores" in line
+    (line,) = said(CoreFacts(cores=2, other_cores=1.26))
+    assert "other processes used 1.3 of the 2 cores" in line
     assert "15% of the run's steps" in line
-    (line,) = said(CoreFacts(cores=2, compute_threads=8, local_processes=2, other_threads=0))
+    (line,) = said(CoreFacts(cores=2, compute_threads=8, local_processes=2, other_cores=0.0))
     assert "16 compute threads of 2 processes share 2 cores" in line
     (line,) = said(CoreFacts(cores=8, core_limit=1.5, throttled_share=0.4))
     assert "limit of 1.5 cores" in line
     assert "40%" in line
-    assert said(CoreFacts(cores=2, other_threads=3), wait_us=1_900) == [], "below a tenth of the step"
+    assert said(CoreFacts(cores=2, other_cores=1.26), wait_us=1_900) == [], "below a tenth of the step"
 
 
 def _counted_waits(**facts: object) -> list[int]:

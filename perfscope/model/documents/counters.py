@@ -82,10 +82,10 @@ class StepCounters:
 
     machine_ns: tuple[int, ...] = ()
     """When the machine was looked at."""
-    running: tuple[int, ...] = ()
-    """Threads of the whole machine that ran or wanted to, those of this process among them."""
-    own_running: tuple[int, ...] = ()
-    """Threads of this process that had run or waited for a core since the look before."""
+    busy_ns: tuple[int, ...] = ()
+    """Processor time of all processes of the machine, in steps of 10 ms as a rule."""
+    own_busy_ns: tuple[int, ...] = ()
+    """Processor time of this process at the same moment."""
     throttled_ns: tuple[int, ...] = ()
     """Time for which the cgroup was stopped because it had used its processor time."""
 
@@ -119,7 +119,7 @@ def load_counters(path: Path) -> StepCounters:
             found.others_wait_ns,
             found.switches,
         ),
-        (found.machine_ns, found.running, found.own_running, found.throttled_ns),
+        (found.machine_ns, found.busy_ns, found.own_busy_ns, found.throttled_ns),
         (found.memory_step, found.rss_bytes, found.device_bytes),
         *((held.step, held.size, held.bytes or held.step) for held in found.held),
     )

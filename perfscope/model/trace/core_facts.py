@@ -21,7 +21,7 @@ class CoreFacts(Struct, frozen=True, kw_only=True):
     """Threads that the framework computes with in this process; 0: not known."""
     local_processes: int = 1
     """Processes that the launcher started on the machine."""
-    other_threads: int | None = None
-    """Threads of other processes that ran or waited for a core (median of the looks); ``None``: not known."""
+    other_cores: float | None = None
+    """Cores that other processes of the machine used, mean of the run; ``None``: unknown."""
     throttled_share: float = 0.0
     """Of the time: the cgroup was stopped because it had used its processor time."""

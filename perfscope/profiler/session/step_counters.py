@@ -29,7 +29,9 @@ NAMES_BUDGET = 0.002
 MEMORY_BUDGET = 0.0005
 """Of the time, for readings of memory."""
 MACHINE_EVERY_NS = 500_000_000
-"""Between two looks at the machine's load and the cgroup; each costs about 30 us."""
+"""Between two looks at the machine's processor time and the cgroup; each costs about 30 us."""
+MACHINE_EVERY_TRACED_NS = 50_000_000
+"""The same in traced steps."""
 TASKS_EVERY = 64
 """Readings between two looks at which threads the process has."""
 MOST_TASKS = 8
@@ -106,7 +108,6 @@ class CoreReadings:
         self._cost_ns = 50_000
         self._last_ns = 0
         self._switches = 0
-        self._active = 0
         self._lock = threading.Lock()
         self._cgroup = _cgroup_file("cpu.stat")
 
@@ -131,8 +132,9 @@ class CoreReadings:
 
             self._switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         self.read(traced=needed)
-        if now - (self.machine[-1][0] if self.machine else 0) >= MACHINE_EVERY_NS:
-            self._look_at_machine()
+        every = MACHINE_EVERY_TRACED_NS if needed else MACHINE_EVERY_NS
+        if now - (self.machine[-1][0] if self.machine else 0) >= every:
+            self.look_at_machine()
 
     @property
     def rows(self) -> list[Reading]:
@@ -180,7 +182,7 @@ class CoreReadings:
             self._choose_others()
         self._count += 1
         cpu, wait = loop.read()
-        most = self._active = 0
+        most = 0
         for number, task in list(self._others.items()):
             try:
                 task_cpu, task_wait = task.read()
@@ -189,7 +191,6 @@ class CoreReadings:
                 del self._others[number]
                 continue
             most = max(most, task_wait - task.wait_ns)
-            self._active += task_cpu != task.cpu_ns or task_wait != task.wait_ns
             task.cpu_ns, task.wait_ns = task_cpu, task_wait
         self._others_wait += most
         self._cost_ns = (7 * self._cost_ns + thread_time_ns() - before) // 8
@@ -214,15 +215,15 @@ class CoreReadings:
                 with suppress(OSError, ValueError):
                     self._others[number] = _Task(number)
 
-    def _look_at_machine(self) -> None:
-        """The machine's load and the cgroup's throttling."""
-        running = throttled = -1
+    def look_at_machine(self) -> None:
+        """Read the processor time of the machine and of this process, and the cgroup's throttling."""
+        busy = throttled = -1
         with suppress(OSError, ValueError, IndexError):
-            running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+            busy = _busy_ns(Path("/proc/stat").read_text())
         if self._cgroup is not None:
             with suppress(OSError, ValueError):
                 throttled = _throttled_ns(self._cgroup.read_text())
-        self.machine.append((perf_counter_ns(), running, 1 + self._active, throttled))
+        self.machine.append((perf_counter_ns(), busy, process_time_ns(), throttled))
         if len(self.machine) > MOST_MOMENTS:
             del self.machine[1::2]
 
@@ -321,6 +322,7 @@ class StepCounting:
         """What was counted so far; ``None`` if nothing was."""
         if not self._steps:
             return None
+        self.cores.look_at_machine()
         numbers, begins, ends, free = zip(*self._steps, strict=True)
         reads = list(zip(*self.cores.rows, strict=True)) or [()] * 6
         machine = list(zip(*self.cores.machine, strict=True)) or [()] * 4
@@ -334,7 +336,7 @@ class StepCounting:
             step_number=numbers, step_begin_ns=begins, step_end_ns=ends, step_free=free,
             read_ns=reads[0], cpu_ns=reads[1], process_cpu_ns=reads[2], wait_ns=reads[3], others_wait_ns=reads[4],
             switches=reads[5],
-            machine_ns=machine[0], running=machine[1], own_running=machine[2], throttled_ns=machine[3],
+            machine_ns=machine[0], busy_ns=machine[1], own_busy_ns=machine[2], throttled_ns=machine[3],
             memory_step=memory[0], rss_bytes=memory[1], device_bytes=memory[2],
             held=self._names.grown(),
         )  # fmt: skip
@@ -399,6 +401,10 @@ def _local_processes() -> int:
         value = os.environ.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
+    with suppress(Exception):  # ranks that a program starts by itself meet at a local address
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is not None and os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1"):
+            return int(distributed.get_world_size()) if distributed.is_initialized() else 1
     return 1
 
 
@@ -422,6 +428,15 @@ def _cgroup_file(name: str) -> Path | None:
             if "throttled" in (folder / name).read_text():
                 return folder / name
     return None
+
+
+def _busy_ns(text: str) -> int:
+    """Time that the cores of the machine ran processes or interrupts, summed over the cores, from ``/proc/stat``.
+
+    Time taken by the hypervisor (steal) and by guests is not in it: guests are counted as user time already.
+    """
+    user, nice, system, _idle, _waiting, interrupts, soft = (int(part) for part in text.split(None, 8)[1:8])
+    return (user + nice + system + interrupts + soft) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def _throttled_ns(text: str) -> int:

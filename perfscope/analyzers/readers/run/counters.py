@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 
 import numpy as np
 
@@ -40,21 +39,33 @@ def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
 def _without_own_waits(counters: StepCounters) -> StepCounters:
     """Counters whose waits have only what other processes can have caused.
 
-    Between two readings, others cannot have had more processor time than the cores offered and the process did not
-    use; a wait beyond that was for the process's own threads, which did its work. A framework with more compute
-    threads than cores is the exception: its threads disturb each other, and all of their waits count.
+    Between two readings, others had at most the processor time that they used on the whole machine, and at most what
+    the process left unused of its cores. A wait beyond that was for the process's own threads, which did its work.
+    A framework with more compute threads than cores is the exception: its threads disturb each other, and all of
+    their waits count.
     """
     cores = min(counters.cores, counters.core_limit or counters.cores)
     threads = counters.compute_threads * counters.local_processes
     if not counters.process_cpu_ns or not cores or threads > OVERSUBSCRIBED * cores:
         return counters
     used = np.diff(np.array(counters.process_cpu_ns, np.int64))
-    free = np.maximum(np.floor(cores * np.diff(np.array(counters.read_ns, np.int64))).astype(np.int64) - used, 0)
+    read = np.array(counters.read_ns, np.int64)
+    free = np.maximum(np.floor(cores * np.diff(read)).astype(np.int64) - used, 0)
+    looks = _machine_looks(counters)
+    if len(looks) >= 2:
+        others = np.interp(read, looks[:, 0], np.maximum.accumulate(looks[:, 1] - looks[:, 2]))
+        free = np.minimum(free, np.floor(np.diff(others)).astype(np.int64))
     bounded = {}
     for name in ("wait_ns", "others_wait_ns"):
         total = np.array(getattr(counters, name), np.int64)
         bounded[name] = tuple((total[0] + np.concatenate(([0], np.cumsum(np.minimum(np.diff(total), free))))).tolist())
     return replace(counters, **bounded)
+
+
+def _machine_looks(counters: StepCounters) -> Int64:
+    """(time, processor time of the machine, of the process) of each look that could read them; n x 3, ns."""
+    looks = zip(counters.machine_ns, counters.busy_ns, counters.own_busy_ns, strict=True)
+    return np.array([look for look in looks if look[1] >= 0], np.int64).reshape(-1, 3)
 
 
 def _cores(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:
@@ -121,11 +132,11 @@ def _held(builder: TraceBuilder, counters: StepCounters) -> None:
 
 
 def _facts(counters: StepCounters) -> CoreFacts:
-    others = [
-        max(0, running - own)
-        for running, own in zip(counters.running, counters.own_running, strict=True)
-        if running >= 0 and own >= 0
-    ]
+    looks = _machine_looks(counters)
+    other_cores = None
+    if len(looks) >= 2 and looks[-1, 0] > looks[0, 0]:
+        time, busy, own = (int(part) for part in looks[-1] - looks[0])
+        other_cores = max(0.0, (busy - own) / time)
     throttled = [(at, ns) for at, ns in zip(counters.machine_ns, counters.throttled_ns, strict=True) if ns >= 0]
     share = 0.0
     if len(throttled) >= 2 and throttled[-1][0] > throttled[0][0]:
@@ -136,6 +147,6 @@ def _facts(counters: StepCounters) -> CoreFacts:
         core_limit=counters.core_limit,
         compute_threads=counters.compute_threads,
         local_processes=counters.local_processes,
-        other_threads=round(median(others)) if others else None,
+        other_cores=other_cores,
         throttled_share=share,
     )

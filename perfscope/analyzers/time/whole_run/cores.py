@@ -142,8 +142,8 @@ class CoreSummary(Struct, frozen=True, kw_only=True):
     compute_threads: int
     """In all local processes together; 0: not known."""
     local_processes: int
-    other_threads: int | None
-    """Threads of other processes that ran or waited for a core (median)."""
+    other_cores: float | None
+    """Cores that other processes of the machine used, mean of the run."""
     loader_workers: int
     """Worker processes of data loaders, in all local processes together."""
     throttled_share: float
@@ -178,7 +178,7 @@ def core_summary(trace: Trace) -> CoreSummary | None:
         core_limit=facts.core_limit,
         compute_threads=facts.compute_threads * facts.local_processes,
         local_processes=facts.local_processes,
-        other_threads=facts.other_threads,
+        other_cores=facts.other_cores,
         loader_workers=facts.local_processes * max((loader.workers for loader in trace.loaders), default=0),
         throttled_share=facts.throttled_share,
         unsupported=facts.unsupported,

@@ -34,9 +34,9 @@ def _reason(summary: CoreSummary) -> str:
         parts += [f"{summary.loader_workers} loader workers"] if summary.loader_workers else []
         several = f" of {summary.local_processes} processes" if summary.local_processes > 1 else ""
         return f"{' and '.join(parts)}{several} share {summary.available:g} cores"
-    if summary.other_threads:
-        few = "1 thread" if summary.other_threads == 1 else f"{summary.other_threads} threads"
-        return f"{few} of other processes took the {summary.cores} cores"
+    if summary.other_cores is not None and summary.cores:
+        used = min(summary.other_cores, float(summary.cores))  # the machine may have more cores than the process
+        return f"other processes used {used:.1f} of the {summary.cores} cores"
     return f"the {summary.cores} cores were taken" if summary.cores else "the cores were taken"
 
 
