@@ -77,6 +77,16 @@ def test_five_seconds_and_eight_blocks_are_the_thresholds():
     assert _judge(layers(7), *compiled(8)).status == "clean"
 
 
+def test_a_second_is_enough_where_all_steps_take_less():
+    def status(seconds: float, stepping_ns: int) -> str:
+        trace = with_events(layers(32), *compiled(seconds))
+        return judge(RULE, replace(trace, window_ns=stepping_ns, window_steps=8)).status
+
+    assert status(1, SECOND // 2) == "flagged"
+    assert status(0.9, SECOND // 2) == "clean"
+    assert status(4, 5 * SECOND) == "clean", "the steps are the wait"
+
+
 def test_the_backward_pass_of_one_block_is_no_second_block():
     assert blocks_of(layers(32, scope="transpose(jvp())")) is None
 

@@ -242,6 +242,7 @@ class StepCounting:
         self._names_ns = self._memory_ns = 0
         """Spent on variables and on memory."""
         self._began_ns = 0
+        self._local_processes = 1
         self._last_ns = 0
         self._memory_due = 0
         self._resident = ResidentMemory()
@@ -252,6 +253,7 @@ class StepCounting:
         if self._wanted:
             if not self._began_ns:
                 self._began_ns = perf_counter_ns()
+                self._local_processes = _local_processes()  # a group of processes may be gone at the end
                 self.cores.begin()
             self.cores.at_boundary(needed=traced)
 
@@ -332,7 +334,7 @@ class StepCounting:
             cores=_cores(),
             core_limit=_core_limit(),
             compute_threads=_compute_threads(),
-            local_processes=_local_processes(),
+            local_processes=self._local_processes,
             step_number=numbers, step_begin_ns=begins, step_end_ns=ends, step_free=free,
             read_ns=reads[0], cpu_ns=reads[1], process_cpu_ns=reads[2], wait_ns=reads[3], others_wait_ns=reads[4],
             switches=reads[5],

@@ -55,11 +55,16 @@ def _without_own_waits(counters: StepCounters) -> StepCounters:
     if len(looks) >= 2:
         others = np.interp(read, looks[:, 0], np.maximum.accumulate(looks[:, 1] - looks[:, 2]))
         free = np.minimum(free, np.floor(np.diff(others)).astype(np.int64))
-    bounded = {}
-    for name in ("wait_ns", "others_wait_ns"):
-        total = np.array(getattr(counters, name), np.int64)
-        bounded[name] = tuple((total[0] + np.concatenate(([0], np.cumsum(np.minimum(np.diff(total), free))))).tolist())
-    return replace(counters, **bounded)
+    return replace(
+        counters, wait_ns=_bounded(counters.wait_ns, free), others_wait_ns=_bounded(counters.others_wait_ns, free)
+    )
+
+
+def _bounded(total: tuple[int, ...], most: Int64) -> tuple[int, ...]:
+    """A cumulative counter that grows between two readings by at most ``most``."""
+    values = np.array(total, np.int64)
+    grown = np.minimum(np.diff(values), most)
+    return tuple((values[0] + np.concatenate(([0], np.cumsum(grown)))).tolist())
 
 
 def _machine_looks(counters: StepCounters) -> Int64:

@@ -19,6 +19,9 @@ from perfscope.model.units import format_bytes, format_ns
 MIN_UNROLLED_NS = 5 * 10**9
 """Of one function: starting Python and importing jax takes about that. A shorter wait is part of any start."""
 
+MIN_LONGER_NS = 10**9
+"""The same where the function compiles for longer than all timed steps take: then compiling is the wait."""
+
 MIN_BLOCKS = 8
 """Equal blocks written out: fewer are a matter of taste, and XLA may fuse across them."""
 
@@ -50,10 +53,12 @@ def jax_findings(trace: Trace) -> Iterator[Finding]:
     for module in trace.hlo:
         modules[module.name.partition("(")[0]].append(module)
     functions = trace.fact(compiled_functions)
+    stepping = max(sum(trace.step_times_ns), trace.window_ns or 0)
     for function in functions:
         name = _UNSAFE.sub("_", f"jit({function.name})").rstrip("_")
         found = [(module, blocks) for module in modules.get(name, ()) if (blocks := blocks_of(module)) is not None]
-        if found and function.compilations[0].spans.total() >= MIN_UNROLLED_NS:
+        spent = function.compilations[0].spans.total()
+        if found and spent >= (MIN_LONGER_NS if 0 < stepping < spent else MIN_UNROLLED_NS):
             yield _unrolled(trace, function, max((blocks for _, blocks in found), key=lambda blocks: blocks.times))
     for module in trace.hlo:
         constants = constants_of(module)
@@ -119,8 +124,9 @@ def _call(function: CompiledFunction) -> Where:
 def _unrolled(trace: Trace, function: CompiledFunction, blocks: Blocks) -> Finding:
     first = function.compilations[0]
     total = first.spans.total()
-    steps = sum(trace.step_times_ns)
-    longer = f" All {len(trace.step_times_ns):,} timed steps take {format_ns(steps)}." if steps else ""
+    steps = max(len(trace.step_times_ns), trace.window_steps)
+    stepping = max(sum(trace.step_times_ns), trace.window_ns or 0)
+    longer = f" All {steps:,} timed steps take {format_ns(stepping)}." if stepping else ""
     return Finding(
         subject=f"equal blocks written out in {function.name}",
         title=fit_title(
