@@ -23,7 +23,7 @@ def core_facts(cores: Sequence[CoreSummary]) -> Iterator[str]:
 
 
 def _reason(summary: CoreSummary) -> str:
-    """Who used the cores: the cgroup's limit, the program's own threads, or other programs."""
+    """Who used the cores: the cgroup's limit, the program's own threads, or other processes."""
     if summary.throttled_share >= summary.share and summary.core_limit is not None:
         return (
             f"the CPU limit of {summary.core_limit:g} cores stopped the program {summary.throttled_share:.0%} of the "
