@@ -61,7 +61,7 @@ def new_rows(size: int, chosen: Int64) -> Int64:
 
 
 def moved_references(references: np.ndarray, positions: Int64) -> np.ndarray:
-    """Rows that a column points at, where they are now; ``at`` as ``places`` gives it."""
+    """A column of row numbers after rows were removed. ``positions``: old row -> new row."""
     moved = np.full(len(references), MISSING, np.int64)
     known = references != MISSING
     moved[known] = positions[references[known]]
@@ -146,11 +146,9 @@ def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int,
 # A trace without the rows that only its own rules read: what is left is what comparing ranks reads.
 #
 # Kept are devices, threads, steps, collectives, their kernels and the calls that launched them, data loaders, the
-# user's longest Python functions, and per thread when it ran ops at all. What is derived from all rows (device time,
-# step
-# windows, its memories, when a device computed, counters of links, the collectives as comparing reads them) is
-# derived
-# before the rows go and stays as a fact. So a comparison says of slim traces what it says of whole ones.
+# user's longest Python functions, and per thread when it ran ops at all. Facts that need all rows (device time,
+# step windows, memories, when a device computed, counters of links, the collectives of a comparison) are computed
+# before the rows are removed. So a comparison of slim traces has the same result as one of whole traces.
 
 
 MOST_FRAMES = 20_000

@@ -110,8 +110,8 @@ def load_selected(path: str | Path, selection: Selection) -> Loaded:
 def part_of(trace: Trace, selection: Selection) -> Trace:
     """The steps or the stretch of time of a trace that is asked for; itself where all is.
 
-    ``DataError``: the recording has no such step or nothing in that time. A second recording (``detail``), compile
-    logs and what a snapshot holds stay whole.
+    ``DataError``: the recording has no such step or nothing in that time. Compile logs, memory snapshots
+    and a second recording of the same run stay whole.
     """
     if not selection.of_time:
         return trace

@@ -1,1 +1,1 @@
-"""Model."""
+"""Types that all layers share: traces, programs, findings, documents, units and errors."""

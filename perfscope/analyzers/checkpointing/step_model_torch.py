@@ -28,9 +28,8 @@ from perfscope.model.trace import MISSING, Trace
 
 # Memory that ops of the op graph allocate inside and free again: scratch of convolutions, products and sorts.
 #
-# The op graph sees what ops return, allocator events all of it. An op's scratch are the blocks that were handed out
-# and
-# free again within its span.
+# The op graph has the results of ops; allocator events have all blocks. The scratch memory of an op is the blocks that
+# were allocated and freed within its span.
 
 
 def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) -> dict[int, int]:

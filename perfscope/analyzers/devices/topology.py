@@ -217,8 +217,8 @@ def read_network(file: UserTable) -> Network:
 # 4x4,
 # 4x8, 8x8, 8x16, 16x16; of the 3D kinds 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, then cubes of 4x4x4 side by side.
 # Google Kubernetes Engine documentation (plan TPUs: machine types; looked up): machines have 1, 4 (2x2) or 8 chips.
-# Those
-# of 8 (ct5lp-hightpu-8t, ct6e-standard-8t) are v5e's and v6e's 2x4 in one host; larger slices are made of those of 4.
+# Machines with 8 chips (ct5lp-hightpu-8t, ct6e-standard-8t) are the 2x4 slices of v5e and v6e in one host; larger
+# slices consist of machines with 4.
 
 
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))

@@ -62,7 +62,7 @@ class Replayed(Struct, frozen=True, kw_only=True):
 
 
 def replayed(timeline: MemoryTimeline, avoidable: Avoidable) -> Replayed:
-    """The peak of ``timeline`` without what ``found`` says is not needed."""
+    """The peak of ``timeline`` without its avoidable blocks."""
     position, peak = timeline.peak()
     blocks = timeline.blocks
     start, end = blocks["start"][avoidable.rows], blocks["end"][avoidable.rows]

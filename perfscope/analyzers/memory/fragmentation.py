@@ -192,10 +192,9 @@ def _fullest(live: Curve, reserved: Curve) -> int:
 
 # When an allocator went to the driver although it had enough: what fragmentation is, seen as it happens.
 #
-# A caching allocator reserves a segment when no free block of its own is large enough. As far as its free blocks
-# together
-# would have done, the segment is there because they lie apart: between blocks in use, or in the segments of another
-# stream or pool. Memory that is cached after its use, and used again before anything is reserved, is none of this.
+# A caching allocator reserves a segment when none of its free blocks is large enough. If its free blocks together would
+# have been enough, the segment exists because they are apart: between blocks in use, or in the segments of another
+# stream or pool. Cached memory that is used again before the next reservation does not count.
 
 
 SMALL_BYTES = 1 << 20

@@ -193,7 +193,7 @@ class Comparison:
         return Work(3 * last.roundings - 2 * here.roundings, 3 * last.terms - 2 * here.terms)
 
     def _expected(self, dtype: str, error_base: float | None, done: Work, whole: Work, worse: float) -> float:
-        """The largest error that rounding explains; see ``errors``."""
+        """The largest error that rounding explains; see `errors`."""
         base = (self.b if self.of_b else self.a).recording.dtype
         if error_base is None or roundoff(base) <= roundoff(self.reference.recording.dtype):
             return expected_error(dtype, whole.roundings, whole.terms)

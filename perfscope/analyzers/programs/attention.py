@@ -33,14 +33,12 @@ from perfscope.analyzers.hlo.views import REPEATED
 
 # Maxima of rows in a compiled XLA program, and whether they are running ones.
 #
-# A softmax over whole rows subtracts the maximum of each. Blocked attention does not know it yet: its maximum
-# combines
-# that of a block with a state of the loop, or with that of the block before where the loop was unrolled; then the
-# exponential of the difference of two maxima rescales what was summed before.
+# A softmax over whole rows subtracts the maximum of each. Blocked attention has only a part of the row:
+# it combines the maximum of a block with a state of the loop, or with the maximum of the previous block if the loop was
+# unrolled; then the exponential of the difference of two maxima rescales the earlier sums.
 #
-# XLA for TPU takes the maximum and repeats it in one op, where nothing else reads it: a reduction by windows as long
-# as
-# the row to both sides, whose result is as large as its operand.
+# XLA for TPU takes the maximum and repeats it in one op, if nothing else reads it: a reduction over windows that
+# extend by the length of the row to both sides, so that its result is as large as its operand.
 
 
 _MOST_STEPS = 150

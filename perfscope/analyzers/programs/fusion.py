@@ -170,7 +170,7 @@ def _can_consume(module: HloModule, instruction: Instruction, slots: Sequence[in
 
 
 def _slots(behind: Mapping[str, Parts], instruction: Instruction, value: Source) -> list[int]:
-    """Operand numbers of ``one`` that are the value or a view of it."""
+    """Operand numbers of ``instruction`` that are the value or a view of it."""
     return [slot for slot, operand in enumerate(instruction.operands) if behind[operand] == ((value,),)]
 
 

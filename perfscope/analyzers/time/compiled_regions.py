@@ -232,7 +232,7 @@ def _graphs_of(ran: Sequence[str], names: Mapping[_GraphKey, list[str]], region:
 
 
 def _places(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
-    """Of each wanted name its position in ``held``, each after the one before; ``None`` where it does not come."""
+    """Position of each wanted name in ``names``, after the previous one's; ``None`` for a name that does not follow."""
     positions: list[int | None] = []
     index = 0
     for name in wanted:

@@ -1,1 +1,1 @@
-"""Web."""
+"""The dashboard: a web application that shows runs, traces and comparisons."""

@@ -248,7 +248,7 @@ MOST_NAMED = 8
 
 
 def merge_tasks(runs: Mapping[int, Run], running: Collection[int], processes: tuple[Process, ...]) -> Run:
-    """The run that tasks wrote together. ``held``: manifest by task, not empty; ``running``: tasks that live."""
+    """Merge the manifests of a run's tasks. ``runs``: manifest by task, not empty; ``running``: tasks that live."""
     first = runs[min(runs)]
     fates: dict[str, list[int]] = defaultdict(list)
     for number, task in sorted(runs.items()):

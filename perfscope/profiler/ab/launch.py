@@ -142,7 +142,7 @@ def launch_once(
     changed: frozenset[str] | None = None,
     changes: Changes | None = None,
 ) -> Launch:
-    """Run ``target`` in ``place`` and wait for it; its output goes to ``log``.
+    """Run ``target`` in the arm's folder and wait for it; its output goes to ``log``.
 
     A failure of the program is in ``Launch.problem``; ``NotStartedError`` only if it cannot be started. Its process
     group is terminated with it, also on an interrupt. ``changed``: files that differ between the arms,
@@ -236,7 +236,7 @@ def python_path(arm_folder: ArmFolder, checkout: Path | None) -> str:
 def run_and_wait(
     line: list[str], arm_folder: ArmFolder, ours: Mapping[str, str], log: Path, timeout_s: float | None
 ) -> int:
-    """Run a command line in ``place`` and return its exit code as a shell would; its process group is terminated.
+    """Run a command line in the arm's folder, terminate its process group, and return its exit code as a shell does.
 
     ``ours``: variables on top of our own environment. Its output goes to ``log``. ``TIMED_OUT`` after ``timeout_s``;
     ``NotStartedError`` if it cannot be started.
@@ -387,7 +387,7 @@ def profile_once(
     checkout: Path | None = None,
     step_annotation: str | None = None,
 ) -> Launch:
-    """Run ``target`` in ``place`` under capture, into a new run folder below ``root``; its output goes to ``log``.
+    """Run ``target`` in the arm's folder under capture, into a new folder below ``root``; its output goes to ``log``.
 
     ``Launch.run`` is the folder's name; whatever is missing is in ``Launch.problem``. ``NotStartedError`` only
     if Python itself cannot be started.

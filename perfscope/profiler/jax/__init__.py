@@ -1,1 +1,1 @@
-"""Jax."""
+"""Capture of JAX programs: profiler, compiled programs, memory and numerics."""

@@ -1,1 +1,1 @@
-"""Session."""
+"""Capture inside the user's process: steps, passes and counters."""

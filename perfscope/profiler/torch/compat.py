@@ -365,9 +365,9 @@ def without_overrides() -> AbstractContextManager[Any]:
 
 
 def time_anomaly_stacks(kept: Callable[[int], None]) -> Undo | None:
-    """Have ``kept(begin_ns)`` called after each stack that anomaly mode takes; ``None`` where torch hides them.
+    """Call ``kept`` with the begin, ``perf_counter_ns``, of each stack that anomaly mode took.
 
-    ``begin_ns``: ``perf_counter_ns`` before it. torch takes one for each node of the graph, in the forward pass.
+    torch takes one stack per node of the graph, in the forward pass. ``None`` where torch hides the function.
     """
     stacks: Any = sys.modules.get("torch.fx.traceback")
     if not callable(getattr(stacks, "format_stack", None)):

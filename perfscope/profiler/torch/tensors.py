@@ -22,10 +22,9 @@ from perfscope.profiler.patching import Undo
 
 # Names of parameters and buffers: which ``nn.Module`` holds each, without asking the garbage collector.
 #
-# A tensor does not know its module. Torch calls registration hooks while a model is built, before any step; they cost
-# nothing once it is built, and unlike forward hooks they are nothing that torch.compile would look at. A model that
-# was
-# copied or unpickled as a whole was not built, and has no names here.
+# A tensor has no reference to its module. Torch calls registration hooks while a model is built, before any step; they
+# cost nothing afterwards, and unlike forward hooks torch.compile does not trace them. The tensors of a model that was
+# copied or unpickled as a whole have no names here, because it was not built.
 
 
 class ModuleRegistry:

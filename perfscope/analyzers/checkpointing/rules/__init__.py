@@ -1,1 +1,1 @@
-"""Rules."""
+"""Rules on recomputation of activations: too much of it, or too little."""

@@ -1,1 +1,1 @@
-"""Statistics."""
+"""Estimators, intervals and verdicts for two samples of step times, independent or paired."""

@@ -1,1 +1,1 @@
-"""Parse."""
+"""Parsers of compiled XLA programs: HLO text, protocol buffers, thunks and fusion dumps."""

@@ -1,1 +1,1 @@
-"""Rules."""
+"""Rules on memory: what holds the peak, leaks, fragmentation, and how near the limit is."""

@@ -1,1 +1,1 @@
-"""Rules."""
+"""Rules on ops and kernels: unfused, needless or repeated work, and its precision."""

@@ -1,1 +1,1 @@
-"""Rules."""
+"""Rules on compiled programs: donation, callbacks, collectives and repeated work."""

@@ -1,1 +1,1 @@
-"""Rules."""
+"""Rules on the ranks of a job: stragglers, exposed or small collectives, links and load."""

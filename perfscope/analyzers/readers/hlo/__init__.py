@@ -1,1 +1,1 @@
-"""Hlo."""
+"""Readers of compiled XLA programs without a recording: text and protocol buffers."""

@@ -1,1 +1,1 @@
-"""Run."""
+"""Reader of a directory that `perfscope run` wrote: one trace per process."""

@@ -40,9 +40,9 @@ from perfscope.model.untrusted_text import sanitize
 
 # Heat maps of ranks as bounded arrays: who waited how long at each collective, and how busy devices were.
 #
-# Rows are ranks, columns collectives in order. Of more collectives than columns, neighbours share one: it keeps the
-# worst
-# wait of each rank, and their sum, so that a row still sums to what the rank waited in all.
+# Rows are ranks, columns collectives in order. If there are more collectives than
+# columns, neighbours share one column: it keeps the longest wait of each rank, and their sum, so that the sum of a row
+# is still the rank's whole wait.
 
 
 MOST_HEAT_ROWS = 512

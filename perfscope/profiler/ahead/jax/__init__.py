@@ -1,1 +1,1 @@
-"""Jax."""
+"""Compilation of JAX programs for machines that are not present."""

@@ -1,1 +1,1 @@
-"""Sweep."""
+"""Sweeps: one program compiled with many values of its options."""

@@ -168,7 +168,7 @@ class _Placement:
 
 
 def _values(part: str, asked: str, most: int) -> list[str]:
-    """``said``: how the axis was asked for, in front of what is wrong with it."""
+    """Values of one part of an axis. ``asked``: the option as written, for messages of a ``UsageError``."""
     if len(part) > MAX_OPTION_LENGTH:
         raise UsageError(f"{asked}: a value of {len(part)} characters; it may have {MAX_OPTION_LENGTH}")
     if ".." not in part or not part[:1].isdigit():
@@ -198,10 +198,8 @@ def _scaled(match: re.Match[str] | None) -> int:
 # ``--fit NAME=RANGE``: which sizes to compile to find the largest that fits, by halving what is left.
 #
 # Each answer halves the sizes between the largest that fits and the smallest that does not, so a thousand sizes take
-# ten
-# compilations. It supposes that what is above a size that does not fit does not fit either; that is not guaranteed,
-# since
-# compilers recompute more where memory is short, so what was not compiled is not claimed.
+# ten compilations. This assumes that no size above one that does not fit fits. That is not guaranteed, because
+# compilers recompute more when memory is short, so nothing is claimed about sizes that were not compiled.
 
 
 MAX_SIZES = 4_096

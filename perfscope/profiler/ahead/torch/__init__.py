@@ -1,1 +1,1 @@
-"""Torch."""
+"""Planning and compilation of PyTorch programs for machines that are not present."""

@@ -33,9 +33,8 @@ from perfscope.profiler.ahead.torch.memory import MemoryLedger
 
 # ``torch.distributed`` as a launcher of several processes leaves it to the first of them, where no other process is.
 #
-# The process group is torch's own "fake" one: it has the size that was asked for and exchanges nothing, so results
-# have
-# the right shapes. What the program asks of others in Python objects is answered with what it gives itself.
+# The process group is torch's own "fake" one: it has the requested size and exchanges nothing, so results have the
+# right shapes. When the program gathers Python objects of other ranks, it gets its own object for each.
 
 
 PORT = "29500"

@@ -1,1 +1,1 @@
-"""Op graph."""
+"""Recorder of the ops of one step, with their tensors, modules and source lines."""

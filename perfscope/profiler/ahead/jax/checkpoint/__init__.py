@@ -1,1 +1,1 @@
-"""Checkpoint."""
+"""Recomputation policies of a JAX program, changed in its jaxpr."""

@@ -1,0 +1,359 @@
+"""Sentences are plain English: counts the patterns that are hard to read, and allows fewer of them with every change.
+
+python -m tests.house.test_english          print where they are; words after it select paths
+python -m tests.house.test_english --lower  write the allowances again, where no pattern became more frequent
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import io
+import itertools
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from perfscope.model.trace.tables import TABLES
+from tests.conftest import REPOSITORY
+
+ALLOWED = Path(__file__).with_name("english.tsv")
+GENERATED = "<!-- Written by docs/generate.py"
+"""Beginning of a page whose sentences are in the code."""
+SENTENCE = r"(?:^|(?<=[.!?]\s))"
+UNIT = r"(?:ns|us|ms|s|seconds|minutes|kB|MB|GB|KiB|MiB|GiB|bytes|FLOPs)"
+PATTERNS = {
+    "of": re.compile(SENTENCE + r"Of (?!\d|\{\})"),
+    "what": re.compile(SENTENCE + r"(?:What|Whom|Those|That which) (?![^.]*\?)"),
+    "stand": re.compile(r"\b(?:stands?|stood|standing)\b(?!-)"),
+    "beside": re.compile(r"\bbesides?\b"),
+    "none": re.compile(r"\b(?:is|are|was|were|be) none\b"),
+    "no": re.compile(r"(?<!here )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|later\b|larger\b)"),
+    "asked": re.compile(r"\b(?:is|are|was|were|be|been) asked\b|\basks\b"),
+    "said": re.compile(r"\b(?:is|are|was|were|be|been) (?:said|told)\b|\b(?:says|tells|knows)\b"),
+    "nobody": re.compile(r"\b(?:nobody|somebody|no one|no-one)\b", re.IGNORECASE),
+    "behind": re.compile(r"(?<!fall )(?<!falls )\bbehind\b"),
+    "own": re.compile(r"\bof (?:its|their|his|our) own\b"),
+    "most": re.compile(r"\bat the (?:most|least)\b(?! [a-z]+ of)"),
+    "per": re.compile(r"(?:\d|\}|\bin) " + UNIT + r" an? (?:step|call|op|launch|kernel|rank|iteration|token|second)\b"),
+}
+"""Pattern -> expression that finds it. Write instead: subject, verb, object; a noun by its name; 0, None or missing;
+before, after, next to; per step. Things do not speak, ask or know."""
+
+VALUES = frozenset({"direction", "dot", "dots", "float32", "full", "host", "names", "unknown"})
+"""Values of programs and formats that docstrings name; functions elsewhere have parameters of these names."""
+
+Text = tuple[int, str]
+"""Line and text of a docstring, a comment, a message or a paragraph."""
+
+
+@lru_cache(maxsize=1)
+def sources() -> tuple[Path, ...]:
+    """Files whose sentences are counted: the package, and the pages that are written by hand."""
+    code = [path for suffix in ("py", "js") for path in (REPOSITORY / "perfscope").rglob(f"*.{suffix}")]
+    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "docs" / "generate.py"]
+    return tuple(sorted([*code, *(page for page in pages if GENERATED not in page.read_text(encoding="utf-8"))]))
+
+
+def package(path: Path) -> str:
+    """Row of a file: the package it is in, two levels deep, or the page."""
+    parts = path.relative_to(REPOSITORY).parts
+    if parts[0] != "perfscope":
+        return "/".join(parts)
+    return "/".join(parts[:-1][:3])
+
+
+def texts(path: Path) -> Iterator[Text]:
+    """Docstrings, comments and messages of a file, or the paragraphs of a page, without code."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        yield from paragraphs(source)
+    elif path.suffix == ".py":
+        yield from strings(ast.parse(source))
+        yield from ((block[0][0], " ".join(text for _, text in block)) for block in comments(source))
+    else:
+        yield from (
+            (number, line) for number, line in enumerate(source.splitlines(), 1) if re.search(r"//|\*|\"", line)
+        )
+
+
+def paragraphs(source: str) -> Iterator[Text]:
+    """Paragraphs of a page, without fenced blocks."""
+    plain = re.sub(r"^```.*?^```$", lambda block: "\n" * block[0].count("\n"), source, flags=re.DOTALL | re.MULTILINE)
+    for part in re.finditer(r"(?:^(?!\s*$).+\n?)+", plain, re.MULTILINE):
+        yield plain.count("\n", 0, part.start()) + 1, re.sub(r"^[#>*\-|\s]+", "", " ".join(part[0].split()))
+
+
+def strings(tree: ast.Module) -> Iterator[Text]:
+    """Strings of more than one word; the values in an f-string become ``{}``."""
+    inside: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inside.update(node.values)
+            text = "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
+            yield node.lineno, " ".join(text.split())
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
+            text = " ".join(node.value.split())
+            if " " in text:
+                yield node.lineno, text
+
+
+def comments(source: str) -> list[list[Text]]:
+    """Comments that fill their line, consecutive lines together, and each comment after code."""
+    blocks: list[list[Text]] = []
+    open_until = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line, text = token.start[0], token.string.lstrip("#! ").rstrip()
+            alone = token.line.lstrip().startswith("#")
+            if alone and line - 1 == open_until:
+                blocks[-1].append((line, text))
+            else:
+                blocks.append([(line, text)])
+            open_until = line if alone else -1
+    return blocks
+
+
+def found(text: str) -> dict[str, int]:
+    """Pattern -> number of its matches in a text."""
+    counts = {name: len(pattern.findall(text)) for name, pattern in PATTERNS.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
+@lru_cache(maxsize=1)
+def counted() -> dict[str, dict[str, int]]:
+    """Package -> pattern -> number of matches."""
+    result: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for path in sources():
+        for _, text in texts(path):
+            result[package(path)].update(found(text))
+    return {name: dict(counts) for name, counts in sorted(result.items()) if counts}
+
+
+def allowed() -> dict[str, dict[str, int]]:
+    """The allowances: package -> pattern -> number of matches."""
+    head, *rows = (line.split("\t") for line in ALLOWED.read_text(encoding="utf-8").splitlines())
+    return {
+        row[0]: {name: int(value) for name, value in zip(head[1:], row[1:], strict=True) if value != "0"}
+        for row in rows
+    }
+
+
+def total(counts: dict[str, dict[str, int]]) -> collections.Counter[str]:
+    """Pattern -> number of matches in all packages."""
+    return sum((collections.Counter(each) for each in counts.values()), collections.Counter())
+
+
+def test_no_package_has_more_of_a_pattern_than_allowed() -> None:
+    now, limit = counted(), allowed()
+    more = [
+        f"{name}: {pattern}: {count}, allowed {limit.get(name, {}).get(pattern, 0)}"
+        for name, counts in now.items()
+        for pattern, count in counts.items()
+        if count > limit.get(name, {}).get(pattern, 0)
+    ]
+    assert more == [], "rewrite them; their places: python -m tests.house.test_english PACKAGE"
+
+
+def test_no_allowance_is_higher_than_its_count() -> None:
+    now, limit = counted(), allowed()
+    less = [
+        f"{name}: {pattern}: allowed {count}, counted {now.get(name, {}).get(pattern, 0)}"
+        for name, counts in limit.items()
+        for pattern, count in counts.items()
+        if count > now.get(name, {}).get(pattern, 0)
+    ]
+    assert less == [], "python -m tests.house.test_english --lower"
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("Of GPUs; the default.", "of"),
+        ("Shape. Of the others, evenly chosen.", "of"),
+        ("What stands above every page.", "what"),
+        ("The row stands first.", "stand"),
+        ("A folder beside the trace", "beside"),
+        ("it is none of ours", "none"),
+        ("'x' is no name of a baseline", "no"),
+        ("What is asked for?", "asked"),
+        ("the header says 4 bytes", "said"),
+        ("it is told by its name", "said"),
+        ("Nobody reads it", "nobody"),
+        ("t1 is not behind t0", "behind"),
+        ("a stream of its own", "own"),
+        ("five at the most", "most"),
+        ("3 ms a step", "per"),
+    ],
+)
+def test_a_pattern_is_seen(text: str, pattern: str) -> None:
+    assert pattern in found(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Return the number of rows.",
+        "There is no trace.",
+        "What is a step?",
+        "It understands stand-ins.",
+        "The queue is no longer full.",
+        "Of 5 launches 3 wait.",
+        "Returns None if the field is empty.",
+        "Rank 3 falls behind.",
+        "3 ms per step",
+    ],
+)
+def test_a_plain_sentence_is_clean(text: str) -> None:
+    assert found(text) == {}
+
+
+def test_texts_are_those_of_people(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One\n\nTwo\nthree.\n\n```text\nstands\n```\n\n- four\n")
+    assert list(texts(page)) == [(1, "One"), (3, "Two three."), (10, "four")]
+    module = tmp_path / "module.py"
+    module.write_text('"""One two."""\n# three\n# four\nx = f"five {x}"  # six\ny = "seven"\n')
+    assert [text for _, text in texts(module)] == ["One two.", "five {}", "three four", "six"]
+
+
+def identifiers(tree: ast.Module) -> set[str]:
+    """Names that the code of a module uses: variables, attributes, keywords, definitions, and words in its strings."""
+    used: set[str] = set()
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+                used.update(name.split("."))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                used.add(name)
+            case ast.keyword(arg=str(name)):
+                used.add(name)
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                used.update(re.findall(r"\w+", text))
+            case _:
+                pass
+    return used
+
+
+def parameters(trees: dict[str, ast.Module]) -> frozenset[str]:
+    """Names of three letters or more that are only parameters, not functions, tables or columns."""
+    names, others = set[str](), {*VALUES, *TABLES, *(each.name for table in TABLES.values() for each in table.columns)}
+    for node in itertools.chain.from_iterable(ast.walk(tree) for tree in trees.values()):
+        match node:
+            case ast.arg(arg=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                others.add(name)
+            case _:
+                pass
+    return frozenset(name for name in names - others if len(name) > 2)
+
+
+def missing_parameters(trees: dict[str, ast.Module]) -> list[str]:
+    """``path:line: name`` of names that a docstring explains, or that are parameters elsewhere, not in the module."""
+    known = parameters(trees)
+    wrong = []
+    for path, tree in trees.items():
+        used = identifiers(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                doc = ast.get_docstring(node) or ""
+                named = {name for name in re.findall(r"``([a-z]\w*)``", doc) if name in known}
+                named.update(re.findall(r"(?:\n|[.;] )\s*``([a-z]\w*)``:", doc))
+                wrong += [f"{path}:{node.lineno}: {name}" for name in sorted(named - used)]
+    return wrong
+
+
+def test_docstrings_name_parameters_that_exist() -> None:
+    trees = {
+        str(path.relative_to(REPOSITORY)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sources()
+        if path.suffix == ".py"
+    }
+    assert missing_parameters(trees) == []
+
+
+def test_a_missing_parameter_is_seen() -> None:
+    trees = {
+        "a.py": ast.parse(
+            'def f(rows, size):\n    """``f`` of ``rows`` in ``words``, by ``length``.\n\n    ``at``: where."""\n'
+        ),
+        "b.py": ast.parse("def g(length): ..."),
+    }
+    assert missing_parameters(trees) == ["a.py:1: at", "a.py:1: length"]
+
+
+def broken_comments(source: str) -> list[int]:
+    """Lines of comments with one or two words, though the sentence continues on the next line."""
+    return [
+        line
+        for block in comments(source)
+        for (line, text), (_, following) in itertools.pairwise(block)
+        if len(text.split()) <= 2 and re.search(r"\w$", text) and re.match(r"[a-z]", following)
+    ]
+
+
+def test_no_comment_is_broken_by_wrapping() -> None:
+    assert [
+        f"{path.relative_to(REPOSITORY)}:{line}"
+        for path in sources()
+        if path.suffix == ".py"
+        for line in broken_comments(path.read_text(encoding="utf-8"))
+    ] == []
+
+
+def test_a_broken_comment_is_seen() -> None:
+    assert broken_comments("# one two three\n# four\n# five\n") == [2]
+    assert broken_comments("# one two three four\n# five\n\n# Steps:\n# six\nx = 1  # one\ny = 2  # two\n") == []
+
+
+def says_only_its_name(path: Path) -> bool:
+    """Whether the docstring of a package is empty or its name."""
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return set(re.findall(r"[a-z]+", doc.lower())) <= {*path.parent.name.split("_"), "the", "package"}
+
+
+def test_packages_have_a_docstring_that_is_more_than_their_name() -> None:
+    packages = [path for path in sources() if path.name == "__init__.py"]
+    assert [str(path.relative_to(REPOSITORY)) for path in packages if says_only_its_name(path)] == []
+
+
+def test_a_name_for_a_docstring_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "op_graph" / "__init__.py"
+    path.parent.mkdir()
+    for doc, empty in {"Op graph.": True, "": True, "Graphs of recorded ops.": False}.items():
+        path.write_text(f'"""{doc}"""\n')
+        assert says_only_its_name(path) is empty
+
+
+def lower() -> None:
+    """Write the allowances as counted. ``SystemExit`` if a pattern became more frequent over all packages."""
+    now = counted()
+    more = total(now) - total(allowed())
+    if more:
+        raise SystemExit(f"more than allowed: {dict(more)}")
+    rows = ["\t".join([name, *(str(counts.get(pattern, 0)) for pattern in PATTERNS)]) for name, counts in now.items()]
+    ALLOWED.write_text("\n".join(["\t".join(["package", *PATTERNS]), *rows]) + "\n", encoding="utf-8")
+
+
+def show(selected: list[str]) -> None:
+    """Print the texts with a pattern, in files whose path begins with one of ``selected``."""
+    for path in sources():
+        name = str(path.relative_to(REPOSITORY))
+        if not selected or name.startswith(tuple(selected)):
+            for line, text in texts(path):
+                if found(text):
+                    print(f"{name}:{line}: {', '.join(found(text))}: {text}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--lower"]:
+        lower()
+    else:
+        show(sys.argv[1:])
