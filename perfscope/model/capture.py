@@ -1,4 +1,4 @@
-"""What the user asked to capture, and how it travels from ``perfscope run`` into the program's processes."""
+"""Options of a capture, and the message that carries them from ``perfscope run`` into the program's processes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CaptureOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What ``perfscope run`` tells the processes it starts."""
+    """The message from ``perfscope run`` to the processes it starts."""
 
     directory: str
     """The run directory, absolute."""
@@ -87,7 +87,7 @@ class Message:
 
 
 def load_message(text: str) -> Message:
-    """The message of our own ``Message.dump``; ``ValueError``, ``KeyError`` or ``TypeError`` if it is not one."""
+    """Parse a message that ``Message.dump`` wrote; ``ValueError``, ``KeyError`` or ``TypeError`` if it is invalid."""
     raw = json.loads(text)
     options = dict(raw["options"])
     if options["steps"] is not None:
@@ -129,8 +129,8 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 WINDOW_SIZES = (4, 16, 64)
-"""Steps of the windows, one after the other; the longest that was completed counts. Nobody says which step is a
-program's last, and a wait after it would count what the program does then: so a short window comes first."""
+"""Steps per window, in order; the longest completed window counts. The number of a program's last step is unknown,
+and a wait after the last step would include the work that follows it, so a short window comes first."""
 
 REPEATED_WINDOW_SIZES = (8,) * 1250
 """Where nothing but times is taken: equal windows, one after the other. Of 8 steps a wait is a small part, and a
@@ -159,9 +159,9 @@ class TimedWindows:
         self._compiled_before = 0
         self._inside = 0
         self.ns: int | None = None
-        """Of the longest complete window; ``None`` before the first."""
+        """Duration of the longest complete window; ``None`` before the first."""
         self.each_ns: list[int] = []
-        """Of every complete window, in order."""
+        """Duration of every complete window, in order."""
         self.steps = 0
         """In it."""
         self.compiled = 0

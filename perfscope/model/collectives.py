@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 POINT_TO_POINT = frozenset({"send", "recv"})
-"""Between two ranks of a group; their order in the group says nothing of the other ranks."""
+"""Operations between two ranks of a group; they give no information on the order of the other ranks."""
 
 _OPERATIONS = (
     ("allreduce", "all_reduce"),

@@ -1,4 +1,4 @@
-"""What git knows of commits: who comes before whom, and on which branch we are."""
+"""The history of commits, read from git: their order and the current branch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_commit_hash(commit: str | None) -> bool:
 
 
 def ancestry(commit: str | None) -> dict[str, int]:
-    """Commits up to ``commit``, itself first, and how far down git's list each stands. Empty where git cannot tell."""
+    """Commits up to ``commit``, itself first, with their positions in git's list. Empty if git is not available."""
     if commit is None or not is_commit_hash(commit):
         return {}
     text = ask("git", "rev-list", f"--max-count={MOST_BACK}", commit, "--")

@@ -1,4 +1,4 @@
-"""What torch.compile said while it compiled: one process's log as a model.
+"""The log of torch.compile in one process, as a model.
 
 Written by `perfscope run` (capture `torch_compile`) or by ``TORCH_TRACE=DIR`` of any torch since 2.6. Times are
 integer ns since the epoch, as the log has them; ``CompileLog.clock_offset_ns`` moves them onto a trace's clock.
@@ -12,7 +12,7 @@ from typing import Literal
 
 FUSION_FILE, FUSION_SCHEMA = "fusion.jsonl", "perfscope.fusion/1"
 STEPS_FILE, STEPS_SCHEMA = "steps.json", "perfscope.compile_steps/1"
-"""What lies beside the log of a process of a run: refusals of the scheduler, and the steps that compiled."""
+"""Files next to the log of a process of a run: refusals of the scheduler, and the steps that compiled."""
 
 Direction = Literal["forward", "backward", "inference"]
 CacheResult = Literal["hit", "miss", "bypass"]
@@ -86,7 +86,7 @@ class Compile:
     schedule: tuple[str, ...] = ()
     """Collectives of its graphs in the order in which inductor calls them; empty where that is not logged."""
     estimated_ns: float | None = None
-    """What inductor's own model says that one call of its graphs takes; modelled."""
+    """Time of one call of its graphs by inductor's own model."""
     tensors: str | None = None
     """Hash of the shapes, strides and dtypes of what each of its calls returns."""
 
@@ -115,13 +115,13 @@ class Recompile:
     """A frame that was compiled before and whose guards failed."""
 
     compile_id: str
-    """Of the new compilation."""
+    """Id of the new compilation."""
     function: str | None
     place: CodeLine | None
     reasons: tuple[str, ...]
     """Guards that failed, with values: ``tensor 'x' size mismatch at index 0. expected 32, actual 33``."""
     guard_place: CodeLine | None = None
-    """The line that made the first guard necessary, where torch says it. Of the file it may be the end only."""
+    """The line that made the first guard necessary, if torch logs it. The file may be only the end of a path."""
     time_ns: int | None = None
 
 
@@ -149,7 +149,7 @@ class Graph:
     recomputed: tuple[str, ...] = ()
     """Backward graphs: nodes that the forward computes as well (inductor's partitioner chose not to save them)."""
     inputs: tuple[GraphNode, ...] = ()
-    """What it takes, op ``placeholder``, with dtype and shape."""
+    """Inputs of the graph, op ``placeholder``, with dtype and shape."""
     outputs: tuple[str, ...] = ()
     """Names of nodes and inputs it returns; the forward's are the results and what it saves for the backward."""
     after_passes: bool = True
@@ -204,7 +204,7 @@ class FusionRefusal:
     common_read_bytes: int | None = None
     """Bytes the second reads of what the first reads as well; ``None`` where not known."""
     times: int = 1
-    """Rounds of the scheduler that refused it: the same refusal is said once."""
+    """Rounds of the scheduler with this refusal; repeats are merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ class CompileLog:
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Kinds of records this reader does not know, and how many."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """What else is not in the model, and how many: phases without their end, what is beyond a limit."""
+    """Kind -> number of other records outside of the model: phases without an end, records beyond a limit."""
     has_refusals: bool = False
     """Whether refusals were logged at all: TORCH_TRACE alone does not hold them."""
     has_provenance: bool = False
@@ -247,7 +247,7 @@ class CompileLog:
     clock_offset_ns: int = 0
     """Add it to a time to get the clock of the trace this log belongs to."""
     steps: tuple[StepSpan, ...] = ()
-    """Steps of the run in which something was compiled, in order of time; none where nobody counted steps."""
+    """Steps of the run in which something was compiled, in order of time; empty if no steps were counted."""
     executed: tuple[str, ...] = ()
     """Compile ids of inductor's graphs in the order in which they ran, where the program recorded that
     (``torch._inductor.debug.record_and_log_graph_execution_order``) and torch knew the ids of all."""

@@ -1,4 +1,4 @@
-"""What a manifest says of the machine: by allow-list, never the environment, host or user names."""
+"""Facts on the machine for a manifest: an allow-list, without environment variables, host or user names."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def git_facts() -> dict[str, str | bool] | None:
 
 
 def git_branch() -> str | None:
-    """The branch that is checked out, as git says it, else a CI service, which checks out a commit."""
+    """The branch that is checked out: from git, or from a CI service, which checks out a commit."""
     text = (ask("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
     return text or next((os.environ[name] for name in BRANCH_VARIABLES if os.environ.get(name)), None)
 
@@ -109,7 +109,7 @@ def nvidia_gpus() -> list[Gpu]:
 
 
 def ask(*command: str) -> str | None:
-    """What a tool prints, or ``None`` if it is absent, fails or hangs."""
+    """Output of a tool, or ``None`` if it is absent, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
     try:

@@ -45,7 +45,7 @@ class NotStartedError(PerfscopeError):
 
 
 def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
-    """One line of what broke of our own and is gone on without; with its traceback where ``log`` shows debugging."""
+    """Log an internal error that stops nothing in one line; with its traceback if ``log`` shows debugging."""
     from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
     line = sanitize(f"{what}: {type(error).__name__}: {error}", TEXT_LIMIT)

@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all; what may be replaced at a path that was asked for, and what only written to."""
+"""Writing files: whole or not at all; paths that may be replaced, and streams that are only written to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
 
 
 def is_stream(target: Path) -> bool:
-    """Whether a device, a pipe or a socket stands there: ``/dev/stdout``, ``/dev/null``, ``>(gzip)``.
+    """Whether the path is a device, a pipe or a socket: ``/dev/stdout``, ``/dev/null``, ``>(gzip)``.
 
-    Such a thing is written to as it is. A file that were renamed onto it would take its place, for root in a container
-    even that of ``/dev/null``.
+    A stream is written directly. A file that were renamed onto it would replace it, for root in a container even
+    ``/dev/null``.
     """
     return target.exists() and not target.is_file() and not target.is_dir()
 

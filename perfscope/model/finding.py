@@ -1,4 +1,4 @@
-"""What a rule says: findings with a cost, and an outcome that is flagged, clean or abstained."""
+"""Results of a rule: findings with a cost, and an outcome that is flagged, clean or abstained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_ROWS = 20
 """Rows of evidence that a rule gives, the worst."""
 
 MOST_SPANS = 1_000
-"""Of a finding and a trace, the costliest."""
+"""Spans of a finding per trace, the costliest."""
 
 TITLE_LENGTH = 90
 """Characters of a finding's title: one line of a report."""
@@ -33,7 +33,7 @@ Basis = Literal["measured", "modelled", "structural"]
 """How a cost is known. Structural: it follows from the program alone and carries no time."""
 
 BytesAre = Literal["moved", "freed", "held"]
-"""What bytes of a finding are: traffic through memory, memory that a fix gives back, or memory in use or asked for."""
+"""Meaning of a finding's bytes: memory traffic, memory that a fix frees, or memory in use or requested."""
 
 About = Literal["program", "recording"]
 
@@ -85,22 +85,22 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class Removed(Struct, frozen=True, kw_only=True, eq=False):
-    """What a fix takes away of a recording: what the saving on the critical path is of."""
+    """Work that a fix removes from a recording: the input of the saving on the critical path."""
 
     table: Literal["slices", "kernels", "copies", "waits", "idle", "work"]
-    """Of the trace; ``slices``: host time in these spans and all inside them. ``waits``: rows of ``calls`` that no
-    longer wait for the device. ``idle``: host time, and delays until work began, in the intervals of ``rows``;
+    """Table of the trace. ``slices``: host time in these spans and all inside them. ``waits``: rows of ``calls`` that
+    no longer wait for the device. ``idle``: host time, and delays until work began, in the intervals of ``rows``;
     ``work``: kernels and copies in them, but no collectives."""
     rows: np.ndarray
-    """Of the table; of ``idle`` and ``work`` (n, 2) intervals, ns on the clock of the trace."""
+    """Rows of the table; for ``idle`` and ``work`` (n, 2) intervals, ns on the clock of the trace."""
     left: float | np.ndarray = 0.0
-    """Of their time, 0 to 1: one number, or one a row. Of intervals nothing is left."""
+    """Share of their time that remains, 0 to 1: one number, or one per row. Always 0 for intervals."""
     rank: int | None = None
     """Whose trace, where a rule compares the ranks of a job."""
 
 
 ONCE = "once"
-"""Of a cost that no further step pays: it is no share of a step, and is as long as several."""
+"""Mark of a cost that further steps do not pay: it has no share of a step, and may be as long as several."""
 
 
 class Once(Struct, frozen=True, kw_only=True):
@@ -115,47 +115,47 @@ class Once(Struct, frozen=True, kw_only=True):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that costs. ``cost_ns`` is an upper bound of what fixing it would save.
+    """A defect with its cost. ``cost_ns`` is an upper bound of the saving.
 
     ``cost_ns`` is over the whole trace, ``cost_ns_per_step`` per step (``None``: no step known or
-    no time known). Both are after overlap: time the device was busy anyway is not in them. Of compiled
-    programs without a recording ``cost_ns`` is that of one run, modelled.
+    no time known). Both are after overlap: they exclude time in which the device was busy anyway. For
+    compiled programs without a recording ``cost_ns`` is the modelled cost of one run.
     """
 
     subject: str
-    """What is found, short and without numbers: with the rule and ``where`` it is the stable key."""
+    """The thing found, short and without numbers: with the rule and ``where`` it is the stable key."""
     title: str
-    """What is wrong, in one line of at most ``TITLE_LENGTH`` characters. The saving is not in it: it stands beside."""
+    """The defect in one line of at most ``TITLE_LENGTH`` characters, without the saving, which reports add."""
     severity: Severity
     basis: Basis
     advice: str
-    """What to do; the first sentence is the fix. ``''``: no fix is known, and ``record`` says what would tell more."""
+    """Advice; the first sentence is the fix. ``''``: no fix is known, and ``record`` has the next recording to make."""
     about: About = "program"
-    """What the fix changes. One of the recording saves nothing: reports show it apart, and no gate counts it."""
+    """Subject of the fix. A fix of the recording saves nothing: reports show it separately, and gates skip it."""
     record: str = ""
-    """Which recording would tell more, as a sentence that says what to do."""
+    """Recording that would show more, as a sentence with an instruction."""
     detail: str = ""
-    """What the title has no room for: one or two plain sentences."""
+    """One or two plain sentences more than the title has room for."""
     cost_ns: int | None = None
     cost_ns_per_step: int | None = None
     untraced_ns_per_step: int | None = None
-    """What of ``cost_ns_per_step`` a step without a profiler leaves (filled by the engine, or by a rule that measures
-    such steps); ``None`` where no such step was timed."""
+    """Part of ``cost_ns_per_step`` that remains in a step without a profiler (filled by the engine, or by a rule that
+    measures such steps); ``None`` if no such step was timed."""
     once: Once | None = None
     """That ``cost_ns`` is paid a few times and not in each step; ``cost_ns_per_step`` is then ``None``."""
     path_ns: int | None = None
-    """What all steps together are shorter by when the recorded dependencies are replayed without what it is about:
+    """Reduction of all steps together when the recorded dependencies are replayed without the removed work:
     ``cost_ns`` is at most that and 5 % (filled by the engine). ``None``: ``cost_ns`` is the rule's own bound."""
     own_ns: int | None = None
     """The rule's own bound, where ``cost_ns`` is less because of the path (filled by the engine)."""
     path_reason: str | None = None
     """Why the critical path of the recording could not judge ``cost_ns`` (filled by the engine)."""
     run_ns: int | None = None
-    """What ``cost_ns`` is a share of, where it is that of one run of a compiled program: the least time of a run."""
+    """Total for the share of ``cost_ns`` if that is the cost of one run of a compiled program: least time of a run."""
     cost_bytes: int | None = None
     bytes_are: BytesAre = "moved"
     memory_bytes: int | None = None
-    """What ``cost_bytes`` is a share of, where a fix gives it back: the memory at its peak."""
+    """Total for the share of ``cost_bytes`` if a fix frees them: the memory at its peak."""
     where: Where = NOWHERE
     evidence: tuple[Mapping[str, Cell], ...] = ()
     """Rows, worst first, all with the same keys; a key carries its unit (``wait_ns``). ``start_ns`` is a moment on the
@@ -165,12 +165,12 @@ class Finding(Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     """Ranks that show it (filled by the engine)."""
     covers_ns: Mapping[str, int] = field(default_factory=dict)
-    """Time in the account of the step that this finding explains, by cause, over the whole trace; ns. Of the device
-    that has most of it."""
+    """Cause -> time in the account of the step that this finding explains, over the whole trace; ns. For the device
+    with most of it."""
     count: int = 1
     """Times that the rule found this cause; title and place are those of the costliest (filled by the engine)."""
     removes: tuple[Removed, ...] = ()
-    """What a fix takes away, where that is known; the engine makes ``path_ns`` of it and drops it."""
+    """Work that a fix removes, if known; the engine computes ``path_ns`` from it and drops it."""
     fix_line: int | None = None
     """Line in the file of ``where`` that the fix changes, if it is another one (filled by the engine)."""
     excerpt: Excerpt | None = None
@@ -180,7 +180,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def ordering_ns(self) -> int | None:
-        """What findings are ordered by, ns: the cost of a step, of what is paid once its part of each known step."""
+        """Sort key of findings, ns: the cost per step; a cost paid once is divided by the number of known steps."""
         costs = (self.untraced_ns_per_step, self.cost_ns_per_step)
         each = next((cost for cost in costs if cost is not None), self.cost_ns)
         if each is None or self.once is None:
@@ -201,25 +201,25 @@ class Rule(Struct, frozen=True, kw_only=True):
     needs: tuple[str, ...]
     check: Callable[[Trace], Iterable[Finding]]
     judges: tuple[Subject, ...] = ()
-    """What it has findings on besides the recording of one process."""
+    """Subjects of its findings besides the recording of one process."""
     compare: Callable[[Sequence[Trace]], Iterable[Finding]] | None = None
-    """What shows only where several programs or runs lie side by side; it is asked once, with all traces."""
+    """Findings that need several programs or runs together; called once, with all traces."""
     plan: Callable[[Trace], Iterable[Finding]] | None = None
-    """What it says of a planned PyTorch program (`Trace.torch_plans`), in place of ``check``; it needs nothing else."""
+    """Findings on a planned PyTorch program (`Trace.torch_plans`), in place of ``check``; it has no other needs."""
     replaces: bool = False
-    """What ``compare`` finds of a subject takes the place of what single traces say of it: it says the same better."""
+    """Whether findings of ``compare`` on a subject replace those of single traces, because they are more precise."""
     examined: Callable[[Trace], Scope] | None = None
-    """What it looks at in a trace. Without it the events that were read are counted."""
+    """Records that the rule examines in a trace. Without it all events that were read are counted."""
     compared: Callable[[Sequence[Trace]], Scope] | None = None
-    """What ``compare`` looks at."""
+    """Records that ``compare`` examines."""
     rest: Callable[[Trace, Sequence[tuple[str, Finding]]], Iterable[Finding]] | None = None
-    """What it says in place of ``check`` after all other rules, by what they found: (rule, finding)."""
+    """Findings in place of ``check`` after all other rules, from the findings of those: (rule, finding)."""
     last: bool = False
-    """Whether it is asked after the others that have ``rest``, too."""
+    """Whether it runs after the other rules with ``rest``."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What one rule said of the sources: findings worst first, or why it was not evaluated."""
+    """Result of one rule on the sources: findings, worst first, or why it was not evaluated."""
 
     rule: str
     status: Status
@@ -228,13 +228,13 @@ class Outcome(Struct, frozen=True, kw_only=True):
     examined: int = 0
     """Records that the rule looked at, all sources together; never 0 where it is clean."""
     examined_what: str = ""
-    """What these records are, in the plural."""
+    """Name of these records, in the plural."""
     missing: tuple[str, ...] = ()
     """Keys of ``Trace.recorded`` whose absence is why it was not evaluated."""
 
 
 class Scope(Struct, frozen=True):
-    """What a rule looked at: the evidence of a clean outcome."""
+    """Records that a rule examined: the evidence of a clean outcome."""
 
     count: int
     what: str
@@ -242,7 +242,7 @@ class Scope(Struct, frozen=True):
 
 
 class AbstainError(Exception):
-    """Raised by a rule that cannot look; the text says why and what to capture to be able to."""
+    """Raised by a rule that cannot be evaluated; the text has the reason and the capture that would help."""
 
     def __init__(self, reason: str, missing: Sequence[str] = ()) -> None:
         """``missing``: keys of ``Trace.recorded`` without which the rule cannot look."""
@@ -272,5 +272,5 @@ def fit_title(title: str, *names: str) -> str:
 
 
 def source_label(rank: int | None, index: int) -> str:
-    """What evidence calls one of several sources; ``index``: its place among them."""
+    """Label of one of several sources in evidence; ``index``: its position among them."""
     return f"source {index}" if rank is None else f"rank {rank}"

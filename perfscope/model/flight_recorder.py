@@ -1,4 +1,4 @@
-"""What a rank's NCCL flight recorder held when it was dumped: its groups and its last collectives."""
+"""The dump of a rank's NCCL flight recorder: its groups and its last collectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RecordedCall:
     group: str
     """Name of its process group."""
     description: str = ""
-    """What the program calls that group."""
+    """The program's name of that group."""
     operation: str
     """``all_reduce``, ``send`` ..., one spelling each."""
     sequence: int
@@ -37,7 +37,7 @@ class RecordedCall:
     """(from, to) of a send or receive, as ranks in the group."""
     state: State
     retired: bool = False
-    """The watchdog has put it away: it ended, whatever its state says."""
+    """Whether the watchdog removed it from its list: it ended, whatever its state is."""
     input_sizes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     created_ns: int | None = None

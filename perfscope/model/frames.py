@@ -2,8 +2,8 @@
 
 Kineto writes ``file.py(12): function``. The line is where the function's definition begins, not the
 line that runs (PyTorch 2.13: the frame's line is read when the function is entered); for a function
-that was already running when recording began, it is the line it stood at then. Paths lose the prefix
-they share with ``sys.path``, so ``torch/nn/modules/module.py`` stands for the installed file.
+that was already running when recording began, it is the line that ran then. Paths lose the prefix
+they share with ``sys.path``, so ``torch/nn/modules/module.py`` represents the installed file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _STANDARD = (
     "pickle", "posixpath", "queue", "random", "re", "runpy", "selectors", "socket", "tempfile", "threading",
     "typing", "warnings", "weakref",
 )  # fmt: skip
-"""Standard library modules that stand between a user's line and an op. Not all of the library: a
-user's own ``profile.py`` or ``test.py`` is named like a standard module."""
+"""Standard library modules between a user's line and an op. Not the whole library: a
+user's own ``profile.py`` or ``test.py`` has the name of a standard module."""
 
 _HOOKS = ("__torch_function__", "__torch_dispatch__")
 """Functions torch calls on its own behalf: not the line that asked for the op."""
@@ -68,7 +68,7 @@ class Frame:
 
 @lru_cache(maxsize=65536)
 def parse_frame(name: str) -> Frame | None:
-    """The frame a Kineto Python span stands for; None for built-in functions and modules."""
+    """The frame of a Kineto Python span; None for built-in functions and modules."""
     match = _FRAME.fullmatch(name)
     if match is None or name.startswith(("<built-in", _MODULE)):
         return None
@@ -80,7 +80,7 @@ def parse_frame(name: str) -> Frame | None:
 
 
 def parse_module(name: str) -> str | None:
-    """``Linear_0`` of ``nn.Module: Linear_0``; None if the span is no module."""
+    """``Linear_0`` of ``nn.Module: Linear_0``; None for other spans."""
     return name.removeprefix(_MODULE) if name.startswith(_MODULE) else None
 
 

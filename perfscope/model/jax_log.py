@@ -1,4 +1,4 @@
-"""What `perfscope run` logs of a JAX program beside its trace: compilations, and reads of arrays by the host.
+"""Logs of a JAX program that `perfscope run` writes next to its trace: compilations, and array reads by the host.
 
 Written by ``perfscope.profiler.jax.events`` and ``jax_sync``; the files are in docs/capture-jax.md.
 """
@@ -29,12 +29,12 @@ class CompileEvent:
     end_ns: int
     """Nanoseconds since 1970."""
     duration_ns: int | None = None
-    """Of a ``trace`` it holds what is traced inside."""
+    """Duration; that of a ``trace`` includes the traces inside it."""
     step: int | None = None
     """The step that ran; ``None`` before steps were found, and between them."""
     function: str | None = None
     file: str | None = None
-    """Of the user's line that called it."""
+    """File of the user's line that called it."""
     line: int | None = None
     defined_file: str | None = None
     defined_line: int | None = None
@@ -43,7 +43,7 @@ class CompileEvent:
     module: str | None = None
     """Name of the program whose donated buffers could not be used."""
     shapes: tuple[str, ...] = ()
-    """Of these buffers, such as ``float32[8,128]``; at most 64 of ``count``."""
+    """Shapes of these buffers, such as ``float32[8,128]``; at most 64 of ``count``."""
     count: int | None = None
 
 
@@ -60,9 +60,9 @@ class HostRead:
     """Whether the timing pass ran."""
     main_thread: bool
     ready: bool | None = None
-    """Whether the array was there already; ``None`` if nobody could say."""
+    """Whether the array was ready already; ``None`` if unknown."""
     disturbed: bool = False
-    """Whether perfscope had waited for the devices as the step began: then ``ready`` says nothing."""
+    """Whether perfscope waited for the devices at the begin of the step, which makes ``ready`` meaningless."""
     bytes: int | None = None
     step: int | None = None
     file: str | None = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Axis = Literal["ns", "event", "instruction"]
-"""What positions count: the trace's clock, allocator events, or instructions of the schedule."""
+"""Unit of positions: the trace's clock, allocator events, or instructions of the schedule."""
 
 Space = Literal["device", "host", "program"]
 
@@ -34,7 +34,7 @@ class KnownBy(IntEnum):
 
     NOTHING = 0
     RECORDED = 1
-    """The source says it."""
+    """Recorded by the source."""
     ADDRESS = 2
     """It lies where the program's own list of tensors has one."""
     PHASE = 3
@@ -93,7 +93,7 @@ class SourceLine(Struct, frozen=True, kw_only=True):
 
 
 class MemoryTimeline(Struct, frozen=True, kw_only=True):
-    """Blocks of one memory. Sums are exact: the curve is the blocks', and ``held_before`` stands apart."""
+    """Blocks of one memory. Sums are exact: the curve is that of the blocks, without ``held_before``."""
 
     space: Space
     label: str
@@ -108,20 +108,20 @@ class MemoryTimeline(Struct, frozen=True, kw_only=True):
     last: int
     """First and last position of the recording; every block lies in [first, last + 1)."""
     blocks: Rows
-    """Of table ``BLOCKS``, by start."""
+    """Rows of table ``BLOCKS``, by start."""
     texts: Sequence[str] = ()
-    """What the codes of the blocks' text columns stand for."""
+    """Texts by code, for the blocks' text columns."""
     lines: tuple[SourceLine, ...] = ()
     unseen_bytes: int = 0
     """Held when the recording began and not among the blocks: known as a sum only."""
     reserved: Curve | None = None
-    """What the allocator held from the driver; never below what its blocks take."""
+    """Memory that the allocator held from the driver; at least the memory of its blocks."""
     capacity_bytes: int | None = None
     """Memory of the device, where recorded."""
     out_of_memory: tuple[int, ...] = ()
     """Positions at which an allocation failed."""
     unmatched: int = 0
-    """Events that belong to no block: a free of a block nobody saw, a second allocation of an address in use."""
+    """Events without a block: a free of an unknown block, a second allocation of an address in use."""
     detail: bool = False
     """Recorded in `Trace.detail`: ``op`` and ``frame`` of the blocks are rows of that trace."""
     of_driver: bool = False
@@ -130,7 +130,7 @@ class MemoryTimeline(Struct, frozen=True, kw_only=True):
     """The events name no block and no total of the allocator: sums over time are exact, who holds them and what was
     held before the recording is not known."""
     notes: tuple[str, ...] = ()
-    """What its reader must know, one sentence each."""
+    """Notes for the reader, one sentence each."""
 
     def of(self, trace: Trace) -> Trace:
         """The trace that ``op`` and ``frame`` of the blocks are rows of: ``trace``, or its detail recording."""
@@ -168,16 +168,16 @@ class MemoryTimeline(Struct, frozen=True, kw_only=True):
 #
 # Within the events of one address, in the order they happened, an allocation followed by a free is a block. A free
 # that comes first at its address ends a block that was held before the recording began. An allocation with no free
-# after it is still held at the end. What fits none of this is counted and not repaired by a guess: a free after a
-# free (the allocation between them is missing), and an allocation after an allocation (the free between them is
-# missing: the earlier block ends where the later one begins, since no address is handed out twice).
+# after it is still held at the end. Other events are counted, not repaired by a guess: a free after a free (the
+# allocation between them is missing), and an allocation after an allocation (the free between them is missing: the
+# earlier block ends where the later one begins, since no address is handed out twice).
 
 
 class Pairs(Struct, frozen=True, kw_only=True):
     """Blocks as indices into the events they were paired from. Shapes (blocks,), in order of ``made``.
 
-    ``MISSING`` in ``made``: held before the recording, and ``freed`` is then the event that says so.
-    ``MISSING`` in ``freed``: nothing freed it.
+    ``MISSING`` in ``made``: held before the recording, and ``freed`` is then the event that shows it.
+    ``MISSING`` in ``freed``: never freed.
     """
 
     made: Int64
@@ -248,7 +248,7 @@ _LIMIT = ("bytes_limit",)
 
 
 class AllocatorCounters(Struct, frozen=True, kw_only=True):
-    """Of the process' device. Bytes, and numbers of events since the process began."""
+    """Counters of the process' device. Bytes, and numbers of events since the process began."""
 
     before: Mapping[str, int]
     after: Mapping[str, int]
@@ -273,7 +273,7 @@ class AllocatorCounters(Struct, frozen=True, kw_only=True):
 
     @property
     def limit_bytes(self) -> int | None:
-        """What the allocator may take, where it says so (XLA)."""
+        """Largest memory that the allocator may take, if it reports one (XLA)."""
         return _first_counter(self.after or self.before, _LIMIT)
 
     @property
@@ -283,7 +283,7 @@ class AllocatorCounters(Struct, frozen=True, kw_only=True):
 
     @property
     def retries_in_window(self) -> int | None:
-        """Of these, those between the two readings; None where there is one reading."""
+        """Retries between the two readings; None with only one reading."""
         name = "num_alloc_retries"
         return self.after[name] - self.before[name] if name in self.after and name in self.before else None
 
@@ -297,7 +297,7 @@ def _first_counter(counters: Mapping[str, int], names: tuple[str, ...]) -> int |
     return next((counters[name] for name in names if name in counters), None)
 
 
-# What is known of torch's allocators of device memory, for those that record them and those that judge them.
+# Facts on torch's allocators of device memory, for code that records them and code that judges them.
 
 
 ALLOCATION_ROUNDING = 512

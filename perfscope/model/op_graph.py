@@ -95,12 +95,12 @@ class OpGraph:
 
 
 def taken_over(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> set[int]:
-    """Storages that would not be there but for the recording: they lie where the op's first input lies.
+    """Storages that exist only because of the recording: the first input of the op would have been reused.
 
-    The autograd engine adds up the gradients of a value that was used twice. It does so in place where it alone holds
-    the first one (``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp), but never under a dispatch
-    mode, which is what recorded the graph. Such an addition is told from those of a backward formula by its first
-    input, which waited there since another node made it and is gone with the addition.
+    The autograd engine adds up the gradients of a value that was used twice. It does so in place if it holds the only
+    reference to the first one (``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp), but never under a
+    dispatch mode, which recorded the graph. Such an addition differs from those of a backward formula in its first
+    input, which another node made earlier and which is freed by the addition.
     """
     found = set()
     for op in graph.ops:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def installed(group: str) -> tuple[EntryPoint, ...]:
-    """Entry points of a group. Metadata of all packages are read once for each ``sys.path``: a folder asks per file."""
+    """Entry points of a group. All packages' metadata are read once per ``sys.path``: a folder calls this per file."""
     return tuple(_on_path(tuple(sys.path)).select(group=group))
 
 

@@ -8,9 +8,9 @@ Severity = Literal["low", "medium", "high"]
 SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
 
 HIGH_SHARE = 0.05
-"""Of the step: worth stopping for. Half of the 10% at which teams usually schedule a tuning task."""
+"""Share of the step that is worth stopping for: half of the 10% at which teams usually schedule a tuning task."""
 MEDIUM_SHARE = 0.01
-"""Of the step: below it a saving drowns in the usual 1% spread between launches."""
+"""Share of the step below which a saving drowns in the usual 1% spread between launches."""
 
 
 def severity_of(cost_ns: int | float, whole_ns: int | float) -> Severity:

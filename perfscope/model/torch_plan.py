@@ -1,7 +1,7 @@
-"""What torch.compile would make of a PyTorch program on a device that is not there: the model of a plan.
+"""The model of a plan: torch.compile's result for a PyTorch program on a device that is not present.
 
-The parts are those of the file (``model/documents/torch_plan.py``); here stands what follows from them. Bytes and
-FLOPs are exact properties of the plan, nothing here is measured, and no time is in it.
+The fields are those of the file (``model/documents/torch_plan.py``); this module derives values from them. Bytes and
+FLOPs are exact properties of the plan. It has no measurements and no times.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class PlanTotals:
     read_bytes: int
     written_bytes: int
     flops: int
-    """Of products and attention."""
+    """FLOPs of products and attention."""
     saved_bytes: int
-    """What forwards keep for their backwards."""
+    """Bytes that forwards keep for their backwards."""
     refusals: int
     breaks: int
     recompiles: int
@@ -58,7 +58,7 @@ class PlanTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPlan:
-    """A plan as it was read, with the ops that lay beside it. ``None``: not kept, or corrupt (the source says)."""
+    """A plan as read, with the ops next to it. ``None``: not kept, or corrupt (the source has the reason)."""
 
     plan: TorchPlan
     breaks: tuple[tuple[str | None, GraphBreak], ...] = ()
@@ -107,12 +107,12 @@ EXCLUDED_FROM_PEAK = (
     "that, fragmentation, the CUDA context, workspaces of cuBLAS and cuDNN, buffers of NCCL, and what an op "
     "allocates inside and frees again"
 )
-"""Of every planned peak."""
+"""Properties that every planned peak excludes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryRow:
-    """What one category holds at the peak."""
+    """Memory of one category at the peak."""
 
     category: MemoryOwner
     bytes: int

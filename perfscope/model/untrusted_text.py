@@ -33,7 +33,7 @@ _HOMES = re.compile(
     r"|(?<![\w/.-])/root(?=/|$)"
 )
 _MOUNTED_HOMES = re.compile(r"(?<=[\w.-])(/(?:home|users)/)[^/\s\"':]+(?=/)", re.IGNORECASE)
-"""``/mnt/home/alice/``: the mount is told, the user is not."""
+"""``/mnt/home/alice/``: the mount is kept, the user is removed."""
 
 _TOKENS = re.compile(
     r"\bgh[pousr]_[A-Za-z0-9]{20,}"
@@ -157,7 +157,7 @@ def sanitize_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
 
 
 def _sanitize_under_key(key: str, value: Any, limit: int) -> Any:
-    """The value under a key: masked whole where the key itself says that it is a secret."""
+    """The value under a key, masked as a whole if the key is the name of a secret."""
     if isinstance(value, str) and value and _TELLING.match(key):
         return MASK
     return sanitize_value(value, limit)

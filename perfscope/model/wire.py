@@ -19,7 +19,7 @@ _MASK = (1 << 64) - 1
 
 
 class WireError(ValueError):
-    """Bytes that are no field, or that end within one."""
+    """Bytes that are not a field, or that end within one."""
 
     def __init__(self, problem: str, offset: int) -> None:
         super().__init__(f"{problem} at byte {offset:,}")

@@ -264,7 +264,7 @@ def test_a_line_that_was_not_finished_is_dropped(tmp_path: Path) -> None:
 def test_a_damaged_line_is_one_clear_error(tmp_path: Path, line: str) -> None:
     begin(tmp_path, plan())
     (tmp_path / LAUNCHES_FILE).write_text(line + "\n")
-    with pytest.raises(DataError, match=r"launches.jsonl: line 1 is no launch"):
+    with pytest.raises(DataError, match=r"launches.jsonl: line 1 is not a valid launch"):
         resume(tmp_path)
 
 

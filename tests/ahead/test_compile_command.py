@@ -380,7 +380,7 @@ def test_nothing_to_checkpoint_is_no_program(here: Path, capfd: pytest.CaptureFi
     ("words", "said"),
     [
         (["--checkpoint", "half", "train.py", "none"], "--checkpoint half: no such policy; there are none, full, dots"),
-        (["--checkpoint", "full@14", "train.py", "none"], "'14' is no line; write full@train.py:35"),
+        (["--checkpoint", "full@14", "train.py", "none"], "invalid line '14'; write full@train.py:35"),
         (["--sweep", "checkpoint=full,half", "train.py", "none"], "--checkpoint half: no such policy"),
         (["--framework", "torch", "--checkpoint", "full", "train.py", "none"], "--checkpoint is for JAX"),
     ],

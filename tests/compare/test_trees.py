@@ -228,5 +228,5 @@ def test_a_document_whose_flame_graph_has_a_loop_is_refused() -> None:
     values = json.document(compare([trace_of([("mm", 100, [])])], [trace_of([("mm", 120, [])])]))
     assert of(values).tree is not None
     values["tree"]["flame"][0]["parent"] = 1
-    with pytest.raises(DataError, match="a call stands before its caller"):
+    with pytest.raises(DataError, match="a call comes before its caller"):
         of(values)

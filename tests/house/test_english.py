@@ -29,10 +29,10 @@ SENTENCE = r"(?:^|(?<=[.!?]\s))"
 UNIT = r"(?:ns|us|ms|s|seconds|minutes|kB|MB|GB|KiB|MiB|GiB|bytes|FLOPs)"
 PATTERNS = {
     "of": re.compile(SENTENCE + r"Of (?!\d|\{\})"),
-    "what": re.compile(SENTENCE + r"(?:What|Whom|Those|That which) (?![^.]*\?)"),
+    "what": re.compile(SENTENCE + r"(?:What (?!to )|Whom |Those |That which )(?![^.]*\?)"),
     "stand": re.compile(r"\b(?:stands?|stood|standing)\b(?!-)"),
-    "beside": re.compile(r"\bbesides?\b"),
-    "none": re.compile(r"\b(?:is|are|was|were|be) none\b"),
+    "beside": re.compile(r"\bbeside\b"),
+    "none": re.compile(r"(?<!here )\b(?:is|are|was|were|be) none\b"),
     "no": re.compile(r"(?<!here )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|later\b|larger\b)"),
     "asked": re.compile(r"\b(?:is|are|was|were|be|been) asked\b|\basks\b"),
     "said": re.compile(r"\b(?:is|are|was|were|be|been) (?:said|told)\b|\b(?:says|tells|knows)\b"),
@@ -200,6 +200,7 @@ def test_a_pattern_is_seen(text: str, pattern: str) -> None:
     [
         "Return the number of rows.",
         "There is no trace.",
+        "What to capture, besides the trace.",
         "What is a step?",
         "It understands stand-ins.",
         "The queue is no longer full.",

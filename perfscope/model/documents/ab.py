@@ -21,12 +21,12 @@ Phase = Literal["warm", "calibrate", "measure", "confirm", "profile"]
 Decision = Literal["go on", "stop", "confirm"]
 
 WORKTREES_PREFIX = "perfscope-ab-"
-"""What the folder begins with that holds the worktrees of a comparison, each named by its arm."""
+"""Prefix of the folder with the worktrees of a comparison; each worktree has the name of its arm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What one launch gave. ``problem``: why its times are of no use, or ``None``."""
+    """Result of one launch. ``problem``: why its times cannot be used, or ``None``."""
 
     arm: Arm
     phase: Phase
@@ -35,7 +35,7 @@ class Launch:
     slot: int
     """0: it ran first in its pair, 1: second."""
     attempt: int = 0
-    """Of the pair: it runs again where a launch of it failed."""
+    """Attempt of the pair, from 0: a pair is repeated if a launch of it failed."""
     seconds: float
     """From start to end of the process."""
     code: int
@@ -52,19 +52,19 @@ class Launch:
     strays: tuple[str, ...] = ()
     """Modules that came from the checkout, not from the arm's folder."""
     changed_loaded: int | None = None
-    """Of the Python files that differ between the commits, how many it imported; ``None``: not checked."""
+    """Number of imported Python files that differ between the commits; ``None``: not checked."""
     ranks: int = 1
     """Processes whose steps its times are made of: each step is as long as that of the slowest."""
     remark: str | None = None
-    """What to know of its times."""
+    """Remark on its times for the reader of the report."""
     run: str | None = None
-    """Of a profiled launch: its run folder, relative to the comparison's."""
+    """Run folder of a profiled launch, relative to the comparison's."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What it ran on and with, by an allow-list."""
+    """Hardware and software of the launch, by an allow-list."""
     machine: Mapping[str, float] = field(default_factory=dict)
     """Counters of the machine before, while and after it ran (`ab_machine`)."""
     trials: tuple[ProcessTrial, ...] = ()
-    """Of a launch of `perfscope try`: what its processes report."""
+    """Reports of the processes of a `perfscope try` launch."""
     problem: str | None = None
 
     def times_ns(self) -> tuple[float, ...]:
@@ -113,14 +113,14 @@ class Candidate:
     name: str
     title: str
     family: str
-    """Of interventions with one family only one can be in effect."""
+    """Only one intervention of a family can be in effect."""
     answers: tuple[str, ...]
     may_change: str
     code: str
     signs: tuple[str, ...] = ()
-    """What it answers besides rules: what the baseline's launches show."""
+    """Signs in the baseline's launches that, like the findings of rules, are a reason for this intervention."""
     by_mean: bool = False
-    """Whether it moves time from one step to others, so that the mean of all steps alone tells what is gained."""
+    """Whether it moves time between steps, so that only the mean of all steps shows the gain."""
     unfit: str | None = None
     """Why it cannot help this program."""
 
@@ -152,7 +152,7 @@ class Unchanged:
     calibration: tuple[Pair, ...] = ()
 
 
-# An A/B on disk: its plan, and a line for each launch as it ends. What was interrupted goes on where it was.
+# An A/B on disk: its plan, and one line per launch, written when it ends. An interrupted A/B resumes there.
 
 
 AB_SCHEMA = "perfscope.ab/1"
@@ -168,7 +168,7 @@ MAX_AB_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbPlan:
-    """What is compared, and how. On disk the values of secret-looking options of the command are replaced."""
+    """Sides and settings of a comparison. On disk, secret-looking option values of the command are replaced."""
 
     command: tuple[str, ...]
     kind: str
@@ -177,14 +177,14 @@ class AbPlan:
     """Commit, in full."""
     head: str
     base_ref: str
-    """As it was asked for."""
+    """The ref as the user wrote it."""
     head_ref: str
     pairs: int
     """At most."""
     calibration: int
     """Pairs of the base against itself."""
     seed: int
-    """Of the order inside the pairs."""
+    """Seed of the order inside the pairs."""
     least: float
     """The smallest change that matters, relative."""
     confirm: bool = True
@@ -285,5 +285,5 @@ def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str |
         try:
             launches.append(msgspec.json.decode(line, type=Launch))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise DataError(f"{path}: line {number} is no launch ({error})") from error
+            raise DataError(f"{path}: line {number} is not a valid launch ({error})") from error
     return AbState(directory, plan, launches)

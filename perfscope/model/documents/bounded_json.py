@@ -24,7 +24,7 @@ SOME = 10_000
 """Entries of the other lists."""
 
 _LARGEST = 1e30
-"""Of a number: beyond the FLOPs of any step, and short enough to be printed."""
+"""Largest number: more than the FLOPs of any step, and short enough to be printed."""
 
 Number = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 Ns = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
@@ -127,7 +127,7 @@ def read_lines(file: Path, schema: str, *, what: str, most_bytes: int) -> list[b
 
 
 def convert_document(raw: Any, path: str | Path, kind: type[Document], *, what: str) -> Document:
-    """The document of plain dicts and lists; ``path`` is named in the ``DataError`` where they are none."""
+    """Convert plain dicts and lists to the document; a ``DataError`` names ``path`` and the first mismatch."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
@@ -135,7 +135,7 @@ def convert_document(raw: Any, path: str | Path, kind: type[Document], *, what: 
 
 
 def _one_line(error: Exception) -> str:
-    """Its text without line ends: names of the file stand in it."""
+    """The error's text without line ends, because it contains names from the file."""
     return " ".join(str(error).split())[:MOST_SAID]
 
 
@@ -159,7 +159,7 @@ def schema_of(kind: type[Any], schema: str, *, what: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON holds it, in an order of its own and without defaults."""
+    """The value as JSON types, lists of dicts sorted, without defaults."""
     if isinstance(value, dict):
         return {key: _plain(value) for key, value in value.items() if key != "default"}
     if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ Change = Literal["new", "worse", "first looked at", "fixed", "better", "no longe
 
 
 class Carried(Value, frozen=True, kw_only=True):
-    """What a change of the step time is made of: a finding, or without one a cause of the account."""
+    """One part of a change of the step time: a finding, or a cause of the account without a finding."""
 
     rule: str = ""
     cause: str = ""
@@ -77,5 +77,5 @@ class FindingChange(Value, frozen=True, kw_only=True):
 
     @property
     def is_worse(self) -> bool:
-        """New, or costlier than it was, and not by a measured time alone: what a gate asks for."""
+        """Whether a gate counts it: new, or costlier than before, and not by a measured time alone."""
         return self.change in ("new", "worse") and not self.by_time

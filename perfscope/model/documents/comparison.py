@@ -34,7 +34,7 @@ SCHEMA = "perfscope.compare/1"
 WHAT = "a comparison"
 
 MOST_BYTES = 32 << 20
-"""Of a document: ours have a few MiB at most, with 2,000 parts and their keys."""
+"""Largest document; ours have a few MiB at most, with 2,000 parts and their keys."""
 
 Verdict = Literal["regression", "improvement", "no change", "inconclusive"]
 Headline = Literal[
@@ -45,7 +45,7 @@ each side does not tell whether the step time is."""
 
 
 class Side(Value, frozen=True, kw_only=True):
-    """What stands on one side."""
+    """One side of a comparison: its files and hardware."""
 
     paths: Texts = ()
     formats: Texts = ()
@@ -90,7 +90,7 @@ class Metric(Value, frozen=True, kw_only=True):
 
 
 class CausePart(Value, frozen=True, kw_only=True):
-    """A part of the step as a cause tells of it."""
+    """A part of the step that belongs to a cause."""
 
     status: str
     name: str
@@ -126,7 +126,7 @@ class CauseFinding(Value, frozen=True, kw_only=True):
 
 
 class Cause(Value, frozen=True, kw_only=True):
-    """What happened at one place; ``exact``: counts say so, not only times."""
+    """Changes at one place; ``exact``: counts differ, not only times."""
 
     place: str
     exact: bool
@@ -192,7 +192,7 @@ class Account(Value, frozen=True, kw_only=True):
     causes: dict[str, Amount] = msgspec.field(default_factory=dict)
 
     def problem(self) -> str | None:
-        """What does not sum; ``None``: everything does."""
+        """The sum that does not add up; ``None``: all do."""
         sums = [sum(getattr(amount, side) for amount in self.causes.values()) for side in ("base_ns", "head_ns")]
         wanted = [self.base_ns, self.head_ns]
         return None if sums == wanted else f"its causes sum to {sums[0]} and {sums[1]} ns, not to {wanted}"
@@ -222,7 +222,7 @@ class Step(Value, frozen=True, kw_only=True):
     other_parts: OtherParts = OtherParts()
 
     def problem(self) -> str | None:
-        """What does not sum; ``None``: everything does."""
+        """The sum that does not add up; ``None``: all do."""
         sides = (("base", self.base_ns), ("head", self.head_ns))
         sums = [
             sum(getattr(part, side).ns for part in self.parts) + getattr(self.other_parts, f"{side}_ns")
@@ -250,7 +250,7 @@ class TreeRow(Value, frozen=True, kw_only=True):
     was: Texts = ()
     """Where it was, of what moved."""
     nodes: Count = 1
-    """That it stands for: of a subtree that came, went or moved all of it."""
+    """Number of nodes of the subtree that was added, removed or moved; otherwise 1."""
     base_calls: Number = 0
     head_calls: Number = 0
     base_ns: Ns = 0
@@ -292,9 +292,9 @@ class Tree(Value, frozen=True, kw_only=True):
     """Both trees as one, callers first; what is too short to be seen counts with its caller."""
 
     def problem(self) -> str | None:
-        """What does not sum, or stands before its caller; ``None``: nothing."""
+        """The sum that does not add up or the order that is wrong; ``None``: all is consistent."""
         if any(node.parent >= number for number, node in enumerate(self.flame)):
-            return "a call stands before its caller"
+            return "a call comes before its caller"
         whole = sum(row.delta_ns for row in self.rows) + self.others_ns + self.equal_ns
         wanted = self.head_ns - self.base_ns
         return None if whole == wanted else f"its rows sum to {whole} ns, not to {wanted}"
@@ -318,7 +318,7 @@ class CriticalPath(Value, frozen=True, kw_only=True):
     other_rows: OtherParts = OtherParts()
 
     def problem(self) -> str | None:
-        """What does not sum; ``None``: everything does."""
+        """The sum that does not add up; ``None``: all do."""
         for side in ("base_ns", "head_ns"):
             whole = sum(getattr(row, side) for row in (*self.rows, self.other_rows))
             if whole != getattr(self, side):
@@ -348,7 +348,7 @@ class Kernel(Value, frozen=True, kw_only=True):
     name: str
     kind: Literal["changed", "new", "gone"]
     base_ns: Number
-    """What is typical of the launches; 0 if it is new. Both sides differ by ``effect``."""
+    """Typical time over the launches; 0 if the kernel is new. The sides differ by ``effect``."""
     head_ns: Number
     change_ns: Number
     """Head less base."""
@@ -360,12 +360,12 @@ class Kernel(Value, frozen=True, kw_only=True):
 
 
 class Launch(Value, frozen=True, kw_only=True):
-    """One launch of an arm: ``ns`` stands for its steps, ``seconds`` is how long it took."""
+    """One launch of an arm. ``ns``: typical step time; ``seconds``: duration of the launch."""
 
     arm: Literal["base", "head"]
     phase: str
     pair: Count
-    """Of a launch without a partner its place among all launches."""
+    """Number of the pair; for a launch without a partner, its number among all launches."""
     ns: Number | None = None
     """``None``: it has no steady part, or was profiled."""
     seconds: Number | None = None
@@ -439,7 +439,7 @@ class OtherRows(Value, frozen=True, kw_only=True):
 
 
 class ProgramWritten(Value, frozen=True, kw_only=True):
-    """What differs at a line of the program before the compiler optimized it."""
+    """A difference at a line of the program before the compiler optimized it."""
 
     place: str
     change: str
@@ -471,7 +471,7 @@ class ProgramDifference(Value, frozen=True, kw_only=True):
     notes: Texts = ()
 
     def problem(self) -> str | None:
-        """What does not sum; ``None``: everything does."""
+        """The sum that does not add up; ``None``: all do."""
         wanted = {amount.name: amount.head - amount.base for amount in self.amounts}
         sums = dict.fromkeys(wanted, 0)
         for amounts in (*(row.amounts for row in self.rows), self.other_rows.amounts):
@@ -497,16 +497,16 @@ class Document(Value, frozen=True, kw_only=True):
     head: Side
     metrics: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)]
     cautions: Texts = ()
-    """What must be known before the verdict: other programs, other machines, machines that were busy."""
+    """Facts that limit the verdict: other programs, other machines, busy machines."""
     likely: Literal["regression", "improvement"] | None = None
-    """What one launch on each side says of the step time; ``None`` where it says nothing."""
+    """Likely change of the step time by one launch per side; ``None`` if it is open."""
     carried: Annotated[tuple[Carried, ...], msgspec.Meta(max_length=MANY)] = ()
-    """What most of the change of the step time is, the largest first; empty where nothing is known."""
+    """Largest parts of the change of the step time, largest first; empty if unknown."""
     settle: str = ""
     """The command that settles whether the step time changed, where one launch on each side does not."""
     failed: Texts = ()
     gates: Texts = ()
-    """What ``--fail-on`` asked for."""
+    """Conditions of ``--fail-on``."""
     beside: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)] = ()
     programs: Annotated[tuple[ProgramDifference, ...], msgspec.Meta(max_length=SOME)] = ()
     """Compiled programs, by instruction."""
@@ -527,17 +527,17 @@ class Document(Value, frozen=True, kw_only=True):
 
 
 def read(path: str | Path) -> Document:
-    """The document in a file; ``DataError`` where it cannot be read, is too large, or is none."""
+    """Read a document from a file; ``DataError`` if the file is unreadable, too large or invalid."""
     return _checked(read_document(Path(path), Document, SCHEMA, what=WHAT, most_bytes=MOST_BYTES), path)
 
 
 def parse(content: bytes, path: str | Path) -> Document:
-    """The document in ``content``; ``path`` is named in errors. ``DataError`` in one line where it is none."""
+    """Parse a document; a ``DataError`` of one line names ``path``."""
     return _checked(decode_document(content, path, Document, SCHEMA, what=WHAT, most_bytes=MOST_BYTES), path)
 
 
 def of(values: dict[str, Any]) -> Document:
-    """The document that we made ourselves; ``DataError`` if it is none."""
+    """Convert the values of a comparison to a document; ``DataError`` if they are invalid."""
     made = "the comparison that was made"
     return _checked(convert_document(values, made, Document, what=WHAT), made)
 

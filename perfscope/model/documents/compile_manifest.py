@@ -34,7 +34,7 @@ class CompiledTarget(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     topology: str | None
     memory_bytes: int | None
-    """Of one device."""
+    """Memory of one device."""
     description: dict[str, Any] = msgspec.field(default_factory=dict)
     """All numbers that were used, with their sources."""
 
@@ -45,7 +45,7 @@ class CompiledProgram(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     """Relative to the run folder."""
     name: str
-    """What XLA calls it: ``jit_step``."""
+    """Name of the module in XLA: ``jit_step``."""
     function: str = ""
     place: CompiledLine | None = None
     calls: int = 1
@@ -55,7 +55,7 @@ class CompiledProgram(msgspec.Struct, frozen=True, kw_only=True):
     argument_bytes: int | None = None
     output_bytes: int | None = None
     alias_bytes: int | None = None
-    """Of the outputs that lie in donated arguments."""
+    """Bytes of outputs that reuse donated arguments."""
     temporary_bytes: int | None = None
     code_bytes: int | None = None
     mesh: dict[str, int] | None = None
@@ -65,7 +65,7 @@ class CompiledProgram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotCompiled(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen and is not here, and why."""
+    """A program that was seen but not compiled, and the reason."""
 
     name: str
     reason: str
@@ -89,7 +89,7 @@ class Checkpointed(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint policy that a program's layers were given without editing it."""
 
     policy: str
-    """As ``--checkpoint`` says it: ``full``, ``dots@train.py:35``."""
+    """Policy as in ``--checkpoint``: ``full``, ``dots@train.py:35``."""
     places: tuple[CheckpointSite, ...] = ()
 
 
@@ -107,16 +107,16 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     sources: str | None = None
     """SHA-256 over the sources it was compiled from (`build_key.sources_digest`); None where they were too many."""
     functions: tuple[str, ...] = ()
-    """Those that were asked for; empty for all."""
+    """Functions that the user selected; empty for all."""
     until_exit: bool = False
     checkpoint: Checkpointed | None = None
     """None: the program's own policies."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)
-    """Of python, jax, jaxlib, the plugin, torch, triton: what decides how the program is compiled."""
+    """Versions of python, jax, jaxlib, the plugin, torch, triton: they decide how the program is compiled."""
     programs: tuple[CompiledProgram, ...] = ()
     not_compiled: tuple[NotCompiled, ...] = ()
     notes: tuple[str, ...] = ()
-    """What the reader of a report must know: what was made up, what is not covered."""
+    """Notes for the reader of a report: assumptions, and parts that are not covered."""
     stopped: str | None = None
     """Why the program was not run to its end."""
     complete: bool = False

@@ -1,4 +1,4 @@
-"""What the child process is asked: plain data in a JSON file, so that it needs nothing of the command's."""
+"""The request to the child process: plain data in a JSON file, independent of the command's modules."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class TargetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     topology: str
     """For XLA: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``)."""
     memory_bytes: int | None
-    """Of one device, as it was asked for."""
+    """Requested memory of one device."""
     description: dict[str, Any]
     """All numbers that are used, so that a report needs no table."""
     config: str | None = None
     """XLA's target config of the GPU as text; TPU compilers bring their own."""
     generation: str | None = None
-    """What libtpu calls the TPU: ``v5e``."""
+    """libtpu's name of the TPU: ``v5e``."""
     host_shape: tuple[int, ...] | None = None
     """TPUs: chips of one host along x, y and z; None for libtpu's own, 2 x 2."""
 
@@ -49,11 +49,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to compile or plan, and for what."""
+    """The program to compile or plan, and its target."""
 
     framework: Framework
     arguments: tuple[str, ...]
-    """Script or module, and everything behind it."""
+    """Script or module, and all arguments after it."""
     module: bool
     target: TargetRequest
     limits: Limits
@@ -64,12 +64,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     until_exit: bool = False
     """Let the program run to its end, however often it calls the same."""
     checkpoint: str | None = None
-    """JAX: the policy that the program's layers get; None: what the program says."""
+    """JAX: the policy for the program's layers; None: the program's own."""
     keep_ptx: bool = False
     plugins: tuple[str, ...] = ()
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()
-    """Programs that a child before this one left behind, compiled or not: numbers in the order they were seen."""
+    """Programs that an earlier child finished with, compiled or not: numbers in the order they were seen."""
     exported: str | None = None
     """A file with a program that was exported beforehand (`compile_for`, StableHLO, HLO, jax.export, torch.export),
     instead of a program of the user's to run."""
@@ -81,7 +81,7 @@ def dump(request: Request) -> bytes:
 
 
 def load(path: Path) -> Request:
-    """The request in a file; ``DataError`` where it is none."""
+    """Read the request in a file; ``DataError`` if it is invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Request)
     except OSError as error:
@@ -90,7 +90,7 @@ def load(path: Path) -> Request:
         raise DataError(f"{path}: not a request to compile ({error})") from error
 
 
-# What ``--checkpoint POLICY[@FILE:LINE]`` asks for: which policy the layers of a program get, and which of them.
+# The meaning of ``--checkpoint POLICY[@FILE:LINE]``: the policy for the layers of a program, and these layers.
 
 
 PolicyName = Literal["none", "full", "dots", "all_dots", "names"]
@@ -101,7 +101,7 @@ POLICIES: dict[PolicyName, str] = {
     "all_dots": "dots_saveable: all products and convolutions stay",
     "names": "save_only_these_names: what the program names (checkpoint_name) stays; names:a+b for some of them",
 }
-"""Policies as they are written on the command line; `perfscope advise memory` says *selectively* for ``dots``."""
+"""Policies as written on the command line; `perfscope advise memory` uses *selectively* for ``dots``."""
 
 JAX_POLICY_NAMES: dict[str, PolicyName] = {
     "nothing_saveable": "full",
@@ -137,7 +137,7 @@ class CheckpointRequest:
 
     word: PolicyName
     names: tuple[str, ...] = ()
-    """Of ``names:a+b``; empty for all that the program has."""
+    """Names of ``names:a+b``; empty for all names in the program."""
     spots: tuple[Spot, ...] = ()
     """Only what is at these lines; empty for the layers, as they are found."""
 
@@ -165,6 +165,6 @@ def parse_checkpoint(text: str, *, option: str = "--checkpoint") -> CheckpointRe
     for label in parts:
         match = re.fullmatch(r"(?:\./)?([^:@]{1,200}):(\d{1,7})", label)
         if match is None:
-            raise UsageError(f"{option} {text[:60]}: {label[:40]!r} is no line; write {sentence}@train.py:35")
+            raise UsageError(f"{option} {text[:60]}: invalid line {label[:40]!r}; write {sentence}@train.py:35")
         spots.append(Spot(file=match[1], line=int(match[2])))
     return CheckpointRequest(word=word, names=names, spots=tuple(spots))

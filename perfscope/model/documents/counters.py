@@ -1,4 +1,4 @@
-"""What a process counted of itself at the boundaries of its steps: ``counters.json.gz`` of `perfscope run`.
+"""Counters that a process read at the boundaries of its steps: ``counters.json.gz`` of `perfscope run`.
 
 A gzipped JSON document of columns. Times are ns of the machine's monotonic clock, as in ``stacks.json.gz``. Counters
 of the system are cumulative; a reader takes differences. -1: not known.
@@ -42,7 +42,7 @@ class HeldName:
     bytes: tuple[int, ...] = ()
     """Bytes of the tensors and arrays in it; of a graph empty."""
     graphs: bool = False
-    """Of a container: its last element is a tensor with an autograd graph."""
+    """For a container: whether its last element is a tensor with an autograd graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What `perfscope run --numerics` records of the tensors of one process: ``numerics.json.gz``.
+"""Values of tensors in one process, recorded by `perfscope run --numerics`: ``numerics.json.gz``.
 
 Only the standard library is imported at the top: it is written from inside the user's process.
 """
@@ -48,7 +48,7 @@ overflows, and the number before it is the last that does not."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatCounts:
-    """Of the values that were counted, how many a format cannot hold."""
+    """Number of counted values that a format cannot represent."""
 
     overflow: int
     flushed: int
@@ -63,7 +63,7 @@ class TensorStatistics:
 
     kind: Kind
     name: str
-    """Of the module (and number of the output) or of the parameter."""
+    """Name of the parameter, or of the module with the number of the output."""
     type: str
     """Class of the module; empty where none is known."""
     dtype: str
@@ -101,7 +101,7 @@ class Nonfinite:
     op_module: str = ""
     op_step: int | None = None
     op_dtype: str = ""
-    """Of its result; empty where it is not known."""
+    """dtype of the result; empty if unknown."""
 
 
 Loss = Literal["rounding", "cancellation", "update"]
@@ -127,15 +127,15 @@ class PrecisionLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepValues:
-    """What is recorded of a step besides its tensors."""
+    """Values of a step besides its tensors."""
 
     step: int
     loss: float | None = None
-    """Of the last backward pass, not scaled; ``None`` where there is none or it is not finite."""
+    """Loss of the last backward pass, not scaled; ``None`` if there was no backward pass or it is not finite."""
     gradient_norm: float | None = None
     """Over all parameters of the optimizers that stepped."""
     scale: float | None = None
-    """Of the loss scaler at the end of the step."""
+    """Scale of the loss scaler at the end of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""What `perfscope parity` writes: the recording of one run of a model, and the document ``perfscope.parity/1``.
+"""Files of `perfscope parity`: the recording of one run of a model, and the document ``perfscope.parity/1``.
 
 A recording is a folder with ``recording.json`` and ``arrays.npz``. Keys of its arrays: ``layer:N`` and ``gradient:N``
 (of the output of layer N), ``input:N``, ``weight:NAME`` and ``weight_gradient:NAME``. Arrays are float32 or float64;
-what was narrower was widened, which is exact.
+narrower values were widened, which is exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_BYTES = 256 << 20
 
 Arrays = dict[str, np.ndarray]
 Kind = Literal["linear", "linear_in_out", "conv", "embedding", "buffer", ""]
-"""What the module that owns a weight does with it; ``''``: not known. ``linear``: (out, in), ``linear_in_out``:
+"""How the module that owns a weight uses it; ``''``: unknown. ``linear``: (out, in), ``linear_in_out``:
 (in, out), ``conv``: (out, in, *space)."""
 
 
@@ -136,17 +136,17 @@ class Row(Value, frozen=True, kw_only=True):
     kind: RowKind
     diverges: bool
     error_a: Number | None
-    """Of A against the reference, relative norm. ``None``: not finite, or of another size."""
+    """Error of A against the reference, relative norm. ``None``: not finite, or of another size."""
     error_b: Number | None
-    """Of B against the reference."""
+    """Error of B against the reference."""
     expected: Number
     """The largest error that rounding explains, of the side that the reference is not of."""
     cosine: Number | None = None
-    """Of that side and the reference."""
+    """Cosine between that side and the reference."""
     max_ulp: Number | None = None
     """Largest difference of an element from the reference, in units in the last place of that side's dtype."""
     dtype: str = ""
-    """Of that side."""
+    """dtype of that side."""
     op_a: str = ""
     op_b: str = ""
     line_a: str = ""
@@ -165,7 +165,7 @@ class Divergence(Value, frozen=True, kw_only=True):
     """The last op of each side, between both layers, whose result the other side has too: ``'bmm at model.py:38'``."""
     next_a: str = ""
     next_b: str = ""
-    """What each side does next."""
+    """The next layer of each side."""
 
 
 class Mapping(Value, frozen=True, kw_only=True):

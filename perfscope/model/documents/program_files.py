@@ -18,7 +18,7 @@ NAMES: dict[ProgramFile, str] = {
 
 HEAD_BYTES = 65_536
 MAX_BYTES = 2 << 30
-"""Of a file; no protocol buffer and no flatbuffer is larger."""
+"""Largest file: protocol buffers and flatbuffers have no larger ones."""
 
 _BYTECODE = b"ML\xefR"
 """How MLIR's bytecode begins."""
@@ -32,7 +32,7 @@ _LARGEST_TABLE = 1 << 16
 
 
 def program_file(path: Path, head: bytes) -> ProgramFile | None:
-    """What kind of program ``path`` holds, None for anything else. ``head``: its first bytes, decompressed."""
+    """The kind of program in ``path``, None for other files. ``head``: its first bytes, decompressed."""
     if head.startswith(_BYTECODE) or _is_mlir(head):
         return "stablehlo"
     if head.startswith(_ZIP):
@@ -45,7 +45,7 @@ def program_file(path: Path, head: bytes) -> ProgramFile | None:
 
 
 def compile_hint(path: str) -> str:
-    """What to do with such a file instead of analyzing it."""
+    """Advice for a file with a program that is not compiled yet."""
     return f"`perfscope compile {path} --target h100` compiles it with the target's own compiler and judges the result"
 
 

@@ -1,4 +1,4 @@
-"""A run: the versioned manifest that says what was started, what came of it, and what was captured.
+"""A run: its versioned manifest, with the program, the outcome and the captures.
 
 Only the standard library is imported at the top: the same types are written from inside the user's
 process, where nothing of ours but this may be assumed to be installed.
@@ -30,7 +30,7 @@ ATTACHED_FILE = ".framework-seen"
 STEPS_FILE = ".steps-seen"
 """Made by a process of the run that has steps and was not started by the program."""
 FAILURES_FILE = "failures.txt"
-"""One line for each error of our own inside the program."""
+"""One line per internal error of perfscope inside the program."""
 
 MOST_BYTES = 64 << 20
 """A manifest of 4096 ranks with 10,000 step times each stays below; a larger file is not one of ours."""
@@ -44,7 +44,7 @@ Manifest = TypeVar("Manifest", "Run", "Process")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """One pass of one process: the file a tool wrote, or why there is none."""
+    """One pass of one process: the file that a tool wrote, or why there is no file."""
 
     pass_name: str
     """``timing``, ``detail`` or ``structure``; the JSON key is ``pass``."""
@@ -93,10 +93,10 @@ class Process:
     untraced_step_ns: tuple[int, ...] = ()
     """Durations of steps that ran without any profiler, after the warm-up, in order."""
     untraced_step_tokens: tuple[tuple[int, int] | None, ...] = ()
-    """Of the same steps the (sequences, tokens of each) that the model was called with; empty where none is known."""
+    """(Sequences, tokens per sequence) of the model's input in the same steps; empty if unknown."""
     window_ns: int | None = None
-    """Duration of ``window_steps`` such steps in a row, the devices waited for before the first and behind the
-    last: what they took at the program's own overlap, everything between them included. ``None``: not measured."""
+    """Duration of ``window_steps`` consecutive steps without a profiler, with a wait for the devices before the first
+    and after the last: their time at the program's own overlap, pauses between them included. ``None``: unmeasured."""
     window_steps: int = 0
     window_compilations: int = 0
     """Programs that jax compiled, and frames that torch compiled, in the window."""
@@ -154,15 +154,15 @@ class Run:
     driver: str | None = None
     clocks: tuple[Mapping[str, str], ...] = ()
     machine_load: Mapping[str, float] = field(default_factory=dict)
-    """Of all processors' time while the program ran: ``others_share`` went to other programs, ``steal_share`` was kept
-    by the host of a virtual machine. Empty of a job of several tasks, which are no others."""
+    """Shares of all processors' time while the program ran: ``others_share`` is for other programs, ``steal_share`` for
+    the host of a virtual machine. Empty for a job of several tasks, because they count as one program."""
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What the reader of a report must know, one sentence each."""
+    """Notes for the reader of a report, one sentence each."""
     processes: tuple[Process, ...] = ()
 
     def device_names(self) -> list[str]:
-        """Of the machine's devices, one each; where it did not tell them, of those that the processes used."""
+        """Names of the machine's devices; if unknown, of the devices that the processes used."""
         used = [device for process in self.processes for device in process.devices]
         names = ([str(device["name"]) for device in devices if "name" in device] for devices in (self.devices, used))
         return next(filter(None, names), [])

@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 
 RUNS_FOLDER = "perfscope-runs"
+"""Folder of runs, in the folder a program was started in."""
 STORE_FILE = "store.sqlite"
-"""Of the local run store, in the folder of runs."""
-"""Below the folder a program was started in."""
+"""File of the local run store, in the folder of runs."""
 LATEST = "latest"
 COMPILED_FILE = "compile.json"
+"""The manifest that `perfscope compile` wrote, next to runs and listed with them."""
 MAX_RUN_FILES = 20_000
 """As many as ``analyze`` reads below a folder."""
 _WRITTEN_FROM_THE_REST = ("report.",)
 """Beginnings of the names of files in a run that are made from the others."""
-"""The manifest of what `perfscope compile` wrote, beside runs and listed with them."""
 TAGS_FILE = ".tags"
 """Names that a user gave a run, a line each."""
 ALIVE_FILE = ".alive"
-"""Locked for as long as ``perfscope run`` lives: how a reader tells a running run from a killed one.
+"""Locked while ``perfscope run`` is alive, so that a reader can distinguish a running run from a killed one.
 
-Each further task of a job has one of its own, with its number behind it.
+Each further task of a job has its own file, with its number appended.
 """
 
 STAMP = "%Y%m%d-%H%M%S"
@@ -101,7 +101,7 @@ def directory_label(name: str) -> str:
 
 
 def write(directory: Path, run: Run) -> None:
-    """Write the manifest of ``run``'s task in ``directory``; each has a file of its own."""
+    """Write the manifest of ``run``'s task in ``directory``; each task has its own file."""
     write_atomically(directory / manifest_name(run.task), dump(run))
 
 
@@ -162,10 +162,10 @@ def is_run(directory: Path) -> bool:
 
 
 def read(directory: Path) -> Run:
-    """The run in ``directory`` with what its processes and tasks wrote last; ``DataError`` if its manifest is corrupt.
+    """Read the run in ``directory``, with the last state of its processes and tasks; ``DataError`` if it is corrupt.
 
-    A run that says it is running though nobody runs it any more reads as killed. What became of tasks other
-    than the first, and what one of them or a process left damaged, is in its notes.
+    A run still marked as running whose process is gone is reported as killed. Its notes have the state of all tasks but
+    the first, and damaged files of tasks and processes.
     """
     files = manifests(directory) or [directory / RUN_FILE]
     first = load_run(files[0])
@@ -178,7 +178,7 @@ def read(directory: Path) -> Run:
 
 
 def read_processes(directory: Path) -> tuple[tuple[Process, ...], tuple[str, ...]]:
-    """What the processes of a run wrote of themselves, by rank, and a note for each whose manifest is damaged."""
+    """Processes of a run by rank, and a note for each process whose manifest is damaged."""
     processes, damaged = _readable(sorted(directory.glob(f"rank*/{PROCESS_FILE}")), load_process)
     return tuple(sorted(processes, key=lambda process: (process.rank, process.directory))), damaged
 
@@ -246,7 +246,7 @@ def listed(directory: Path) -> ListedRun:
 def find(which: str, root: Path | None = None) -> Path:
     """The run directory that ``which`` names: a path, ``latest``, an id or the unique beginning of one, or a tag.
 
-    ``DataError`` if there is none, ``UsageError`` if several begin so.
+    ``DataError`` if no run matches, ``UsageError`` if several do.
     """
     folder = Path(RUNS_FOLDER) if root is None else root
     direct = Path(which)
@@ -276,7 +276,7 @@ def missing(path: str | Path) -> DataError:
 
 
 def _names(folder: Path) -> list[str]:
-    """What names a run in ``folder``."""
+    """Names that select a run in ``folder``."""
     kept = kept_directories(folder)
     return [LATEST, *(path.name for path in kept), *(tag for path in kept for tag in tags_of(path))]
 
@@ -329,7 +329,7 @@ def delete(root: Path, which: str) -> Path:
 
 
 def prune(root: Path, keep: int) -> list[Path]:
-    """Remove all but the ``keep`` newest runs below ``root``; those that run or have a tag stay. What was removed."""
+    """Remove all but the ``keep`` newest runs below ``root``, running and tagged runs excepted; return the removed."""
     if keep < 0:
         raise UsageError(f"--keep {keep}: the number of runs to keep cannot be negative")
     removed = [
@@ -417,9 +417,9 @@ RECENT_STEPS = 100
 
 
 def recent_of(run: Run) -> tuple[int, int, float | None] | None:
-    """Of the last steps (``RECENT_STEPS`` at most) of the first rank that timed any: count, median in ns, tokens/s.
+    """Count, median in ns and tokens/s of the last steps (at most ``RECENT_STEPS``) of the first rank with timed steps.
 
-    Tokens/s: ``None`` where the tokens of a step are not known. ``None``: no step was timed.
+    Tokens/s: ``None`` if the tokens per step are unknown. ``None``: no step was timed.
     """
     from statistics import median
 

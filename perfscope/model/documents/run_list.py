@@ -1,4 +1,4 @@
-"""What a list of runs says of each: its manifest and its report in a few words, and nothing of its environment."""
+"""Rows of a list of runs: a summary of manifest and report, without the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from perfscope.model.documents.run import Run
 
 REPORT_FILE = "report.json"
-"""What `perfscope run` and `compile` write beside the manifest."""
+"""The report that `perfscope run` and `compile` write next to the manifest."""
 
 MOST_REPORT_BYTES = 64 << 20
 SHORT_COMMIT = 8
@@ -24,7 +24,7 @@ SHORT_COMMIT = 8
 
 
 def row_of(listed: ListedRun) -> dict[str, Any]:
-    """What a list says of one run, as JSON; of one that cannot be read its ``problem``. Times in ns."""
+    """One run of a list, as JSON; its ``problem`` if the run cannot be read. Times in ns."""
     if listed.compiled is not None:
         return _compiled_row(listed.directory, listed.compiled)
     if listed.run is None:
@@ -81,7 +81,7 @@ def commit_words(row: dict[str, Any]) -> str:
 
 
 def _compiled_row(directory: Path, compiled: Compiled) -> dict[str, Any]:
-    """What was compiled, in the words of runs: nothing ran, so that there are neither ranks nor steps."""
+    """A compiled program as a row of the list; it has neither ranks nor steps, because it did not run."""
     return {
         "id": directory.name,
         "name": compiled.name,
@@ -138,7 +138,7 @@ class _Report(msgspec.Struct):
 
 
 def _report_of(directory: Path) -> _Report | None:
-    """``None`` where there is none that can be read."""
+    """The report of a run; ``None`` if it is missing or unreadable."""
     file = directory / REPORT_FILE
     try:
         if file.stat().st_size > MOST_REPORT_BYTES:
@@ -149,9 +149,9 @@ def _report_of(directory: Path) -> _Report | None:
 
 
 def findings_of(directory: Path) -> dict[str, Any]:
-    """``findings``: how many a report has, ``None`` where there is none that can be read; ``worst_finding``.
+    """``findings``: number in the report, ``None`` without a readable report; ``worst_finding``.
 
-    The worst has rule, severity and cost (ns, ``None`` where no time is known) and is ``None`` where there is none.
+    The worst has rule, severity and cost (ns, ``None`` if unknown); it is ``None`` without findings.
     """
     return _findings(_report_of(directory))
 

@@ -26,11 +26,11 @@ MOST_BYTES = 64 << 20
 """Unpacked. A file with all that a sampler keeps at most is a tenth of it."""
 
 SWITCH_NS = 250_000
-"""For how long the sampler waits at least for a thread that runs Python, before that one is asked to let go of the
-interpreter's lock. A sample with less delay was taken while nobody ran Python."""
+"""Least time that the sampler waits for a thread that runs Python before the interpreter requests the release of its
+lock. A sample with a shorter delay was taken while no thread ran Python."""
 
 COLLECTING = "garbage collection"
-"""Name of the frame that stands for the interpreter's garbage collector."""
+"""Name of the frame that represents the interpreter's garbage collector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class StackSamples:
     """(Caller, file, line, function): row of ``frames`` or -1, index of ``texts`` or -1, number or -1, index."""
     time_ns: tuple[int, ...]
     lasts_ns: tuple[int, ...]
-    """Time since the sampling before, for which a sample stands."""
+    """Time since the previous sampling; a sample represents it."""
     delay_ns: tuple[int, ...]
     """By how much later than due it was taken: the sampler waited for the interpreter's lock, or for a processor."""
     thread: tuple[int, ...]

@@ -2,13 +2,13 @@
 
 A run may have been timed in several ways. In this order, the first that there is:
 
-1. *window*: steps in a row without a profiler, the devices waited for before the first and after the last; their mean.
-   It counts where the host runs ahead of the devices, so that the host's own steps end before their work does.
+1. *window*: consecutive steps without a profiler, with a wait for the devices before the first and after the last;
+   their mean. It counts if the host runs ahead of the devices, so that the host's own steps end before their work does.
 2. *unprofiled*: the host's steps without a profiler; their median, because the system holds up single steps. The mean
-   where slow steps are the program's own work (rule ``slow_steps``), which a median hides.
+   if slow steps are the program's own work (rule ``slow_steps``), which a median hides.
 3. *profiled*: the recorded steps, without those that compiled; their mean, which the causes of the account sum to.
 
-Of a job the number is that of the rank in the middle. All values are kept under names of their own (``known_ns``).
+The number of a job is that of the median rank. All values are kept under separate names (``known_ns``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 from msgspec import Struct
 
 HOST_AHEAD = 1.1
-"""Of the host's median step: a mean with the devices waited for that is longer is another fact, not noise."""
+"""Ratio to the host's median step above which a mean with waits for the devices is not noise, but another fact."""
 
 Timed = Literal["window", "unprofiled", "profiled"]
 

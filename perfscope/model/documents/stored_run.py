@@ -1,4 +1,4 @@
-"""What a store keeps of one run, whichever store: a record that is JSON in the store and in an export.
+"""The record of one run in a store: JSON in the store and in an export.
 
 No host name, user name, environment or absolute path is in it. Keys are only added within a schema version.
 """
@@ -16,10 +16,10 @@ from perfscope.model.errors import DataError
 RECORD_SCHEMA = "perfscope.stored-run/1"
 
 MOST_BYTES = 8 << 20
-"""Of one record: a job of a thousand ranks with every finding stays below a tenth of it."""
+"""Largest record: a job of a thousand ranks with every finding needs less than a tenth of it."""
 
 MOST_VALUE = 1e30
-"""Of a metric: beyond any FLOPs, bytes or ns, and quotients of two of them are numbers still."""
+"""Largest metric: more than any FLOPs, bytes or ns, and small enough that quotients of two remain finite."""
 
 KEY_LENGTH = 16
 """Hexadecimal digits of a machine's key: there are a few machines, and it is read by people."""
@@ -36,7 +36,7 @@ class StoredMetric:
     """``exact``, or ``single captures`` for times."""
     value: float | None = None
     text: str | None = None
-    """Of a fingerprint, in place of the value."""
+    """Text of a fingerprint, in place of the value."""
     neutral: bool = False
     """More of it is neither better nor worse."""
 
@@ -84,15 +84,15 @@ class NotMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """All that is kept of a run besides its files."""
+    """Data of a run that remain without its files."""
 
     uid: str
-    """Of its content: the same run is the same wherever it is stored, another of the same id is another."""
+    """Hash of the content: the same run has one uid in every store, another run with the same id has another."""
     id: str
     """Name of its folder or file."""
     name: str
     kind: str
-    """What was recorded, as ``compare`` says it; ``no recording`` where nothing was."""
+    """Kind of recording, as in ``compare``; ``no recording`` if there was none."""
     created_utc: str
     """ISO 8601."""
     schema: str = RECORD_SCHEMA
@@ -137,7 +137,7 @@ class Baseline:
     set_utc: str
     digest: str | None
     bytes: int
-    """Of the pack."""
+    """Size of the pack."""
 
 
 def encode(record: StoredRun) -> str:
@@ -146,7 +146,7 @@ def encode(record: StoredRun) -> str:
 
 
 def decode(text: str | bytes, origin: str) -> StoredRun:
-    """The record in ``text``; ``DataError``, with ``origin`` first, if it is none of ours or too large."""
+    """Parse a record; a ``DataError`` begins with ``origin`` if it is invalid or too large."""
     from perfscope.model.documents.bounded_json import decode_document
 
     record = decode_document(text, origin, StoredRun, RECORD_SCHEMA, what="a stored run", most_bytes=MOST_BYTES)
@@ -154,5 +154,5 @@ def decode(text: str | bytes, origin: str) -> StoredRun:
     if len(set(names)) < len(names):
         raise DataError(f"{origin}: a metric is in it twice")
     if any(metric.value and not 1 / MOST_VALUE < abs(metric.value) < MOST_VALUE for metric in record.metrics):
-        raise DataError(f"{origin}: a metric is no number that can be measured")
+        raise DataError(f"{origin}: a metric is outside the range of measurable numbers")
     return record

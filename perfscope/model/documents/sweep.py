@@ -20,12 +20,12 @@ MOST_BYTES = 16 << 20
 MOST_POINTS = 4096
 
 VariantState = Literal["fits", "does not fit", "compiled", "failed", "not reached"]
-"""``compiled``: whether it fits is not known, because nobody knows the device's memory or the program's peak."""
+"""``compiled``: whether it fits is unknown, because the device's memory or the program's peak is."""
 
 AxisKind = Literal["size", "choice", "machine"]
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=MOST_POINTS)]
-"""Of a variant, from 0."""
+"""Number of a variant, from 0."""
 Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=MOST_POINTS)]
 
 
@@ -35,11 +35,11 @@ class SweptAxis(Value, frozen=True, kw_only=True):
     name: str
     values: Texts
     kind: AxisKind
-    """Of a size the work changes. Variants that differ in it, or in the machine, are not held against each other."""
+    """With a size the work changes. Variants that differ in a size, or in the machine, are not compared."""
 
 
 class SweptVariant(Value, frozen=True, kw_only=True):
-    """What became of one variant. Times are modelled; bytes are of one device."""
+    """Result of one variant. Times are modelled; bytes are of one device."""
 
     settings: dict[str, str]
     state: VariantState
@@ -53,7 +53,7 @@ class SweptVariant(Value, frozen=True, kw_only=True):
     same_as: Numbers = ()
     reason: str = ""
     programs: Texts = ()
-    """Those that the step was taken for."""
+    """Programs that make up the step."""
     folder: str = ""
     """Relative to the document's folder."""
     seconds_to_compile: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None

@@ -16,9 +16,9 @@ from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
 from perfscope.model.files import write_atomically
 
-# What a planned step holds in device memory at its peak, as it lies in the file of a plan. No torch here.
+# Device memory of a planned step at its peak, as in the file of a plan. No torch here.
 #
-# Bytes are what the caching allocator of a device would hand out (multiples of ``allocator.ROUNDED_TO``), not what it
+# Bytes are blocks of a caching allocator (multiples of ``allocator.ROUNDED_TO``), not the segments that it
 # reserves.
 
 
@@ -57,16 +57,16 @@ class StepMemory:
 
     peak_bytes: Bytes
     requested_bytes: Bytes
-    """The most that was asked for at once, before rounding: what an allocator that does not round hands out."""
+    """Largest sum of requests at one time, before rounding: the peak of an allocator that does not round."""
     start_bytes: Bytes
     """Held when the step begins."""
     given_bytes: Bytes = 0
     """Parameters, and what is there before the forward begins and the step looks at: steps of the same work have equal
     ones. Before rounding."""
     phase: StepPhase
-    """Of the peak."""
+    """Phase of the step at the peak."""
     op: Text | None = None
-    """Op or planned kernel that asks for the block that makes the peak."""
+    """Op or planned kernel that allocates the block at the peak."""
     file: Text | None = None
     line: Count | None = None
     graph: Text | None = None
@@ -86,16 +86,16 @@ class PlanMemory:
     planned: StepMemory | None = None
     """With the planned graphs: their buffers as inductor's wrapper allocates, reuses and frees them."""
     uncounted: Annotated[tuple[Text, ...], msgspec.Meta(max_length=1_000)] = ()
-    """What of this program is not in these numbers, a sentence each."""
+    """Parts of the program that these numbers exclude, one sentence each."""
 
 
-# What one of several planned processes says to the others, as it lies in the file of a plan. No torch here.
+# Communication of one of several planned processes, as in the file of a plan. No torch here.
 #
-# A plan is of rank 0 of ``world_size`` processes, each with a device of the target. Bytes are exact; no time is in it.
+# The plan is for rank 0 of ``world_size`` processes, each with one device of the target. Bytes are exact; no times.
 
 
 MAX_COLLECTIVES = 100_000
-"""Of one step."""
+"""Collectives of one step."""
 MAX_GROUPS = 10_000
 MAX_RANKS = 1 << 20
 MAX_NOTES = 1_000
@@ -114,7 +114,7 @@ class StepPosition:
     """Between two things that a step does: after so many of its ops and so many runs of planned graphs."""
 
     ops: Count
-    """Ops of the op graph that lies beside the plan."""
+    """Ops of the op graph next to the plan."""
     runs: Count = 0
     """Runs of planned graphs, ``PlannedProcesses.runs``."""
 
@@ -137,8 +137,8 @@ class PlannedCollective:
     op: Text
     """Torch's own: ``c10d.allreduce_``."""
     bytes: Bytes
-    """Of the whole array: the result of an all-gather and a gather, the operand of everything else. Of ``send`` and
-    ``recv`` what is sent."""
+    """Bytes of the whole array: the result of an all-gather and a gather, the payload of ``send`` and ``recv``, and the
+    operand of everything else."""
     dtype: Text | None
     group: Count
     """Index in ``PlannedProcesses.groups``."""
@@ -146,10 +146,10 @@ class PlannedCollective:
     phase: StepPhase
     file: Text | None = None
     line: Count | None = None
-    """The user's; in a backward that of the forward, where autograd knows it."""
+    """The user's line; in a backward the line of the forward, if autograd has it."""
     function: Text | None = None
     at: StepPosition
-    """When the host asks for it; inside of a graph: after so many of its kernels."""
+    """When the host enqueues it; inside a graph: the number of kernels before it."""
     after: StepPosition
     """It begins when what the program's own stream was given until then is done."""
     until: StepPosition | None = None
@@ -157,12 +157,12 @@ class PlannedCollective:
     behind: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
     """Others of the same step (by index) that must be done before it begins."""
     pairs: tuple[Count, Count] | None = None
-    """Of ``send`` and ``recv``: the two ranks."""
+    """The two ranks of ``send`` and ``recv``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCollectives:
-    """Those inside of a planned graph, in the order of its kernels; moments count kernels."""
+    """Collectives inside a planned graph, in the order of its kernels; moments count kernels."""
 
     graph: Count
     collectives: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)]
@@ -186,27 +186,27 @@ class PlannedProcesses:
     groups: Annotated[tuple[tuple[Count, ...], ...], msgspec.Meta(max_length=MAX_GROUPS)]
     """Ranks of each group that is used."""
     eager: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] | None = None
-    """Of the eager step, in the order in which they are asked for; ``None``: such a step was not seen whole."""
+    """Collectives of the eager step, in the order of their launches; ``None``: no complete step was seen."""
     outside: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] | None = None
-    """Of the planned step, outside of its graphs."""
+    """Collectives of the planned step outside its graphs."""
     inside: Annotated[tuple[GraphCollectives, ...], msgspec.Meta(max_length=2_000)] = ()
     runs: Annotated[tuple[GraphRun, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
-    """Of the planned step, in order."""
+    """Runs of graphs in the planned step, in order."""
     buckets: Annotated[tuple[Bucket, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
-    """Of DistributedDataParallel, in the order in which they are reduced."""
+    """Buckets of DistributedDataParallel, in the order of their reduction."""
     left: Count = 0
     """Collectives beyond the limit, which are not in the lists."""
     notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_NOTES)] = ()
-    """What was assumed, a sentence each."""
+    """Assumptions, one sentence each."""
 
 
 SCHEMA: Literal["perfscope.torch_plan/1"] = "perfscope.torch_plan/1"
 
 MAX_BYTES = 256 << 20
-"""Of a file; a plan of a model with a thousand kernels per step has 1 MB."""
+"""Largest file; a plan of a model with a thousand kernels per step has 1 MB."""
 MAX_GRAPHS = 2_000
 MAX_KERNELS = 100_000
-"""Of one graph."""
+"""Kernels of one graph."""
 MAX_REFUSALS = 1_000
 """Written of one graph, those with the most shared bytes first."""
 MAX_ROWS = 1_000
@@ -246,13 +246,13 @@ class PlannedKernel:
     """Each buffer once, of a part that is read only that part."""
     written_bytes: Bytes
     reread_bytes: Bytes = 0
-    """What a reduction would read again on top where its row does not fit on chip: an upper bound."""
+    """Additional reads of a reduction if its row does not fit on chip: an upper bound."""
     flops: Count | None = None
-    """Of a product or attention (a multiply-add is two); ``None`` where there is no formula."""
+    """FLOPs of a product or attention (a multiply-add is two); ``None`` if there is no formula."""
     dtype: Text | None = None
-    """Of the operands of a product or attention; of what is written otherwise."""
+    """dtype of the operands of a product or attention, otherwise of the output."""
     shape: Text | None = None
-    """Of a product: ``8192x2048x6144`` (rows, inner, columns; a batch stands before)."""
+    """Shape of a product: ``8192x2048x6144`` (rows, inner, columns; a batch comes first)."""
     not_covered: Text | None = None
     """Why the target may run something else here."""
 
@@ -274,11 +274,11 @@ class PlannedRefusal:
     times: Count = 1
     """Rounds of the scheduler that said so."""
     shared_bytes: Bytes | None = None
-    """What the second reads of what the first writes."""
+    """Bytes that the first writes and the second reads."""
     common_read_bytes: Bytes | None = None
-    """What the second reads of what the first reads as well."""
+    """Bytes that both read."""
     needed_elsewhere: bool = True
-    """Whether something besides the second needs what it reads of the first: then only the read would go."""
+    """Whether another kernel needs the first one's result: then fusion removes only the read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +302,7 @@ class PlannedGraph:
     dynamic: bool = False
     """It has sizes that are symbols; bytes are for the sizes of the call that compiled it."""
     saved_bytes: Bytes = 0
-    """Of a forward: what it keeps for its backward, its inputs not counted. A view counts as what it views."""
+    """Bytes that a forward keeps for its backward, its inputs excluded. A view counts as its base."""
     output_bytes: Bytes = 0
 
 
@@ -340,11 +340,11 @@ class PlaceholderValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchPlan:
-    """What torch.compile would make of one program, on a device that is not there."""
+    """torch.compile's plan for one program on a device that is not present."""
 
     schema: Literal["perfscope.torch_plan/1"]
     name: Text
-    """Of the program: ``perfscope.workloads.attention``."""
+    """Name of the program: ``perfscope.workloads.attention``."""
     compiled_by: Literal["program", "perfscope"]
     """``perfscope``: the program runs eagerly, and is planned as if its outermost modules were compiled."""
     target: Text
@@ -355,16 +355,16 @@ class TorchPlan:
     recompiles: Annotated[tuple[PlanRecompile, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     made_up: Annotated[tuple[PlaceholderValue, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     not_covered: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
-    """What of the program is not in the plan, one sentence each."""
+    """Parts of the program that the plan excludes, one sentence each."""
     notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     stopped: Text = ""
     """Where the program was stopped, in words."""
     float32_products: Literal["float32", "tf32"] = "float32"
-    """What products of float32 operands are computed in, as the program sets it."""
+    """Precision of products of float32 operands, as set by the program."""
     optimizers: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     """Classes of the optimizers that stepped: ``AdamW``."""
     steps_from: Text | None = None
-    """What said where a step begins: ``optimizer.step``."""
+    """The event that begins a step: ``optimizer.step``."""
     complete: bool = True
     """False: the program raised before a whole step was seen."""
     failure: Text | None = None
@@ -375,9 +375,9 @@ class TorchPlan:
     memory: PlanMemory | None = None
     """The most that a step holds at once; ``None``: a plan of an earlier perfscope."""
     processes: PlannedProcesses | None = None
-    """What it exchanges with the other processes of its job; ``None``: it has none."""
+    """Exchanges with the other processes of its job; ``None``: there are no others."""
     fingerprint: Text = ""
-    """Of graphs, breaks and recompilations: equal for equal plans. Versions and the target's name are not in it."""
+    """Hash of graphs, breaks and recompilations: equal for equal plans. It excludes versions and the target's name."""
 
 
 def fingerprint_of(plan: TorchPlan) -> str:

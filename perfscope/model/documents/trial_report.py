@@ -1,4 +1,4 @@
-"""What a process of a launch of `perfscope try` reports: what the interventions did in it, and values it computed.
+"""The report of a process in `perfscope try`: effects of the interventions in it, and values it computed.
 
 It is written inside the program's process, which may have no msgspec.
 """
@@ -30,11 +30,11 @@ class RecordedValue:
 
     kind: ValueKind
     name: str
-    """Of the module or function, with the number of the output where it has several."""
+    """Name of the module or function, with the number of the output if it has several."""
     step: int
     """The how manieth call, backward pass or optimizer step it is from, from 0."""
     dtype: str
-    """Without the name of the framework: ``float32``. Of several tensors the least precise."""
+    """dtype without the framework's name: ``float32``. The least precise of several tensors."""
     size: int
     """Elements."""
     nonfinite: int
@@ -44,12 +44,12 @@ class RecordedValue:
     sample: tuple[float, ...]
     """Elements at equal distances; of several tensors the norm of each."""
     parts: tuple[str, ...] = ()
-    """Of several tensors the name of each; empty where one is not known."""
+    """Name of each of several tensors; empty for an unknown name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTrial:
-    """What the interventions did in one process, and the values that it recorded."""
+    """Effects of the interventions in one process, and the values that it recorded."""
 
     rank: int = 0
     applied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -60,15 +60,15 @@ class ProcessTrial:
     layers: tuple[RecordedValue, ...] = ()
     """Outputs of the modules inside of the models in their first call, in the order in which they were computed."""
     unrecorded: tuple[str, ...] = ()
-    """What of the results could not be recorded, and why."""
+    """Results that could not be recorded, and why."""
     peak_rss_bytes: int | None = None
     """Most physical memory that the process used."""
     gc_ns_per_step: int | None = None
-    """What Python's garbage collector took of a step, where values were recorded and steps were seen."""
+    """Time of Python's garbage collector per step, if values were recorded and steps were seen."""
 
 
 def read_reports(run: Path) -> tuple[ProcessTrial, ...]:
-    """What the processes of the launch in ``run`` reported, by rank. ``DataError`` if a file is not one of ours."""
+    """Reports of the processes of the launch in ``run``, by rank. ``DataError`` if a file is invalid."""
     import msgspec
 
     reports = []

@@ -61,7 +61,7 @@ class Baseline(Value, frozen=True, kw_only=True):
     launches: Count = 0
     peak_bytes: Count | None = None
     results: Results
-    """Of a second launch against the first: what the program itself does not repeat."""
+    """Results of a second launch against the first: differences without any change."""
 
 
 class Trial(Value, frozen=True, kw_only=True):
@@ -79,33 +79,33 @@ class Trial(Value, frozen=True, kw_only=True):
     steps, or by the name of the intervention a setting that costs."""
     reason: str = ""
     changed: Texts = ()
-    """What it changed in the program."""
+    """Changes that it made in the program."""
     predicted_ns: Ns | None = None
     """Per step, an upper bound by the findings it answers (modelled or measured by their rule)."""
     promised_ns: dict[str, Ns] = msgspec.field(default_factory=dict)
-    """What the findings of each rule, or a sign, promise."""
+    """Rule or sign -> saving that its findings predict."""
     base_ns: Number | None = None
     head_ns: Number | None = None
     effect: Number | None = None
-    """Of the step time, relative: -0.1 is 10% faster."""
+    """Relative change of the step time: -0.1 is 10% faster."""
     low: Number | None = None
     high: Number | None = None
     level: Number | None = None
-    """Of the interval."""
+    """Confidence level of the interval."""
     estimator: str = ""
-    """What stands for a launch: a quantile or the mean of its steady steps."""
+    """Estimate of a launch: a quantile or the mean of its steady steps."""
     remaining: Number | None = None
-    """Of a ladder: of the step time of the unchanged program, with this and the rungs below, by the product of their
-    gains; of all together as it was measured."""
+    """For a ladder: share of the unchanged program's step time that remains with this and the rungs below, by the
+    product of their gains; for all together, as measured."""
     pairs: Count = 0
     needed_pairs: Count | None = None
     results: Results | None = None
     base_bytes: Count | None = None
     head_bytes: Count | None = None
     memory_of: str = ""
-    """What the bytes are: the peak of an allocator, or of the process."""
+    """Source of the bytes: the peak of an allocator, or of the process."""
     startup_ns: Number | None = None
-    """What a launch takes longer outside of its timed steps: compilation, workers that start. May be negative."""
+    """Additional time of a launch outside its timed steps: compilation, start of workers. May be negative."""
     payback_steps: Count | None = None
     """Steps after which the gain has paid for ``startup_ns``."""
     may_change: str = ""
@@ -157,7 +157,7 @@ MOST_KEPT = 500
 
 
 def kept_folder() -> Path:
-    """Where documents are kept besides their runs: below ``XDG_STATE_HOME``, else ``~/.local/state``."""
+    """Folder of documents that are kept besides their runs: below ``XDG_STATE_HOME``, else ``~/.local/state``."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / KEPT_FOLDER
 
@@ -182,4 +182,4 @@ def kept() -> list[Try]:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema 2020-12 of a document, made from the types that read it."""
-    return schema_of(Try, SCHEMA, what="What was tried on a program")
+    return schema_of(Try, SCHEMA, what="Interventions tried on a program")

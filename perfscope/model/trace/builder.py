@@ -35,7 +35,7 @@ class TraceBuilder:
         self.unplaced: Counter[str] = Counter()
         """Events with no place in the model, by reason."""
         self.marks: Counter[str] = Counter()
-        """Events that are no spans of their own and were read as marks, or left out by name, by what they are."""
+        """Name -> number of events that were read as marks, or left out, because they are not spans."""
         self.repairs: Counter[str] = Counter()
         self.notes: list[str] = []
         self.recorded: set[str] = set()

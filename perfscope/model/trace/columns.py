@@ -33,7 +33,7 @@ class Column(Struct, frozen=True, kw_only=True):
     text: bool = False
     refers: str | None = None
     default: int | None = None
-    """What every row has where a reader leaves the column out."""
+    """Value of every row if a reader leaves the column out."""
 
 
 class Table(Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class Table(Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...]
 
     def column(self, name: str) -> Column:
-        """The declared column of that name; ``KeyError`` if there is none."""
+        """The declared column of that name; ``KeyError`` if it does not exist."""
         for column in self.columns:
             if column.name == name:
                 return column

@@ -1,4 +1,4 @@
-"""What is known of the cores that a process had."""
+"""Facts on the cores that a process had."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OVERSUBSCRIBED = 1.5
 
 
 class CoreFacts(Struct, frozen=True, kw_only=True):
-    """Of one process, as a run of ours read it from the system."""
+    """Cores of one process, as a run read them from the system."""
 
     unsupported: str | None = None
     """Why waiting for a core was not counted; ``None`` if it was."""
@@ -24,4 +24,4 @@ class CoreFacts(Struct, frozen=True, kw_only=True):
     other_cores: float | None = None
     """Cores that other processes of the machine used, mean of the run; ``None``: unknown."""
     throttled_share: float = 0.0
-    """Of the time: the cgroup was stopped because it had used its processor time."""
+    """Share of the time that the cgroup was stopped because it had used its processor time."""

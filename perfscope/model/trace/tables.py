@@ -1,4 +1,4 @@
-"""Every table of the model. What is not declared here does not exist for a rule or a page."""
+"""Every table of the model. Rules and pages can use only tables and columns that are declared here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import IntEnum
 from perfscope.model.trace.columns import Column, Table, end_column, id_column, row_column, start_column, text_column
 from perfscope.model.trace.counted_tables import CORES, HELD_NAMES, RUN_MEMORY, RUN_STEPS
 
-# The tables of memory: what an allocator did, what it held at one moment, and what the program says of it.
+# The tables of memory: events of an allocator, its memory at one moment, and the memory of the program by its own data.
 
 
 class MemoryAction(IntEnum):
-    """What an allocator event is. Blocks are what tensors lie in; segments are what the allocator holds them in."""
+    """Kind of an allocator event. Tensors are in blocks; the allocator holds blocks in segments."""
 
     ALLOCATE = 0
     FREE = 1
@@ -27,7 +27,7 @@ class MemoryAction(IntEnum):
 
 
 class MemoryCategory(IntEnum):
-    """What a block is for. The words are those of torch's memory profiler and of the issue trackers."""
+    """Use of a block. The words are those of torch's memory profiler and of the issue trackers."""
 
     UNKNOWN = 0
     PARAMETER = 1
@@ -50,7 +50,7 @@ class MemoryCategory(IntEnum):
 
 
 class HeldState(IntEnum):
-    """What a block of a segment is at the moment of a snapshot."""
+    """State of a block of a segment at the moment of a snapshot."""
 
     IN_USE = 0
     AWAITING_FREE = 1
@@ -69,7 +69,7 @@ _FRAME = row_column("frame", "frames", "innermost frame of the stack that asked 
 _STREAM = id_column("stream", "stream it was allocated on")
 _POOL = text_column("pool", "memory pool other than the default one", nullable=True)
 _REQUESTED = Column(
-    name="requested_bytes", dtype="int64", unit="B", doc="what was asked for, before rounding", nullable=True
+    name="requested_bytes", dtype="int64", unit="B", doc="requested size, before rounding", nullable=True
 )
 
 
@@ -109,7 +109,7 @@ MEMORY = Table(
             name="stack_bytes",
             dtype="int64",
             unit="B",
-            doc="in use beside the allocator total, by programs that run (XLA: `bytes_reserved`)",
+            doc="in use by running programs, in addition to the allocator total (XLA: `bytes_reserved`)",
             nullable=True,
         ),
         Column(
@@ -123,14 +123,14 @@ MEMORY = Table(
             name="peak_bytes",
             dtype="int64",
             unit="B",
-            doc="most in use so far, as the allocator itself says, also before the recording",
+            doc="most in use so far by the allocator's own count, also before the recording",
             nullable=True,
         ),
         Column(
             name="fragmentation",
             dtype="float64",
             unit="share",
-            doc="of the free memory, what is not in the largest free piece, as the allocator itself says",
+            doc="share of the free memory outside of the largest free piece, by the allocator's own count",
             nullable=True,
         ),
         Column(
@@ -140,7 +140,7 @@ MEMORY = Table(
             doc="0 allocate, 1 free, 2 reserve, 3 release, 4 free requested, 5 out of memory, 6 held before",
         ),
         _REQUESTED,
-        _category("what the source says it is for; 0: it does not say"),
+        _category("use according to the source; 0: unknown"),
         _STREAM,
         _POOL,
         _FRAME,
@@ -177,7 +177,7 @@ HELD = Table(
         Column(name="state", dtype="uint8", unit="HeldState", doc="0 in use, 1 awaiting free, 2 free"),
         row_column("segment", "segments", "the segment it lies in"),
         text_column("kind", "buffer, executable ... as recorded", nullable=True),
-        _category("what the source says it is for; 0: it does not say"),
+        _category("use according to the source; 0: unknown"),
         _FRAME,
     ),
 )
@@ -205,7 +205,7 @@ TENSORS = Table(
 
 
 class SliceKind(IntEnum):
-    """What a host slice is."""
+    """Kind of a host slice."""
 
     OP = 0
     ANNOTATION = 1
@@ -215,7 +215,7 @@ class SliceKind(IntEnum):
 
 
 class CallKind(IntEnum):
-    """What a runtime or driver call does."""
+    """Kind of a runtime or driver call."""
 
     KERNEL = 0
     GRAPH = 1
@@ -275,7 +275,7 @@ DEVICES = Table(
 SLICES = Table(
     name="slices",
     doc="One row per host span: framework op, annotation, Python function, profiler overhead. "
-    "Sorted by thread, start, then longest first, so a parent stands before its children.",
+    "Sorted by thread, start, then longest first, so a parent comes before its children.",
     columns=(
         start_column("the span"),
         end_column("the span"),
@@ -391,9 +391,9 @@ SYNC_RECORDS = Table(
 
 HLO_OPS = Table(
     name="hlo_ops",
-    doc="One row per time an instruction of a compiled XLA program ran: device work that says which instruction "
-    "it is of (several rows, where one instruction launches several kernels), an instruction around others "
-    "(a loop), or an op of XLA's CPU backend, whose devices are threads of the host.",
+    doc="One row per run of an instruction of a compiled XLA program: device work with its instruction (several "
+    "rows, if one instruction launches several kernels), an instruction around others (a loop), or an op of "
+    "XLA's CPU backend, whose devices are threads of the host.",
     columns=(
         start_column("the instruction"),
         end_column("the instruction, work in a thread pool included,"),
@@ -421,7 +421,7 @@ HLO_OPS = Table(
             name="asynchronous",
             dtype="bool",
             unit="flag",
-            doc="TPU: what an instruction began and another awaits, beside the core's own work: no run of it",
+            doc="TPU: one instruction began it and another awaits it, in parallel with the core's own work: not a run",
             default=0,
         ),
         row_column("kernel", "kernels", "its kernel on a device"),
@@ -488,7 +488,7 @@ SAMPLES = Table(
     "before; native stacks are sampled only while their thread runs.",
     columns=(
         Column(name="time_ns", dtype="int64", unit="ns", doc="when"),
-        Column(name="lasts_ns", dtype="int64", unit="ns", doc="since the sampling before: the time it stands for"),
+        Column(name="lasts_ns", dtype="int64", unit="ns", doc="time since the previous sampling, which it represents"),
         Column(
             name="cpu_ns",
             dtype="int64",

@@ -60,7 +60,7 @@ RECORDED: dict[str, str] = {
     "numerics": "numerics of the tensors (`perfscope run --numerics ...`)",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
-"""What a source may have recorded. A rule that needs a key which is absent abstains."""
+"""Kinds of data that a source may have recorded. A rule that needs an absent kind abstains."""
 
 MEMORY_TABLES = ("frames", "held", "memory", "segments", "tensors")
 """Tables of memory. They point at each other and share addresses and a clock, so all five are of one pass."""
@@ -80,11 +80,11 @@ class Source:
     unplaced: Mapping[str, int] = field(default_factory=dict)
     """Unplaced events by reason."""
     repairs: Mapping[str, int] = field(default_factory=dict)
-    """What was mended while reading, by kind (unescaped quotes ...)."""
+    """Kind -> number of repairs while reading (unescaped quotes ...)."""
     notes: tuple[str, ...] = ()
-    """What a reader of the report must know, one sentence each."""
+    """Notes for the reader of a report, one sentence each."""
     rank_source: str | None = None
-    """What tells the rank, such as ``distributedInfo`` or ``file name``; ``None`` without a rank."""
+    """Source of the rank, such as ``distributedInfo`` or ``file name``; ``None`` without a rank."""
     world_size: int | None = None
     backend: str | None = None
     events_only: bool = False
@@ -150,7 +150,7 @@ class Trace:
 
     source: Source
     strings: Sequence[str]
-    """What the codes of text columns stand for; a tuple."""
+    """Texts by code, for text columns; a tuple."""
     rows: Mapping[str, Rows]
     """All declared tables; those left out are empty."""
     recorded: frozenset[str]
@@ -160,9 +160,9 @@ class Trace:
     step_times_ns: tuple[int, ...] = ()
     """Steps timed with no profiler on."""
     step_tokens: tuple[tuple[int, int] | None, ...] = ()
-    """Of the same steps the (sequences, tokens of each) that the model was called with; empty where none is known."""
+    """(Sequences, tokens per sequence) of the model's input in the same steps; empty if unknown."""
     window_ns: int | None = None
-    """What ``window_steps`` steps took without a profiler, the devices waited for before and after them."""
+    """Duration of ``window_steps`` steps without a profiler, with a wait for the devices before and after them."""
     window_steps: int = 0
     hlo: tuple[HloModule, ...] = ()
     """The XLA programs that ran, or that were handed in alone."""
@@ -171,19 +171,19 @@ class Trace:
     host_reads: tuple[HostRead, ...] = ()
     """Reads of jax arrays by the host that a run of ours noted."""
     compile_log: CompileLog | None = None
-    """What torch.compile logged."""
+    """The log of torch.compile."""
     numerics: Numerics | None = None
-    """What a run of ours recorded of the values of its tensors."""
+    """Values of tensors that a run recorded."""
     flight_record: FlightRecord | None = None
-    """What NCCL's flight recorder held when it was dumped."""
+    """The dump of NCCL's flight recorder."""
     held_before: Trace | None = None
     """``held`` and ``frames`` when the recording began; the trace's own are of its end."""
     allocator_counters: AllocatorCounters | None = None
-    """What a run of ours read of the process' allocator before and after its passes."""
+    """Counters of the process' allocator before and after the passes of a run."""
     loaders: tuple[SampledLoader, ...] = ()
     """The ``DataLoader``s that a run of ours saw the program iterate over."""
     core_facts: CoreFacts | None = None
-    """What a run of ours knows of the cores that the process had."""
+    """Cores of the process, as a run recorded them."""
     program_facts: tuple[ProgramFact, ...] = ()
     """Settings of the program that a run of ours noted."""
     why_no_step: str | None = None
@@ -193,9 +193,9 @@ class Trace:
     torch_plans: tuple[LoadedPlan, ...] = ()
     """Plans of a PyTorch program for a device that is not there."""
     topology: Topology | None = None
-    """What the user said of the machines' links; only comparing ranks asks for it."""
+    """Links of the machines as the user described them; used only to compare ranks."""
     target: Target | None = None
-    """What its programs were compiled for, where they were compiled for machines that are not there."""
+    """Target of the compiled programs, if they were compiled for machines that are not present."""
     checkpoint: str | None = None
     """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
     part: Part | None = None
@@ -231,7 +231,7 @@ class Trace:
         self._facts[derive] = value
 
     def forget(self) -> None:
-        """Let go of all facts; each is derived again when it is asked for."""
+        """Drop all facts; each is computed again when it is needed."""
         self._facts.clear()
 
     def text(self, code: int) -> str:
@@ -287,7 +287,7 @@ class Trace:
 
     @property
     def held(self) -> pd.DataFrame:
-        """What the allocator held at one moment, of ``memory_pass``."""
+        """Memory of the allocator at one moment, of ``memory_pass``."""
         return self.frame("held")
 
     @property
@@ -307,7 +307,7 @@ class Trace:
 
     @property
     def cores(self) -> pd.DataFrame:
-        """What the thread of the steps waited for a core, between readings."""
+        """Waits of the steps' thread for a core, between readings."""
         return self.frame("cores")
 
     @property
