@@ -15,6 +15,7 @@ flash-attn package aligns the lower right corner: ``i`` sees ``Lk - Lq + i + 1``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -22,6 +23,18 @@ from typing import Any
 Arguments = Callable[[str], Any]
 """Looks an argument up by its name in the op's schema; None if it is absent."""
 Formula = Callable[[Arguments, Sequence[Any]], int]
+
+PLAIN_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+"""Short names of ATen's dense matrix products: the last two tensors that they take are the factors."""
+BATCHED_PRODUCTS = frozenset({"bmm", "baddbmm", "matmul", "einsum"})
+"""Products that take a batch of pairs, as attention written out does."""
+_OTHERS = "_addmm_activation _grouped_mm _int_mm _scaled_grouped_mm _scaled_mm addmv dot linear mkldnn_linear mv vdot"
+PRODUCTS = frozenset({*PLAIN_PRODUCTS, *BATCHED_PRODUCTS, *_OTHERS.split()})
+"""Short names of ATen's matrix products."""
+CONVOLUTIONS = frozenset({"_convolution", "conv1d", "conv2d", "conv3d", "convolution"})
+FUSED_ATTENTION = re.compile(r"(?:_scaled_dot_product_\w*attention|_flash_attention_forward|_efficient_attention)\w*")
+JAX_PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"})
+"""Primitives of jaxprs; opcodes of compiled programs: ``analyzers/hlo/cost/products.py``."""
 
 
 def flops_of(name: str, arguments: Arguments, outputs: Sequence[Any]) -> int | None:
@@ -76,25 +89,10 @@ def attention_flops(
     return 2 * pairs * per_pair
 
 
-def _mm(arguments: Arguments, outputs: Sequence[Any]) -> int:
-    left = _first(arguments, "self", "mat1")
-    (m, k), n = left.shape, _first(arguments, "mat2").shape[1]
-    return product_flops(m, k, n)
-
-
-def _addmm(arguments: Arguments, outputs: Sequence[Any]) -> int:
-    (m, k), n = arguments("mat1").shape, arguments("mat2").shape[1]
-    return product_flops(m, k, n)
-
-
-def _bmm(arguments: Arguments, outputs: Sequence[Any]) -> int:
-    (batch, m, k), n = arguments("self").shape, arguments("mat2").shape[2]
-    return product_flops(m, k, n, batch)
-
-
-def _baddbmm(arguments: Arguments, outputs: Sequence[Any]) -> int:
-    (batch, m, k), n = arguments("batch1").shape, arguments("batch2").shape[2]
-    return product_flops(m, k, n, batch)
+def _product(arguments: Arguments, outputs: Sequence[Any]) -> int:
+    left, right = _first(arguments, "mat1", "batch1", "self"), _first(arguments, "mat2", "batch2")
+    *batch, m, k = left.shape
+    return product_flops(m, k, right.shape[-1], prod(batch))
 
 
 def _vector(arguments: Arguments, outputs: Sequence[Any]) -> int:
@@ -156,13 +154,7 @@ def _first(arguments: Arguments, *names: str) -> Any:
 
 
 FORMULAS: dict[str, Formula] = {
-    "aten.mm": _mm,
-    "aten._scaled_mm": _mm,
-    "aten._int_mm": _mm,
-    "aten.addmm": _addmm,
-    "aten._addmm_activation": _addmm,
-    "aten.bmm": _bmm,
-    "aten.baddbmm": _baddbmm,
+    **dict.fromkeys(aten("mm addmm bmm baddbmm _addmm_activation _int_mm _scaled_mm"), _product),
     "aten.mv": _vector,
     "aten.addmv": _vector,
     "aten.dot": _vector,

@@ -19,10 +19,11 @@ from perfscope.analyzers.checkpointing.op_times import OpTimes, op_times
 from perfscope.analyzers.checkpointing.simulate import KEPT_KINDS
 from perfscope.analyzers.checkpointing.step_model import Policy, Region, StepModel, Value, ValueKind
 from perfscope.analyzers.checkpointing.torch_regions import Call, StepJoins, held_of, module_calls, timeline_of
-from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.ops.graph_time import graph_time, short_name
 from perfscope.model.finding import AbstainError
 from perfscope.model.live_bytes import Int64, peak
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryTimeline
+from perfscope.model.op_flops import BATCHED_PRODUCTS, CONVOLUTIONS, FUSED_ATTENTION, PRODUCTS
 from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices
 from perfscope.model.trace import MISSING, Trace
 
@@ -83,10 +84,8 @@ HELD_LONGER = 2
 """Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the
 node that read it; what outlives that is held by the program, and checkpointing would not free it."""
 
-_PRODUCT = re.compile(r"aten\.(?:mm|addmm|convolution|_convolution|linear|_scaled_mm|_grouped_mm)\b")
-_ATTENTION = re.compile(
-    r"aten\.(?:_scaled_dot_product\w*_attention\w*|_flash_attention_forward|_efficient_attention\w*)"
-)
+_SAVED_PRODUCTS = (PRODUCTS - BATCHED_PRODUCTS) | CONVOLUTIONS
+"""Products that a selective policy keeps; scores of attention are batched products and grow with its square."""
 _RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
 
 
@@ -94,9 +93,9 @@ def kind_of(op: GraphOp) -> ValueKind:
     """What an op makes."""
     if op.view:
         return "view"
-    if _PRODUCT.match(op.name):
+    if short_name(op) in _SAVED_PRODUCTS:
         return "product"
-    if _ATTENTION.match(op.name):
+    if FUSED_ATTENTION.match(short_name(op)):
         return "attention"
     return "random" if _RANDOM.match(op.name) else "other"
 

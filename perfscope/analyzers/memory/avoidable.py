@@ -24,6 +24,7 @@ from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, s
 from perfscope.model.finding import MOST_ROWS, Cell
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryPhase, MemoryTimeline
+from perfscope.model.op_flops import BATCHED_PRODUCTS, PRODUCTS
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
@@ -119,7 +120,7 @@ _ATTENTION = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
 
 _CATEGORIES = (MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY, MemoryCategory.UNKNOWN)
 _ELSEWHERE = (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
-_PRODUCT = re.compile(r"aten::(bmm|baddbmm|matmul)")
+_PRODUCT = re.compile(rf"aten::({'|'.join(BATCHED_PRODUCTS)})")
 
 SMALL_PART = 8
 """Of the largest block of an attention: a boolean mask takes a quarter of float32 scores; sums and maxima of their rows
@@ -200,7 +201,7 @@ def _with_sizes(scores: npt.NDArray[np.bool_], size: Int64, others: npt.NDArray[
 _FORWARD_OP = re.compile(r"aten::(_?log_softmax|cross_entropy_loss)")
 _BACKWARD_OP = re.compile(r"aten::_log_softmax_backward_data")
 _COPY = re.compile(r"aten::(_?to(_copy)?|copy_|clone|contiguous|float|exp|sub|div)")
-_HEAD_PRODUCT = re.compile(r"aten::(mm|addmm|bmm|linear|matmul|_scaled_mm)")
+_HEAD_PRODUCT = re.compile(rf"aten::({'|'.join(PRODUCTS)})")
 _FUNCTION = re.compile(r"cross_entropy|log_softmax", re.IGNORECASE)
 
 MOST_APART = 1000

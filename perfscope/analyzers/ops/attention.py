@@ -15,17 +15,17 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
-from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
+from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, short_name, trace_flow
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
 from perfscope.analyzers.time import lineage, named_slices, nearest_ancestor, outermost, slice_name
+from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp, OpGraph
 
 SOFTMAX = frozenset({"aten._softmax", "aten._safe_softmax", "aten.softmax"})
-MATMUL = frozenset({"aten.bmm", "aten.baddbmm", "aten.mm", "aten.addmm", "aten.matmul", "aten._scaled_mm"})
 SDPA_SOFTMAX = "aten._safe_softmax"
 """The softmax of torch's own math fallback of ``scaled_dot_product_attention``."""
 
@@ -90,7 +90,7 @@ def _attention(graph: OpGraph, flow: Flow, softmax: int, backward: dict[int, lis
         index
         for sequence in sequences
         for index in backward.get(sequence or 0, ())
-        if base_name(graph.ops[index]) not in MATMUL and _largest(graph, index) >= size
+        if short_name(graph.ops[index]) not in PRODUCTS and _largest(graph, index) >= size
     }
     ops = tuple(sorted(forward | behind))
     return GraphAttention(
@@ -115,7 +115,7 @@ def _walk(
     edge = [start]
     for _ in range(MOST_HOPS):
         reached = dict.fromkeys(other for index in edge for other in neighbours(graph, flow, index, size))
-        matmuls = [index for index in reached if base_name(graph.ops[index]) in MATMUL]
+        matmuls = [index for index in reached if short_name(graph.ops[index]) in PRODUCTS]
         edge = [index for index in reached if index not in seen and _is_score_op(graph, index, size)]
         seen.extend(edge)
         if matmuls:

@@ -31,6 +31,7 @@ from perfscope.analyzers.time import (
     op_times,
 )
 from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.op_flops import BATCHED_PRODUCTS, PLAIN_PRODUCTS
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 if TYPE_CHECKING:
@@ -73,8 +74,6 @@ _VIEW_GRADIENT = re.compile(
 )
 _PICK_GRADIENT = re.compile(r"(?:autograd::engine::evaluate_function: )?IndexBackward\d*")
 _ATTENTION = re.compile(r"attention|flash_attn|sdpa|fmha", re.IGNORECASE)
-_PRODUCTS = frozenset({"bmm", "baddbmm", "matmul", "einsum"})
-_ONE_HOT_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm"})
 _JOINS = frozenset({"cat", "stack", "_cat", "concat", "hstack", "vstack"})
 _FILLS = frozenset({"fill", "zero", "fill_scalar"})
 _GATHERS = frozenset({"index", "index_select", "gather", "take", "take_along_dim", "masked_select"})
@@ -188,7 +187,7 @@ def _products_of_one_hot(trace: Trace) -> Int64:
     readers, open_ = set[int](), set(made)
     while open_:
         following = {reader for op in open_ for reader in flow.consumers[op]} - readers - made
-        readers |= {op for op in following if short_name(graph.ops[op]) in _ONE_HOT_PRODUCTS}
+        readers |= {op for op in following if short_name(graph.ops[op]) in PLAIN_PRODUCTS}
         open_ = {op for op in following if short_name(graph.ops[op]) in ("_to_copy", "clone", "copy_")}
         readers |= open_
     numbers = {graph.ops[op].sequence for op in readers} - {None}
@@ -332,7 +331,7 @@ def _attention_functions(trace: Trace) -> frozenset[tuple[str | None, str | None
 
 def _products_after_softmax(ops: tuple[GraphOp, ...]) -> set[tuple[str | None, str | None]]:
     """(file, function) with a softmax and a batched product."""
-    batched = {(op.file, op.function) for op in ops if short_name(op).rstrip("_") in _PRODUCTS}
+    batched = {(op.file, op.function) for op in ops if short_name(op).rstrip("_") in BATCHED_PRODUCTS}
     return {(op.file, op.function) for op in ops if short_name(op) == "_softmax"} & batched
 
 
@@ -345,7 +344,7 @@ def _attention_reads(trace: Trace, row: int) -> bool:
     written_out = trace.fact(_attention_functions)
     return any(
         _ATTENTION.search(reader.name)
-        or (short_name(reader) in _PRODUCTS and (reader.file, reader.function) in written_out)
+        or (short_name(reader) in BATCHED_PRODUCTS and (reader.file, reader.function) in written_out)
         for reader in readers
     )
 

@@ -152,10 +152,6 @@ class RowMaxima:
 # Matrix products of a compiled XLA program by their sizes, whichever op or library call they are.
 
 
-_HOLDERS = frozenset({"fusion", "while", "call", "conditional", "async-start"})
-"""Their cost is that of what they hold."""
-
-
 class Product(Struct, frozen=True, kw_only=True):
     """A matrix product by sizes: ``batch`` times ``[rows, summed] x [summed, columns]``."""
 
@@ -190,14 +186,7 @@ def products_of(cost: ModuleCost, flow: Flow) -> dict[int, Product]:
         flops = sum(row.once.products.values())
         size = result_of(instruction).elements
         number = flow.numbers.get((row.computation, instruction.name))
-        if (
-            instruction.opcode in _HOLDERS
-            or number is None
-            or not flops
-            or not size
-            or len(instruction.operands) < 2
-            or not row.runs
-        ):
+        if not row.is_product or number is None or not size or len(instruction.operands) < 2:
             continue
         summed = flops // (2 * size)
         operands = flow.values[number].operands

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.cost.module import hlo_costs
+from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.program import CONTROL, Runs, control_runs, fused
@@ -34,7 +35,6 @@ from perfscope.model.trace import Trace
 L2_BYTES = 50_000_000
 """An H100's level-2 cache (NVIDIA H100 white paper v1.04, table 3). The model of a program names no device."""
 
-PRODUCTS = frozenset({"dot", "convolution", "ragged-dot"})
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UNFUSABLE = frozenset(
     {

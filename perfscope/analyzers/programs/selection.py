@@ -491,9 +491,6 @@ _RULES: Mapping[str, Callable[[_Op], Pattern]] = {
 # same size whose result is needed only there: it stands on the same line, without a selection among its factors.
 
 
-_PRODUCTS = frozenset({"dot", "convolution", "custom-call"})
-"""Opcodes of matrix products; on TPU they are convolutions, on GPU also library calls."""
-
 _BACKWARD = "transpose("
 """In the path of what JAX derives for gradients."""
 
@@ -546,11 +543,7 @@ def selection_products(trace: Trace) -> tuple[SelectionProduct, ...]:
 
 
 def _of_program(cost: ModuleCost) -> Iterator[SelectionProduct]:
-    products = [
-        row
-        for row in cost.rows
-        if row.instruction.opcode in _PRODUCTS and row.once.products and row.runs and row.place != "control"
-    ]
+    products = [row for row in cost.rows if row.is_product]
     if not products:
         return
     flow = Flow(cost.module)

@@ -33,6 +33,7 @@ from perfscope.analyzers.compare.programs.row import (
 )
 from perfscope.analyzers.compare.programs.units import BYTES, FLOPS, PEAK, RECOMPUTED, WIRE, Unit, Units, units_of
 from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
+from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
 from perfscope.model.documents.comparison import ProgramWritten
@@ -261,7 +262,7 @@ def _types(unit: Unit) -> frozenset[str]:
     """Types of its results and of its products, with their precision."""
     kinds = {part.dtype for part in _parts(unit.instruction.shape)}
     for op in unit.ops:
-        if op.instruction.opcode in ("dot", "convolution"):
+        if op.instruction.opcode in PRODUCTS:
             precision = op.instruction.attributes.get("operand_precision", "")
             algorithm = op.instruction.attributes.get("algorithm", "")
             kinds.add(" ".join(filter(None, ("product", op.instruction.shape.dtype, precision, algorithm))))

@@ -16,6 +16,7 @@ from typing import Literal
 from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES, group_size, wire_bytes
 from perfscope.analyzers.hlo.cost.fusion import BodyTraffic, arrays_of, body_traffic
 from perfscope.analyzers.hlo.cost.ops import MOVES, NO_WORK, custom_call_work, op_work, without_scratch
+from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, NOTHING, Cost, Phase, Traffic, Work, cost_of, phase_of
 from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, HloModule, Instruction, Platform, Shape
 from perfscope.analyzers.hlo.views import MOVES_NOTHING
@@ -324,6 +325,12 @@ class InstructionCost:
     def flops(self) -> int | None:
         """FLOPs each time; ``None`` if nothing in it can be counted. At least this many unless ``once.exact``."""
         return None if self.once.unknown and not self.once.flops else self.once.flops
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it runs and is itself a matrix product, or a library call of one; a fusion around one is not."""
+        opcode = self.instruction.opcode
+        return bool(self.once.products and self.runs) and (opcode in PRODUCTS or opcode == "custom-call")
 
     @property
     def total(self) -> Cost:

@@ -11,6 +11,9 @@ from functools import lru_cache
 from perfscope.analyzers.hlo.cost.types import Work, product_work
 from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Shape
 
+PRODUCTS = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
+"""Opcodes of matrix products. On TPU they are convolutions; on GPU library calls (``custom-call``) may be products."""
+
 # Windows of convolutions and window reductions: which positions fall on the input at all.
 
 

@@ -30,6 +30,7 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.graph_time import base_name, graph_time, ops_time, removed_ops, short_name
 from perfscope.analyzers.time import op_records, step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where
+from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ _FILLS = frozenset({"zeros", "ones", "full", "empty", "new_zeros", "new_ones", "
 _RANDOM = re.compile(r"rand|normal|uniform|bernoulli|dropout|multinomial|exponential|poisson|geometric|cauchy")
 _EXCHANGES = ("c10d.", "_c10d_functional.", "_dtensor.")
 """How ops begin that read what other ranks send: it may differ in each call."""
-_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "einsum", "mv"})
 _SMALL = frozenset({"int8", "uint8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 
 _WORDS: dict[str, tuple[str, str]] = {
@@ -109,7 +109,7 @@ def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
         constant |= written
         if inputs & trained:
             trained |= written
-        if short_name(op) in _PRODUCTS or inputs & multiplied:
+        if short_name(op) in PRODUCTS or inputs & multiplied:
             multiplied |= written
         if not op.view and (not inputs & trained or written & multiplied):
             found.append(op)
@@ -177,7 +177,7 @@ def _kind(graph: OpGraph, ops: list[GraphOp]) -> tuple[str, str]:
     ]
     if small:
         return "dequantised", small[0]
-    if any(short_name(op) in _PRODUCTS for op in ops):
+    if any(short_name(op) in PRODUCTS for op in ops):
         return "product", ""
     if all(short_name(op) in ("_to_copy", "to", "copy_", "clone") for op in ops):
         return "converted", ""

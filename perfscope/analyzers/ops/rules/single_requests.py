@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.ops.graph_time import short_name
 from perfscope.analyzers.time import BACKWARD, call_tokens, named_slices, op_records, step_windows, whole_ns
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
+from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 
@@ -38,7 +39,8 @@ FEWEST_CALLS = 8
 MOST_ROWS_AT_ONCE = 8
 """Rows that a product computes in about the time of one: below 8 rows memory bounds it on every device."""
 
-_PRODUCTS = frozenset({"mm", "addmm", "linear", "matmul", "mv", "addmv"})
+_PRODUCTS = PRODUCTS - {"bmm", "baddbmm"}
+"""A batch of products has several rows for one request too."""
 _ADVICE = (
     "Put several inputs into one call: one `generate` for a padded batch (`tokenizer(prompts, padding=True)`), "
     "`torch.stack` for rows. Requests that arrive one by one need a server that batches them (vLLM, SGLang)."

@@ -282,7 +282,7 @@ def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
     """Dense products of all programs that stand for ragged ones, in program order."""
     result = []
     for cost in trace.fact(costs):
-        products = [row for row in cost.rows if _is_product(row)]
+        products = [row for row in cost.rows if row.is_product]
         callers = fusions_of(cost.module)
         masked = {id(row): _masked(cost, row, callers) for row in products}
         rows = [row for row in products if masked[id(row)] or primitive(row.instruction.op_name) in RAGGED]
@@ -298,15 +298,6 @@ def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
             for row in rows
         ]
     return tuple(result)
-
-
-def _is_product(row: InstructionCost) -> bool:
-    return (
-        row.instruction.opcode in ("dot", "convolution", "custom-call")
-        and bool(row.once.products)
-        and row.runs > 0
-        and row.place != "control"
-    )
 
 
 def _rows_bytes(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> int:

@@ -19,7 +19,7 @@ from perfscope.model.documents.torch_plan import (
     PlannedKernel,
     PlannedRefusal,
 )
-from perfscope.model.op_flops import flops_of
+from perfscope.model.op_flops import FUSED_ATTENTION, PRODUCTS, flops_of
 from perfscope.profiler.ahead.torch import compat
 from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
 from perfscope.profiler.torch.compile_log import kernels_apart
@@ -76,8 +76,6 @@ def _needed_elsewhere(first: Any, second: Any) -> bool:
     return False
 
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "_scaled_grouped_mm", "mv", "addmv")
-ATTENTION = re.compile(r"_scaled_dot_product_\w*attention")
 FLEX = re.compile(r"triton_tem_\w*flex_(attention|decoding)")
 """Templates of inductor's for ``flex_attention``; what their masks leave out is not known, so neither are FLOPs."""
 UNCERTAIN_OPS = {
@@ -164,7 +162,7 @@ class KernelReader:
         if origin is None:
             origin = next((origin for origin in origins if short in str(origin.target)), None)
         flops, dtype, shape = _node_work(origin)
-        kind: KernelKind = "product" if short in PRODUCTS else "attention" if ATTENTION.search(name) else "extern"
+        kind: KernelKind = "product" if short in PRODUCTS else "attention" if FUSED_ATTENTION.search(name) else "extern"
         return PlannedKernel(
             name=name,
             kind=kind,
@@ -269,7 +267,7 @@ def _node_work(origin: Any) -> tuple[int | None, str | None, str | None]:
     # A product's last operand is a matrix, a scaled one's first two are, and scales come behind; attention's first is
     # the queries or their gradient, its last may be sums.
     scaled = "_scaled_mm" in str(origin.target)
-    decides = tensors[0 if scaled or ATTENTION.search(str(origin.target)) else -1] if tensors else None
+    decides = tensors[0 if scaled or FUSED_ATTENTION.search(str(origin.target)) else -1] if tensors else None
     dtype = None if decides is None else str(decides.dtype).removeprefix("torch.")
     if dtype == "float32" and torch.get_float32_matmul_precision() != "highest":
         dtype = "tf32"

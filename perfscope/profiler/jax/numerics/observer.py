@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfscope.model.documents.numerics import FORMATS, Kind, Loss
+from perfscope.model.op_flops import JAX_PRODUCTS
 from perfscope.profiler.numerics.counting import distance
 from perfscope.profiler.parity.jax_walk import LAYOUT, Place, is_float, terms_of, widened
 
@@ -19,7 +20,6 @@ MOST_OPS = 4_000
 MOST_AGAIN = 1 << 24
 """Elements of a reduction that is computed again in float32."""
 HALF = ("bfloat16", "float16")
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _SAME_VALUES = (LAYOUT - {"convert_element_type"}) | {"name", "rev", "stop_gradient"}
 _REDUCTIONS = frozenset({"cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum"})
 _POINTWISE = frozenset(
@@ -219,10 +219,10 @@ class OpStatistics:
             parts = place.scope.split("/") if place.scope else []
             for depth in range(1, len(parts) + 1):
                 self._scopes["/".join(parts[:depth])] = (result, place.line)
-            if op in _PRODUCTS and not parts:
+            if op in JAX_PRODUCTS and not parts:
                 self._products += 1
                 self.tensor("output", weights or f"{op} {self._products}", result, place.line)
-        elif place.phase == "backward" and op in _PRODUCTS and weights:
+        elif place.phase == "backward" and op in JAX_PRODUCTS and weights:
             self.tensor("gradient", f"input of {place.scope or weights}", result, place.line)
 
     def _precision(self, eqn: Any, values: list[Any], result: Any, place: Place) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, Graph
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title
 from perfscope.model.live_bytes import Int64
 from perfscope.model.memory import MemoryTimeline
+from perfscope.model.op_flops import CONVOLUTIONS, FUSED_ATTENTION, PLAIN_PRODUCTS, PRODUCTS, flops_of
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_count
@@ -37,12 +37,6 @@ from perfscope.model.units import format_bytes, format_count
 #
 # Cheap elementwise ops are computed again by design: a read of the input saved for them is spared. Matrix products,
 # convolutions and attention are not, unless activation checkpointing asked for it.
-
-
-_HEAVY = re.compile(
-    r"aten\.(?:mm|addmm|bmm|baddbmm|_scaled_mm|convolution|_scaled_dot_product\w*attention\w*|_flash_attention_forward"
-    r"|_efficient_attention_forward|_grouped_mm)\b"
-)
 
 
 class GraphRecompute(Struct, frozen=True, kw_only=True):
@@ -89,7 +83,7 @@ def _of_graph(log: CompileLog, forward: Graph, backward: Graph) -> GraphRecomput
         for node in backward.nodes
         if node.name in again and (node.op, node.shape) == (first[node.name].op, first[node.name].shape)
     )
-    heavy = tuple(node for node in nodes if _HEAVY.match(node.op) and node.inputs == first[node.name].inputs)
+    heavy = tuple(node for node in nodes if _is_heavy(node.op) and node.inputs == first[node.name].inputs)
     kernels = [
         kernel for kernel in log.kernels if (kernel.compile_id, kernel.direction) == (backward.compile_id, "backward")
     ]
@@ -104,16 +98,18 @@ def _of_graph(log: CompileLog, forward: Graph, backward: Graph) -> GraphRecomput
     )
 
 
+def _is_heavy(op: str) -> bool:
+    name = op.removeprefix("aten.").partition(".")[0]
+    return name in PRODUCTS | CONVOLUTIONS or bool(FUSED_ATTENTION.match(name))
+
+
 def _flops(node: GraphNode, known: Mapping[str, GraphNode]) -> int | None:
-    """Two for each multiply-add of a matrix product; ``None`` for the others."""
-    factors = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
-    name = node.op.split(".")[1]
-    if name not in factors or len(node.inputs) <= factors[name]:
+    """FLOPs of a dense matrix product; ``None`` for other ops and for dynamic sizes."""
+    dense = node.op.split(".")[1] in PLAIN_PRODUCTS and len(node.inputs) > 1
+    left = known.get(node.inputs[-2]) if dense else None
+    if left is None or not left.shape or not all(isinstance(size, int) for size in (*node.shape, left.shape[-1])):
         return None
-    left = known.get(node.inputs[factors[name]])
-    sizes = [*node.shape, *(left.shape[-1:] if left else ())]
-    whole = [size for size in sizes if isinstance(size, int)]
-    return 2 * math.prod(whole) if left is not None and left.shape and len(whole) == len(sizes) else None
+    return flops_of("aten.matmul.default", {"self": left}.get, (node,))
 
 
 # What a compiled backward's recomputation of products buys: the measured memory of a step, with their results saved.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.executions import executions_of, rows_of
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.program import fused, launched, where_of
@@ -20,7 +21,6 @@ X64 = "jax_enable_x64"
 """Name of the fact that jax makes float64 numbers."""
 
 DOUBLES = frozenset({"f64", "c128"})
-PRODUCTS = frozenset({"dot", "convolution"})
 
 
 class _Wide(Struct, frozen=True, kw_only=True):

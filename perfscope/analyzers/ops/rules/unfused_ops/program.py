@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.module import Platform
 from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
 from perfscope.analyzers.hlo.program import fused, line_of
@@ -11,7 +12,6 @@ from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.programs.attention_traffic import written_attention
 from perfscope.analyzers.programs.fusion import (
-    PRODUCTS,
     RoundTrip,
     TripTime,
     is_softmax,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import control_runs, fused, where_of
 from perfscope.analyzers.time import steps_known
@@ -78,7 +79,7 @@ def blocks_of(module: HloModule) -> Blocks | None:
     for name in control_runs(module):
         for launched in module.computations[name].instructions:
             for one in fused(module, launched):
-                if one.opcode in ("dot", "convolution") and "transpose(" not in one.op_name and one.file is not None:
+                if one.opcode in PRODUCTS and "transpose(" not in one.op_name and one.file is not None:
                     key = (one.file, one.line, one.shape.dtype, one.shape.dims, one.op_name)
                     products[key] += 1
                     first.setdefault(key, one)

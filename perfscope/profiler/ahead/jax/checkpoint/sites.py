@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from perfscope.model.op_flops import JAX_PRODUCTS
 from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
     called_function,
@@ -191,7 +192,6 @@ def _written(jaxpr: Any) -> SourceLine | None:
 # repeat, and that multiplies matrices, is a layer: ``x = block(weights, x)``, a module of Flax or Equinox in a list.
 
 
-PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general")
 MAX_DEPTH = 80
 """Frames that are followed."""
 
@@ -320,6 +320,6 @@ def _signature(eqn: Any, path: Sequence[Call]) -> tuple[Any, ...]:
 
 def _multiplies(eqn: Any) -> bool:
     """Whether an equation is a product of matrices, or has one inside."""
-    if eqn.primitive.name in PRODUCTS:
+    if eqn.primitive.name in JAX_PRODUCTS:
         return True
     return any(_multiplies(eqn) for jaxpr in compat.jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)
