@@ -18,6 +18,7 @@ from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
 from perfscope.analyzers.time.samples import stacks
+from perfscope.model.finding import Where
 from perfscope.model.trace import Trace
 
 ProgramPhase = Literal["training", "evaluation", "generation", "service", "unknown"]
@@ -319,3 +320,24 @@ def read_fix(kind: str, where: Situation) -> str:
     if kind == "item" and (where.framework, where.phase) in _ITEM_ELSEWHERE:
         return _ITEM_ELSEWHERE[where.framework, where.phase]
     return _READS[where.framework].get(kind, _LATER)
+
+
+FEWEST_STARTS = 3
+"""Times that a loader starts its workers: training and validation start them once each."""
+STEPS_PER_START = 50
+"""Steps for which workers are used: over more, tens of milliseconds of a start are a small part."""
+
+
+def worker_starts(trace: Trace) -> tuple[str, str]:
+    """How often a data loader started its workers, and the fix; both empty where that is rare or was not recorded."""
+    starts = [fact for fact in trace.program_facts if fact.name == "loader_start"]
+    most = max(starts, key=lambda fact: fact.count, default=None)
+    if most is None or most.count < FEWEST_STARTS or most.count * STEPS_PER_START < len(trace.step_times_ns):
+        return "", ""
+    line = Where(file=most.file, line=most.line).label()
+    happened = (
+        f"Worker processes were started {most.count:,} times at {line}: the first batch waits for them each time."
+    )
+    if most.value == "new loader":
+        return happened, "Create the DataLoader once, before the loop, with persistent_workers=True."
+    return happened, "Keep the workers between epochs: `persistent_workers=True`; data in memory needs no workers."

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
-from perfscope.analyzers.time.samples import device_waits, free_samples, shown_kinds, stacks
+from perfscope.analyzers.time.host_lines import step_functions
+from perfscope.analyzers.time.samples import device_waits, free_samples, sampled_site, shown_kinds, stacks
 from perfscope.analyzers.time.whole_run.cores import waits_of_steps
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import Int64
@@ -152,13 +153,33 @@ def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray, *, saves: bool) -> 
     elsewhere = _inclusive(parents, frames[judged & ~slow], lasts[judged & ~slow])
     often = _inclusive(parents, frames[judged & slow], np.ones(int((judged & slow).sum()))) >= LEAST_SAMPLES
     own = often & (inside * max(1, int(lasts[~slow].sum())) > ONLY_THERE * elsewhere * int(lasts[slow].sum()))
+    if not (judged & ~slow).any():  # the other steps are too short for samples, so the loop is in none of theirs
+        own &= ~_above_the_step(trace)
     return np.where(judged & slow, np.append(_outermost(parents, own), MISSING)[frames], MISSING)
+
+
+def _above_the_step(trace: Trace) -> np.ndarray:
+    """Per row of ``frames`` whether it calls, itself or further down, a function that holds the step or the loop."""
+    frames, known, holders = trace.rows["frames"], trace.fact(stacks), trace.fact(step_functions)
+    above = np.zeros(len(frames), bool)
+    parents = frames["parent"]
+    for row in range(len(frames) - 1, -1, -1):
+        parent = parents[row]
+        if not MISSING < parent < row:
+            continue
+        holds = above[row]
+        if not holds and frames["file"][row] != MISSING and known.user[row] == row:
+            site = sampled_site(trace, row)
+            holds = (site.file, site.function) in holders
+        above[parent] |= holds
+    return above
 
 
 def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
     samples, kinds = trace.rows["samples"], shown_kinds(trace, rows)
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
     owners, calls = trace.fact(frame_owners), []
+    in_loader = trace.fact(stacks).in_loader
     for frame in np.unique(own[own != MISSING]).tolist():
         mine = np.flatnonzero(own == frame)
         callees = np.array(_callees(trace, frame, frames[mine].tolist(), lasts[mine].tolist()), np.int64)
@@ -166,16 +187,35 @@ def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
             part = mine[callees == callee]
             if _inside_framework(owners, callee, kinds[part], lasts[part]):
                 continue
+            kind, line = _most(kinds[part], lasts[part]), frame
+            fetching = part[in_loader[frames[part]]]
+            if kind in LOADERS and len(fetching):
+                line, callee = _out_of_loader(trace, frames[fetching], lasts[fetching])
             calls.append(
                 OwnCall(
-                    frame=frame,
+                    frame=line,
                     callee=callee,
                     share=float(lasts[part].sum() / lasts.sum()),
                     samples=len(part),
-                    kind=_most(kinds[part], lasts[part]),
+                    kind=kind,
                 )
             )
     return tuple(sorted(calls, key=lambda call: -call.share))
+
+
+LOADERS = (FrameKind.LOADER, FrameKind.WORKER_START)
+
+
+def _out_of_loader(trace: Trace, leaves: Int64, lasts: Int64) -> tuple[int, int]:
+    """Frame of the line that fetches a batch, and of the loader's function that it calls, of most of the time."""
+    parents, in_loader = trace.rows["frames"]["parent"], trace.fact(stacks).in_loader
+    time: dict[tuple[int, int], int] = defaultdict(int)
+    for leaf, ns in zip(leaves.tolist(), lasts.tolist(), strict=True):
+        frame = called = leaf
+        while in_loader[frame] and MISSING < parents[frame] < frame:
+            frame, called = int(parents[frame]), frame
+        time[frame, called] += ns
+    return max(time, key=lambda pair: time[pair])
 
 
 def _inside_framework(owners: Int64, callee: int, kinds: Int64, lasts: Int64) -> bool:

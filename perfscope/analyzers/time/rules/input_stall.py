@@ -31,6 +31,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.time.account import cause_intervals, idle_intervals, step_accounts
+from perfscope.analyzers.time.fixes import worker_starts
 from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.records import device_records
 from perfscope.analyzers.time.samples import (
@@ -61,11 +62,6 @@ _ADVICE = (
     "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`. "
     "Decode and augment once, or on the device; fetch the next batch before the step ends."
 )
-
-FEWEST_STARTS = 3
-"""Times that a loader starts its workers: training and validation start them once each."""
-STEPS_PER_START = 50
-"""Steps for which workers are used: over more, tens of milliseconds of a start are a small part."""
 
 
 def examined(trace: Trace) -> Scope:
@@ -171,7 +167,7 @@ def _finding(
 ) -> Finding:
     slices = trace.rows["slices"]
     cost = int(stalled.sum())
-    started, keep = _started(trace)
+    started, keep = worker_starts(trace)
     duration = slices["end_ns"][rows] - slices["start_ns"][rows]
     who = "device" if on_device else "program"
     fetches: list[Mapping[str, Cell]] = [
@@ -193,25 +189,12 @@ def _finding(
         ).strip(),
         **timed_cost(trace, cost, whole),
         covers_ns={"input": cost},
-        advice=f"{keep}{_ADVICE}",
+        advice=f"{keep} {_ADVICE}".lstrip(),
         where=site.where(op=name),
         evidence=(*(() if work is None else _input_rows(work)), *fetches),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
         removes=(Removed(table="slices", rows=rows),),
     )
-
-
-def _started(trace: Trace) -> tuple[str, str]:
-    """How often a loader started its workers, and the fix; both empty where that is rare or was not recorded."""
-    starts = [fact for fact in trace.program_facts if fact.name == "loader_start"]
-    most = max(starts, key=lambda fact: fact.count, default=None)
-    if most is None or most.count < FEWEST_STARTS or most.count * STEPS_PER_START < len(trace.step_times_ns):
-        return "", ""
-    line = Where(file=most.file, line=most.line).label()
-    told = f"Worker processes were started {most.count:,} times at {line}: the first batch waits for them each time."
-    if most.value == "new loader":
-        return told, "Create the DataLoader once, before the loop, with persistent_workers=True. "
-    return told, "Keep the workers between epochs: `persistent_workers=True`; a data set in memory needs no workers. "
 
 
 def _title(who: str, fetches: int, work: InputWork | None) -> str:

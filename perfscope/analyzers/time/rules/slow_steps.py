@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.time.fixes import frame_fix, situation
+from perfscope.analyzers.time.fixes import frame_fix, situation, worker_starts
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.host_lines import UNANIMOUS
 from perfscope.analyzers.time.model_calls import generation
@@ -30,6 +30,7 @@ from perfscope.analyzers.time.samples import sampled_site
 from perfscope.analyzers.time.slow_steps import (
     LEAST_SHARE,
     LEAST_STEPS,
+    LOADERS,
     OwnCall,
     SlowSteps,
     frame_owners,
@@ -73,13 +74,14 @@ def check(trace: Trace) -> Iterator[Finding]:
         name = site.where().label()
     number = found.numbers[-1]
     trace_it = f"`perfscope run --steps {number}:{number + 1} ...` traces such a step."
-    fix = _fix(trace, first, name)
+    happened, fix = worker_starts(trace) if FrameKind(first.kind) in LOADERS else ("", "")
+    fix = fix or _fix(trace, first, name)
     yield Finding(
         subject="work of slow steps",
         title=fit_title(f"{_which(found)}: {found.share:.0%} of the time, most in {name}", name),
         detail=f"They take {format_ns(found.slow_ns)}, the others {format_ns(found.other_ns)} (medians, without a "
         f"profiler{_AHEAD if found.of_host else ''}). The traced steps do not show this work unless one of them is "
-        "such a step.",
+        f"such a step.{f' {happened}' if happened else ''}",
         severity=severity_of(cost, whole),
         basis="measured",
         advice=f"{fix} {trace_it}" if fix else "",
