@@ -210,3 +210,62 @@ def test_the_document_and_what_a_terminal_shows() -> None:
     text = render_text(same)
     assert "A and B compute the same: 6 values" in text
     assert "reference: no gradients" in text
+
+
+def op_of(value: np.ndarray, layers: int, line: str) -> Op:
+    return Op(
+        name="mul", line=line, layers=layers, size=value.size, norm=float(np.linalg.norm(value)),
+        total=float(value.sum()), absolute=float(np.abs(value).sum()),
+    )  # fmt: skip
+
+
+def recorded_early(*, later: bool = True, dtype: str = "float32") -> tuple[Side, Side]:
+    """B's ``block`` is recorded at an op before the one with A's value, which follows if ``later``."""
+    a, b = side(1), side(2, dtype=dtype)
+    value, early = b.arrays["layer:1"], np.random.default_rng(3).normal(size=SHAPE)
+    ops_b = [
+        op_of(early, 1, "m.py:9"),
+        *([op_of(value, 2, "m.py:10")] if later else []),
+        op_of(early * 2, 2, "m.py:11"),
+    ]
+    ops_a = (op_of(a.arrays["layer:1"], 1, "m.py:1"),)
+    b = changed(b, "layer:1", early)
+    b = _replace(b, recording=msgspec.structs.replace(b.recording, ops=tuple(ops_b)))
+    return _replace(a, recording=msgspec.structs.replace(a.recording, ops=ops_a)), b
+
+
+def test_a_layer_whose_value_comes_one_op_later_is_no_divergence() -> None:
+    comparison = compared(*recorded_early())
+    assert wrong(comparison) == []
+    row = comparison.rows()[1]
+    assert row.regrouped
+    assert row.remark == "B has this value at mul at m.py:10"
+    assert row.error_b is None, "it would compare different values"
+    document = document_of(comparison, ("a", "b"), created_utc="2026-01-01T00:00:00Z", kept_weights=False)
+    text = render_text(document)
+    assert "A and B compute the same: 4 values" in text
+    assert "1 more computed in another order" in " ".join(text.split())
+
+
+def test_a_layer_is_recorded_early_only_if_the_value_follows_and_later_layers_agree() -> None:
+    assert wrong(compared(*recorded_early(later=False))) == [("block", "activation")]
+    a, b = recorded_early()
+    b = changed(b, "layer:2", 2 * b.arrays["layer:2"])
+    assert ("block", "activation") in wrong(compared(a, b))
+
+
+def test_sums_of_16_bit_values_clear_no_op() -> None:
+    a, b = recorded_early(later=False, dtype="bfloat16")
+    same = op_of(a.arrays["layer:1"], 1, "m.py:8")
+    a, b = (_replace(x, recording=msgspec.structs.replace(x.recording, ops=(same, *x.recording.ops))) for x in (a, b))
+    first = compared(a, b).first(compared(a, b).rows())
+    assert first is not None
+    assert not first.exact
+    assert first.common_a == first.common_b == ""
+    assert first.lines_b == ("m.py:8",)
+    a, b = recorded_early(later=False)
+    a, b = (_replace(x, recording=msgspec.structs.replace(x.recording, ops=(same, *x.recording.ops))) for x in (a, b))
+    first = compared(a, b).first(compared(a, b).rows())
+    assert first is not None
+    assert first.common_a == "mul at m.py:8"
+    assert first.lines_b == ()

@@ -90,6 +90,6 @@ def test_command(tmp_path: Path) -> None:
         subprocess.run([*command, side, "train.py", start], cwd=tmp_path, check=True, timeout=300, capture_output=True)
     asked = [str(tmp_path / "a"), str(tmp_path / "b")]
     answer = CliRunner().invoke(parity, [*asked, "--strict"], standalone_mode=False)
-    assert "A and B differ from step 5 on; whether by more than noise cannot be told" in answer.output
+    assert "A and B differ from step 5 on; whether by more than noise is unknown" in answer.output
     assert answer.return_value == 3
     assert CliRunner().invoke(parity, [asked[0], asked[0]], standalone_mode=False).return_value == 0

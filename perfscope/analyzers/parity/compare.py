@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.parity.errors import (
     FACTOR,
@@ -26,6 +27,12 @@ FEW = 0.125
 """Share of the rows of an array up to which a difference in them alone is remarked on."""
 MOST_COMMON = 0.05
 """Relative difference up to which numbers of two ops are those of the same value, whatever rounding allows."""
+
+
+MOST_EXACT = 1e-3
+"""Largest expected error with which norms and sums tell ops apart. With 16-bit values a rotated or permuted array
+passes for the right one, as its norm and nearly its sums are the same."""
+MOST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,44 @@ class Comparison:
 
     def rows(self) -> list[Row]:
         """Activations in the order of A's forward, gradients in that of its backward, then those of weights."""
-        return [*self._layers("activation"), *self._layers("gradient"), *self._weights("weight gradient")]
+        activations = self._without_regrouped(dict(self._layers("activation")))
+        gradients = dict(self._layers("gradient"))
+        for match, row in activations.items():
+            if row.regrouped and match in gradients:
+                gradients[match] = _regrouped(gradients[match], row.remark, of_b=self.of_b)
+        return [*activations.values(), *gradients.values(), *self._weights("weight gradient")]
+
+    def _without_regrouped(self, rows: dict[Match, Row]) -> dict[Match, Row]:
+        """Rows in which a layer after which everything agrees is no divergence.
+
+        A side may group a layer's ops in another way: a norm that scales its statistic before it multiplies its input
+        has the other side's value one op after the one that reads the weight. Such a layer is recorded too early. It
+        is excused if the other side's value follows before the next layer, and all later layers agree.
+        """
+        result, agree, later = dict(rows), True, False
+        for match in reversed(list(rows)):
+            row = rows[match]
+            if row.diverges and agree and later and (place := self._value_after(match, row)):
+                result[match] = _regrouped(row, place, of_b=self.of_b)
+            else:
+                agree &= not row.diverges
+            later = True
+        return result
+
+    def _value_after(self, match: Match, row: Row) -> str:
+        """Op of one side, soon after its layer, that has the other side's value of the layer; ``''``: none has."""
+        enough = min(row.expected, MOST_COMMON)
+        a, b = self.a.recording.ops, self.b.recording.ops
+        for ops, layer, others, other, side in (
+            (b, match.b[-1], a, match.a[-1], "B"),
+            (a, match.a[-1], b, match.b[-1], "A"),
+        ):
+            value = next((op for op in reversed(others) if op.layers == other), None)
+            after = [op for op in ops if op.layers == layer + 1]
+            found = next((op for op in after if value is not None and _same_value(value, op, enough)), None)
+            if found is not None:
+                return f"{side} has this value at {_at([found])}"
+        return ""
 
     def weights(self) -> list[Row]:
         """B's own weights against A's, where they should be the same."""
@@ -100,20 +144,44 @@ class Comparison:
         lasts = [max((getattr(other, side)[-1] for other in earlier), default=-1) for side in ("a", "b")]
         between_a = _between(self.a.recording.ops, lasts[0], match.a[-1])
         between_b = _between(self.b.recording.ops, lasts[1], match.b[-1])
-        common = _last_common(between_a, between_b, min(row.expected, MOST_COMMON))
+        exact = row.expected <= MOST_EXACT
+        lines_a, lines_b = self._open_lines(match, row)
+        # The last op is the layer itself, which differs; sums that rounding blurs tell no other op apart.
+        common = _last_common(between_a[:-1], between_b[:-1], row.expected) if exact else None
         if common is None:
-            return Divergence(row=row, after=after, next_a=_at(between_a[:1]), next_b=_at(between_b[:1]))
+            return Divergence(
+                row=row, after=after, exact=exact, lines_a=lines_a, lines_b=lines_b,
+                next_a=_at(between_a[:1]), next_b=_at(between_b[:1]),
+            )  # fmt: skip
         there, here = common
         return Divergence(
             row=row,
             after=after,
+            lines_a=lines_a,
+            lines_b=lines_b,
             common_a=_at(between_a[there : there + 1]),
             common_b=_at(between_b[here : here + 1]),
             next_a=_at(between_a[there + 1 : there + 2]),
             next_b=_at(between_b[here + 1 : here + 2]),
         )
 
-    def _layers(self, kind: RowKind) -> Iterator[Row]:
+    def _open_lines(self, match: Match, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Lines of each side, from the first layer of the same module up to ``match``, that may hold the difference.
+
+        Lines all of whose results the other side has as well are left out, unless rounding blurs the sums.
+        """
+        module = row.name.rpartition(".")[0]
+        index = self.matches.index(match)
+        first = index
+        while module and first and self._name(self.matches[first - 1]).startswith(f"{module}."):
+            first -= 1
+        begin = [max((getattr(one, side)[-1] for one in self.matches[:first]), default=-1) for side in ("a", "b")]
+        a = _between(self.a.recording.ops, begin[0], match.a[-1])
+        b = _between(self.b.recording.ops, begin[1], match.b[-1])
+        enough = row.expected if row.expected <= MOST_EXACT else None
+        return _lines(a, b, enough), _lines(b, a, enough)
+
+    def _layers(self, kind: RowKind) -> Iterator[tuple[Match, Row]]:
         prefix = "layer" if kind == "activation" else "gradient"
         before = Work(0, 0) if kind == "activation" else self._work(self.matches[-1]) if self.matches else Work(0, 0)
         worse = 0.0
@@ -131,7 +199,7 @@ class Comparison:
             if not row.diverges:
                 base, own = (row.error_b, row.error_a) if self.of_b else (row.error_a, row.error_b)
                 worse = max(worse, (own or 0.0) / base if base else 0.0)
-            yield row
+            yield match, row
 
     def _is_alike(self, match: Match) -> bool:
         a, b = (
@@ -267,6 +335,14 @@ def _remark(
     return f"only {wrong} of its {len(rows)} rows differ: a choice, as of an expert, may have fallen differently"
 
 
+def _regrouped(row: Row, remark: str, *, of_b: bool) -> Row:
+    """The row of a layer whose value one side has at a later op: its errors compare different values."""
+    return replace(
+        row, diverges=False, regrouped=True, remark=remark, cosine=None, max_ulp=None,
+        error_a=None if of_b else row.error_a, error_b=row.error_b if of_b else None,
+    )  # fmt: skip
+
+
 def _weight_row(name: str, a: np.ndarray, b: np.ndarray, expected: float, dtype: str) -> Row:
     error = relative_error(b, a)
     diverges = error is None or error > expected
@@ -317,6 +393,15 @@ def _same_value(a: Op, b: Op, enough: float) -> bool:
         return False
     near = abs(a.norm - b.norm) <= enough * a.norm and abs(a.absolute - b.absolute) <= enough * a.absolute
     return near and abs(a.total - b.total) <= enough * max(a.absolute, math.sqrt(a.size) * a.norm)
+
+
+def _lines(ops: Sequence[Op], others: Sequence[Op], enough: float | None) -> tuple[str, ...]:
+    """Lines of ``ops`` in order, without those whose results are all among ``others``; ``None``: all lines."""
+    found = {}
+    for op in ops[:-1]:  # the last one is the layer itself
+        if op.line and op.size > 1 and (enough is None or not any(_same_value(op, other, enough) for other in others)):
+            found[op.line] = True
+    return tuple(found)[:MOST_LINES]
 
 
 def _at(ops: Sequence[Op]) -> str:

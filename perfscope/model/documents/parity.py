@@ -152,6 +152,8 @@ class Row(Value, frozen=True, kw_only=True):
     line_a: str = ""
     line_b: str = ""
     remark: str = ""
+    regrouped: bool = False
+    """One side has the value of the layer at a later op, and all later layers agree: no divergence."""
 
 
 class Divergence(Value, frozen=True, kw_only=True):
@@ -165,7 +167,13 @@ class Divergence(Value, frozen=True, kw_only=True):
     """The last op of each side, between both layers, whose result the other side has too: ``'bmm at model.py:38'``."""
     next_a: str = ""
     next_b: str = ""
-    """The next layer of each side."""
+    """The next op of each side."""
+    exact: bool = True
+    """The dtype is exact enough to tell ops apart by norms and sums."""
+    lines_a: Texts = ()
+    lines_b: Texts = ()
+    """Lines of each side, from the first layer of the same module up to this one, that may hold the difference: with
+    results that the other side lacks; all of them where not ``exact``."""
 
 
 class Mapping(Value, frozen=True, kw_only=True):

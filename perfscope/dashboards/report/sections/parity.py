@@ -42,7 +42,8 @@ def _headline(document: Parity) -> str:
     if document.verdict == "not compared":
         return "no layer of A has a counterpart in B: nothing was compared"
     if document.first is None:
-        count = f"{len(document.rows)} value{'' if len(document.rows) == 1 else 's'}"
+        judged = sum(not row.regrouped for row in document.rows)
+        count = f"{judged} value{'' if judged == 1 else 's'}"
         return f"A and B compute the same: {count} within what rounding explains"
     row = document.first.row
     return f"A and B part at {row.name}: {_what(row)}"
@@ -101,22 +102,40 @@ def _first(first: Divergence) -> Iterator[str]:
     if first.next_a or first.next_b:
         word = "then" if first.common_a else "from there"
         yield f"{word} A goes on with {first.next_a or 'nothing'}, B with {first.next_b or 'nothing'}"
+    if first.lines_a or first.lines_b:
+        what = "results that the other side lacks" if first.exact else "lines that may hold the difference"
+        sides = (("A", first.lines_a), ("B", first.lines_b))
+        yield f"{what}: {'; '.join(f'{name} at {_places(lines)}' for name, lines in sides if lines)}"
+    if not first.exact:
+        yield f"in {row.dtype} norms and sums do not tell ops apart: compare in float32 to narrow it down"
     if row.remark:
         yield row.remark
 
 
+def _places(lines: Sequence[str]) -> str:
+    """``llama.py:17, :18, rope.py:3``: the file once for lines of one file in a row."""
+    texts, file = [], ""
+    for line in lines:
+        name, _, number = line.rpartition(":")
+        texts.append(f":{number}" if name == file else line)
+        file = name
+    return ", ".join(texts)
+
+
 def _summary(rows: Sequence[Row]) -> str:
-    wrong = sum(row.diverges for row in rows)
-    return (
-        f"{wrong} of {len(rows)} beyond what rounding explains"
-        if wrong
-        else f"all {len(rows)} within what rounding explains"
+    wrong, regrouped = sum(row.diverges for row in rows), sum(row.regrouped for row in rows)
+    judged = len(rows) - regrouped
+    text = (
+        f"{wrong} of {judged} beyond what rounding explains" if wrong else f"all {judged} within what rounding explains"
     )
+    if regrouped:
+        text += f"; {regrouped} more computed in another order ('later'): one side has their value at a later op"
+    return text
 
 
 def _table(rows: Sequence[Row]) -> Table:
     columns: list[Column[Row]] = [
-        Column("", lambda row: Badge("PARTS", "worse") if row.diverges else Badge("same")),
+        Column("", _badge),
         Column("layer", lambda row: row.name, "code"),
         Column("error A", lambda row: _error(row.error_a)),
         Column("error B", lambda row: _error(row.error_b)),
@@ -128,6 +147,12 @@ def _table(rows: Sequence[Row]) -> Table:
     ]
     first = next((index for index, row in enumerate(rows) if row.diverges), 0)
     return table(columns, [*rows[first:], *rows[:first]], few=FEW_ROWS)
+
+
+def _badge(row: Row) -> Badge:
+    if row.diverges:
+        return Badge("PARTS", "worse")
+    return Badge("later" if row.regrouped else "same")
 
 
 def _error(error: float | None) -> str:
