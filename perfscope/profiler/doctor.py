@@ -1,4 +1,4 @@
-"""What can be captured on this machine, and what stands in the way of the rest."""
+"""Captures that are possible on this machine, and what prevents the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_FREE = 1 << 30
 """Bytes: a deep capture of a large model on eight ranks writes several hundred megabytes."""
 PERF_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 MOST_PARANOID = 2
-"""Above 2 an ordinary user may not even count events of processes of their own."""
+"""Above 2 an ordinary user may not even count events of processes of the same user."""
 KNOWN_VARIABLES = ("PERFSCOPE_CAPTURE", "PERFSCOPE_CORPUS", "PERFSCOPE_PLUGINS")
 
 _PROBE = """
@@ -75,7 +75,7 @@ print("\\n" + json.dumps(found))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What was looked at."""
+    """Result of one check."""
 
     captures: dict[str, str | None]
     """Tool -> why it cannot capture here."""
@@ -95,7 +95,7 @@ def examine() -> Examined:
 
 
 def _probe(program: str | None = None, name: str = "torch") -> dict[str, Any]:
-    """What a framework says of itself, in a process of its own: importing it may crash, hang or take a GPU."""
+    """Facts that a framework reports in a separate process, because its import may crash, hang or take a GPU."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", program or _PROBE],
@@ -257,7 +257,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _variables,
     _disk,
 )
-"""What is looked at beside torch, in the order it is shown."""
+"""Checks besides torch, in the order of the output."""
 
 
 # Which machines `perfscope compile` can compile for here: compilers are looked for, none is loaded.
@@ -286,7 +286,7 @@ def target_checks() -> list[Check]:
         text = ", ".join(f"{name} {version}" for name, version in result.versions.items())
         advice = result.note
         if not result.own_folder and kind in ("gpu-nvidia", "tpu"):
-            advice = f"beside a jax without such a device it makes jax print errors at every start: {MOVE}"
+            advice = f"next to a jax without such a device it makes jax print errors at every start: {MOVE}"
         checks.append(Check(name=NAMES[kind], status="ok", text=text, advice=advice))
     return checks
 

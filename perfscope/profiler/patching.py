@@ -11,7 +11,7 @@ _ABSENT = object()
 
 
 def replace(holder: Any, name: str, replacement: Any) -> Undo:
-    """Set an attribute. The undo restores it, unless somebody else has replaced it since."""
+    """Set an attribute. The undo restores it, unless other code has replaced it since."""
     before = vars(holder).get(name, _ABSENT)
     setattr(holder, name, replacement)
 

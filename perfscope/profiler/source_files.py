@@ -32,7 +32,7 @@ class SourceFiles:
         self._names: dict[str, str] = {}
 
     def is_user(self, path: str) -> bool:
-        """Whether a file is the user's. Of what is no file only notebook cells are."""
+        """Whether a file is the user's. Names that are not files count only if they are notebook cells."""
         known = self._users.get(path)
         if known is None:
             known = self._users[path] = self._is_user(path)

@@ -259,7 +259,7 @@ def test_what_is_said_is_in_every_report(kept: list[Path], line: list[str], caps
         (("compare", "--baseline", "main", "gone"), 4, "gone: no such file"),
         (("compare", "RUN"), 2, "compare needs BASE and HEAD"),
         (("compare", "--strict"), 2, "compare needs BASE and HEAD"),
-        (("baseline", "set", "a b", "RUN"), 2, "is no name of a baseline"),
+        (("baseline", "set", "a b", "RUN"), 2, "invalid baseline name"),
         (("baseline", "set", "main", "gone"), 4, "gone: no such file"),
         (("baseline", "set", "main", "RUN", "--commit", "HEAD"), 2, "--commit HEAD: not a commit's hash"),
         (("baseline", "set", "main", "RUN", "--store", "mysql://me:secret@host"), 2, "mysql:// is none"),

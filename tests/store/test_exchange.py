@@ -146,15 +146,15 @@ ZEROS = "0" * 64
         (changed(1, content=RUN.replace(b'"value":2.0', b'"value":1e308')), "outside the range of measurable numbers"),
         (changed(1, content=RUN.replace(b'"value":2.0', b'"value":1e-320')), "outside the range of measurable numbers"),
         (changed(1, content=RUN.replace(b"host syncs per step", b"step time")), "line 1: a metric is in it twice"),
-        (changed(1, content=RUN.replace(stored_run(0).uid.encode(), b"../../x")), "is no uid"),
+        (changed(1, content=RUN.replace(stored_run(0).uid.encode(), b"../../x")), "invalid uid"),
         (changed(2, content=b"[]\n"), "baselines.jsonl: line 1: no baseline"),
-        (changed(2, content=BASELINE.replace(b"main", b"\\u001b[2J")), "is no name of a baseline"),
+        (changed(2, content=BASELINE.replace(b"main", b"\\u001b[2J")), "invalid baseline name"),
         (changed(2, content=BASELINE.replace(b"null", b'"../x"')), "no baseline"),
-        ([*GOOD, ("extra.txt", b"x")], "'extra.txt', which is no part of an export"),
+        ([*GOOD, ("extra.txt", b"x")], "'extra.txt', which does not belong to an export"),
         ([*GOOD, ("../x", b"x")], "leads out"),
-        ([*GOOD, ("link", b"")], "no plain file"),
+        ([*GOOD, ("link", b"")], "not a regular file"),
         ([*GOOD, (f"packs/{ZEROS}.tar.gz", b"x")], "damaged, its digest is another"),
-        ([*GOOD, (f"packs/{ZEROS}.tar.gz/x", b"x")], "no part of an export"),
+        ([*GOOD, (f"packs/{ZEROS}.tar.gz/x", b"x")], "does not belong to an export"),
     ],
 )
 def test_hostile_and_damaged_exports_change_nothing(tmp_path: Path, members: Members, said: str) -> None:
@@ -180,7 +180,7 @@ def test_a_pack_of_an_export_is_unpacked_before_it_is_let_in(tmp_path: Path) -> 
     content = gzip.compress(raw.getvalue())
     name = f"packs/{hashlib.sha256(content).hexdigest()}.tar.gz"
     store = RunStore(tmp_path / "store.sqlite")
-    with pytest.raises(DataError, match="no plain file"):
+    with pytest.raises(DataError, match="not a regular file"):
         import_file(store, written(tmp_path / "in.tar", [*GOOD, (name, content)]), clean=as_is)
     assert store.is_empty()
 
@@ -230,7 +230,7 @@ def test_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a" * 101, "a\n", "é", "../x"])
 def test_no_names(name: str) -> None:
-    with pytest.raises(DataError, match="is no name of a baseline"):
+    with pytest.raises(DataError, match="invalid baseline name"):
         check_name(name)
 
 

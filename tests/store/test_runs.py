@@ -165,7 +165,7 @@ def test_a_newer_store_is_refused_and_left_as_it_is(where: str | Path) -> None:
         lambda it: it.put(stored_run(1)),
         lambda it: it.set_baseline("main", stored_run(1), None),
     ):
-        with pytest.raises(DataError, match=r"newer perfscope \(schema 99, this one knows 1\)"):
+        with pytest.raises(DataError, match=r"newer perfscope \(schema 99, supported: 1\)"):
             use(RunStore(where))
     with store.database.session(write=True) as session:
         assert session.rows("SELECT COUNT(*) FROM perfscope_runs") == [(1,)]

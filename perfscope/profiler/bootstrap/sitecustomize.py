@@ -36,7 +36,7 @@ def _leave_no_trace(text: str) -> dict[str, Any]:
         return message
     del os.environ[VARIABLE]
     if message["child"]:
-        # Its program may have set a path of its own: ours is the entry before it.
+        # Its program may have set PYTHONPATH: our folder is the entry before the program's.
         message["pythonpath"] = os.environ.get("PYTHONPATH", "").partition(HERE)[2].removeprefix(os.pathsep) or None
     if message["pythonpath"] is None:
         os.environ.pop("PYTHONPATH", None)
@@ -45,7 +45,7 @@ def _leave_no_trace(text: str) -> dict[str, Any]:
     return message
 
 
-# Processes that the program starts, as long as this process has no steps of its own.
+# Processes that the program starts, as long as this process has no steps.
 
 
 def _pass_on(text: str) -> None:
@@ -105,8 +105,8 @@ def _may_capture(words: Any) -> bool:
 
 
 def _attach(text: str, framework: Any) -> None:
-    """torch or jax is imported: load our package from where this file lies, and begin."""
-    # A session imports the marks itself, and hears them: nobody need wait for them any more.
+    """Load our package from the folder of this file and begin, because torch or jax was imported."""
+    # A session imports the marks itself and listens to them, so the hook is no longer needed.
     sys.meta_path[:] = [
         finder for finder in sys.meta_path if not (isinstance(finder, _WaitForFramework) and finder.framework == MARKS)
     ]
@@ -144,22 +144,22 @@ def _keep_error(directory: str) -> None:
         lines = str(error).strip().splitlines()
         with open(os.path.join(directory, ERROR_FILE), "x", encoding="utf-8", errors="replace") as stream:  # noqa: PTH118, PTH123
             stream.write(": ".join([type(error).__name__, *lines[:1]])[:MOST_ERROR])
-    except Exception:  # noqa: S110 (the program has failed and says so itself)
+    except Exception:  # noqa: S110 (the program has failed and reports it itself)
         pass
 
 
 class _WaitForFramework:
-    """A finder that sees the import of one framework, steps aside, and attaches when the import is done.
+    """A finder that sees the import of one framework, delegates it, and attaches when the import is done.
 
-    A program that only asks whether the framework is installed (``importlib.util.find_spec``) imports it later, if at
-    all: until it does, every answer is watched.
+    A program that only checks whether the framework is installed (``importlib.util.find_spec``) may import it later:
+    every result is watched until it does.
     """
 
     def __init__(self, text: str, framework: Any) -> None:
         self._text = text
         self.framework = framework
         self._asking: set[int] = set()
-        """Threads in which the other finders are asked."""
+        """Threads in which the other finders are being called."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
         thread = get_ident()

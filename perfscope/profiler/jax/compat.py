@@ -53,7 +53,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "server of the program's profiler": (f"{PROFILER_MODULE}._profiler_server",),
     "trace as bytes": ("jax._src.lib._profiler.ProfilerSession", "jax._src.lib.xla_client.profiler.ProfilerSession"),
 }
-"""What an interface gives -> where it is, in the newest jax first. Compiled modules: jax 0.10.2 and later."""
+"""Interface -> its modules, newest jax first. Compiled modules: jax 0.10.2 and later."""
 
 NO_SESSION = "this jax has no ProfilerSession where it is expected"
 TRANSFORMATION = "perfscope"
@@ -110,7 +110,7 @@ def _is_there(*parts: str) -> bool:
 
 
 def private_apis() -> dict[str, bool]:
-    """What we use beyond the public interface, by purpose, and whether this jax has it."""
+    """Private interfaces that we use, by purpose, and whether this jax has them."""
     return {purpose: missing(places) is None for purpose, places in PRIVATE.items()}
 
 
@@ -148,11 +148,11 @@ def synchronise() -> None:
     import jax
 
     for array in jax.live_arrays():
-        # What failed in it, or that it is gone meanwhile, the program learns when it reads the array itself.
+        # If the array failed or was deleted meanwhile, the program gets the error when it reads the array itself.
         with contextlib.suppress(RuntimeError):
             if not array.is_deleted():
                 array.block_until_ready()
-    # A callback that raised leaves its token, so that the program is told as it would have been.
+    # A callback that raised leaves its token, so that the program gets the error as it would without us.
     with contextlib.suppress(RuntimeError):
         jax.effects_barrier()
 
@@ -163,7 +163,7 @@ def has_memory_profile() -> bool:
 
 
 def memory_profile() -> bytes:
-    """What arrays and programs hold on the devices now, by stack: a gzipped pprof profile."""
+    """Memory of arrays and programs on the devices now, by stack: a gzipped pprof profile."""
     import jax
 
     taken: bytes = jax.profiler.device_memory_profile()
@@ -219,13 +219,13 @@ _ours_runs = False
 
 
 def set_our_trace(on: bool) -> None:
-    """Note whether a trace of our own runs, which jax's public state does not show."""
+    """Note whether a trace of perfscope runs, which jax's public state does not show."""
     global _ours_runs
     _ours_runs = on
 
 
 def our_trace_runs() -> bool:
-    """Whether a trace of our own runs."""
+    """Whether a trace of perfscope runs."""
     return _ours_runs
 
 
@@ -427,7 +427,7 @@ def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
 
     stand = Stand()
     stand.set_global(stand.theirs)
-    if state.value is not state.get_global():  # this thread has one of its own, or has had
+    if state.value is not state.get_global():  # this thread has a local value, or has had one
         stand.set_local(stand.theirs_here)
     restore = replace(api, "_post_hook_state", stand)
 

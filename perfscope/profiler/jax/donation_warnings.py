@@ -19,13 +19,13 @@ from perfscope.profiler.jax.compat import find
 from perfscope.profiler.patching import Undo, replace
 
 MAX_DONATION_SHAPES = 64
-"""Of one program: a state has more leaves, but their number says the same."""
+"""Shapes per program: a state has more leaves, but their number is enough."""
 
 _MODULE = "jax._src.interpreters.mlir"
 _BEGINS = "Some donated buffers were not usable"
 _SHAPE = re.compile(r"\b([a-z][a-z0-9_]{1,20}\[[0-9,]{0,80}\])")
 _UNSAFE = re.compile(r"[^\w.-]")
-"""What jax replaces in a program's name: ``jit(step)`` is ``jit_step`` in XLA."""
+"""Characters that jax replaces in a program's name: ``jit(step)`` is ``jit_step`` in XLA."""
 _MOST_NAME = 120
 
 
@@ -39,7 +39,7 @@ class UnusableDonation:
     """``float32[8,128]``, at most `MOST_SHAPES` of them; of divided arrays the part of one device."""
     count: int
     frame: FrameType
-    """jax's, where it says so."""
+    """jax's frame that issues the warning."""
 
 
 def on_unusable_donation(heard: Callable[[UnusableDonation], None]) -> Undo | None:
@@ -67,7 +67,7 @@ class _Warnings:
 
 
 def _parse_donation_warning(message: str, frame: FrameType) -> UnusableDonation:
-    """What is kept of the text: shapes and their number, and of the frame the name of the program."""
+    """Shapes and their number from the text, and the name of the program from the frame."""
     shapes = _SHAPE.findall(message.partition("\n")[0])
     name = frame.f_locals.get("module_name")
     module = _UNSAFE.sub("_", name).rstrip("_")[:_MOST_NAME] if isinstance(name, str) else None

@@ -18,7 +18,7 @@ MIN_OPERATIONS = 10
 FEW_TURNS = 12
 """A loop that was left after at most so many turns made weights or data; another one may be the program's steps."""
 MOST_PLACES = 64
-"""Places in a loop that are told apart."""
+"""Places in a loop that are distinguished."""
 MOST_DEPTH = 400
 """Frames that are searched for a known loop. A launcher, a notebook or a test runner has dozens above the program."""
 MOST_FRAMES = 40
@@ -29,7 +29,7 @@ _Loop = tuple[int, int]
 
 
 class _Turns:
-    """Of one loop: its turns and operations so far."""
+    """Turns and operations of one loop so far."""
 
     __slots__ = ("operations", "places", "turns")
 
@@ -41,7 +41,7 @@ class _Turns:
 
 
 class EagerLoop:
-    """Sees single operations and tells of each new turn of the program's loop."""
+    """Watches single operations and reports each new turn of the program's loop."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class EagerLoop:
         self.operations = 0
         """Single operations so far."""
         self.function: CodeType | None = None
-        """What the loop calls, or the function that holds it; ``None`` until a loop is known."""
+        """The function that the loop calls, or the function with the loop; ``None`` until a loop is known."""
         self.line = 0
-        """Of that function, or of the loop where it calls none."""
+        """First line of that function, or the line of the loop if it calls none."""
         self.name = ""
         self._at = 0
         self._inside: tuple[_Loop, ...] = ()
@@ -152,7 +152,7 @@ class EagerLoop:
             self._turned(self.name, before)
 
     def _frame_with_loop(self, frame: FrameType | None) -> tuple[FrameType, FrameType | None] | None:
-        """The outermost frame of the program inside a loop of its own, and the program's frame that it called."""
+        """The outermost frame of the program that is inside a loop, and the program's frame that it called."""
         found: tuple[FrameType, FrameType | None] | None = None
         child: FrameType | None = None
         for _ in range(MOST_FRAMES):

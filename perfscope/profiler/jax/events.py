@@ -1,7 +1,7 @@
 """Compilation as it happens: traces, lowerings, compilations, the persistent cache, and why a function is traced again.
 
-jax tells of the durations through ``jax.monitoring`` (public) and of the reasons through the log of
-``jax_explain_cache_misses``, which is taken out of the program's log again.
+jax reports the durations through ``jax.monitoring`` (public) and the reasons through the log of
+``jax_explain_cache_misses``; these lines are removed from the program's log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EVENTS = {
     "/jax/compilation_cache/cache_hits": "cache_hit",
     "/jax/compilation_cache/cache_misses": "cache_miss",
 }
-"""What is kept of ``jax.monitoring``, by the name it gets here; everything else is not ours to read."""
+"""Events of ``jax.monitoring`` that are kept, with their names here."""
 
 _CALL_SITE = re.compile(
     r"TRACING CACHE MISS at (?P<file>.+?):(?P<line>\d+)(?::\d+)? \((?P<function>.*?)\)(?: costing.*)?:?"
@@ -162,7 +162,7 @@ class EventLog:
 
 
 def explanation(text: str, name: Callable[[str], str]) -> dict[str, object]:
-    """What jax's words on a miss of its tracing cache say. ``name``: a path as the user would write it.
+    """Parse jax's explanation of a miss of its tracing cache. ``name``: a path as the user would write it.
 
     ``kind`` is ``first_trace`` for a function that jax has not seen, else ``retrace`` with a ``reason``.
     """

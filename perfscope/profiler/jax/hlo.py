@@ -163,7 +163,7 @@ class ProgramLog:
         self._undo: Undo | None = None
 
     def start(self) -> None:
-        """Begin to see compilations, where this jax tells of them."""
+        """Begin to see compilations, if this jax reports them."""
         self._undo = compat.on_compiled_module(self._keep)
 
     def stop(self) -> None:
@@ -173,9 +173,9 @@ class ProgramLog:
             self._undo = None
 
     def save(self, directory: Path, run: Path) -> Capture:
-        """Write a snapshot, and beside it what was compiled and is not alive any more.
+        """Write a snapshot, and next to it the compiled programs that are not alive any more.
 
-        What an earlier call wrote stays and counts: when a program ends, its functions are often freed already.
+        Files of an earlier call stay and count: when a program ends, its functions are often freed already.
         """
         path = directory / FOLDER
         alive = {(module.name, number): module.proto for number, module in enumerate(snapshot())}

@@ -44,9 +44,9 @@ def code_of(function: Any) -> CodeType | None:
 
 
 class CalledFunctions:
-    """Follows the calls of the program's own jitted functions, and says which one makes the steps.
+    """Follows the calls of the program's jitted functions, and determines which one makes the steps.
 
-    It is the first one that is called twice. Functions of jax's own (``jnp.where``) and ours are not steps, nor are
+    It is the first one that is called twice. Functions of jax (``jnp.where``) and of perfscope are not steps, nor are
     calls from inside a function that is being traced.
     """
 
@@ -63,7 +63,7 @@ class CalledFunctions:
         """The function that a loop of single operations calls, where the program jits none; else empty."""
         files = SourceFiles(Path.cwd(), compat.package_folders())
         self.beside = SingleOperations(lambda path: files.is_user(path) and not files.is_installed(path))
-        """Operations beside the followed function."""
+        """Operations outside the followed function."""
         self._eager = EagerLoop(
             lambda path: files.is_user(path) and not files.is_installed(path),
             self._turned,
@@ -151,12 +151,12 @@ class JaxHooks:
 
     @property
     def beside(self) -> SingleOperations | None:
-        """Operations beside the jitted function that makes the steps; ``None``: nothing was hooked."""
+        """Operations outside the jitted function that makes the steps; ``None``: nothing was hooked."""
         return None if self._calls is None else self._calls.beside
 
     @property
     def called(self) -> bool:
-        """Whether the program called a jitted function of its own."""
+        """Whether the program called one of its jitted functions."""
         return self._calls is not None and self._calls.any
 
     def install(
@@ -194,7 +194,7 @@ class JaxHooks:
 
 
 class _NoSteps:
-    """Takes the place of a finder where the whole program is captured: calls are counted and are no steps."""
+    """Replaces a finder if the whole program is captured: calls are counted but are not steps."""
 
     def __init__(self, finder: StepFinder) -> None:
         self.recorder = finder.recorder
@@ -247,7 +247,7 @@ def _hook_step_annotation(finder: StepFinder) -> Undo:
 
 
 def _hook_start_trace(make_way: Callable[[], None]) -> list[Undo]:
-    """See the program start a trace of its own: jax serves one at a time, and theirs comes first."""
+    """See the program start a trace: jax serves one at a time, and the program's has priority."""
     import jax.profiler
 
     original = jax.profiler.start_trace

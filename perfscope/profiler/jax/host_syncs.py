@@ -1,9 +1,9 @@
-"""Host syncs: where the program waits for a device, or reads what is ready already.
+"""Host syncs: places where the program waits for a device, or reads a value that is ready already.
 
-No profiler of jax names them: ``block_until_ready`` leaves no span, and ``float(x)`` one without a line.
+The profilers of jax do not name them: ``block_until_ready`` leaves no span, and ``float(x)`` one without a line.
 The methods of arrays through which Python reads a value are wrapped while this is on; ``is_ready()``
-before the call tells a stall from a read of what had been computed. ``np.asarray(x)`` on the CPU goes
-through the buffer protocol and is not seen.
+before the call distinguishes a stall from a read of a computed value. ``np.asarray(x)`` on the CPU uses
+the buffer protocol and is not seen.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METHODS = (
     "tolist",
 )
 FUNCTIONS = ("block_until_ready", "device_get")
-"""Of the module jax."""
+"""Functions of the module jax."""
 
 
 def available() -> str | None:
@@ -100,7 +100,7 @@ class SyncLog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What this thread waits for meanwhile is our own doing."""
+        """Ignore waits of this thread meanwhile, because perfscope causes them."""
         before = getattr(self._inside, "now", False)
         self._inside.now = True
         try:
@@ -200,9 +200,9 @@ def _stays_on_device(array: Any) -> bool:
 
 
 def _ready(value: Any) -> bool | None:
-    """Whether the value was there already; ``None`` if that cannot be said.
+    """Whether the value was ready already; ``None`` if unknown.
 
-    A deleted or donated array must not be asked: jaxlib 0.10.2 crashes the process.
+    Never call it for a deleted or donated array: jaxlib 0.10.2 crashes the process.
     """
     try:
         leaves = _leaves(value)

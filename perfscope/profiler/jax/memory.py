@@ -1,7 +1,7 @@
-"""What arrays and programs hold on the devices when the traced steps begin and when they have ended, by stack.
+"""Memory of arrays and programs on the devices when the traced steps begin and after they have ended, by stack.
 
 Each is a device memory profile as ``jax.profiler.save_device_memory_profile`` writes it, taken while nothing is queued:
-0.3 ms where a hundred arrays are alive. What the second has more of than the first grew within the steps.
+0.3 ms if a hundred arrays are alive. The surplus of the second over the first grew within the steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MemoryLog:
             return
         try:
             self._profiles.append(compat.memory_profile())
-        except Exception as error:  # a backend may refuse, and says so in a class of its own
+        except Exception as error:  # a backend may refuse with an exception class of its plugin
             self._reason = f"{type(error).__name__}: {error}"
 
     def save(self, directory: Path, run: Path) -> Capture:

@@ -21,14 +21,14 @@ from perfscope.profiler.session.passes import Pass
 HOST_TRACER_LEVEL = 2
 """jax's own default; 1 and 3 record the same ops on the CPU."""
 MOST_RUN_S = 2.0
-"""Of a whole program that is recorded as one step: XLA's CPU backend writes a million events in a second."""
+"""Longest recording of a whole program as one step: XLA's CPU backend writes a million events per second."""
 LONG_COMPILE_S = 1.0
-"""What is compiled for so long is what the program is about: what was recorded before is dropped."""
+"""Duration of a compilation after which everything recorded before is dropped, because the main program starts."""
 POLL_S = 0.1
 _COMPILES = ("partial_eval.py", "mlir.py", "compiler.py", "compilation_cache.py")
 """Files of jax that are on the stack while it traces, lowers or compiles."""
 NAME = "perfscope"
-"""Of the trace in TensorBoard's layout, where other tools put the host's name."""
+"""Name of the trace in TensorBoard's layout, where other tools put the host's name."""
 
 
 def available() -> str | None:
@@ -55,8 +55,8 @@ class JaxProfilerCapture:
         """Hold what to record; nothing starts yet.
 
         ``tracing``: called when the window opens and closes; ``synchronise``: waits for the devices;
-        ``marks``: put a range of our own around each step; ``bounded``: end after ``MOST_RUN_S`` in which nothing is
-        compiled, wherever the program is then.
+        ``marks``: put a perfscope range around each step; ``bounded``: end after ``MOST_RUN_S`` without compilation,
+        wherever the program is then.
         """
         self._settings = settings
         self._tracing = tracing
@@ -69,7 +69,7 @@ class JaxProfilerCapture:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.remark: str | None = None
-        """What is to be said of the recording."""
+        """Remark on the recording for its reader."""
 
     def start(self, step: int) -> None:
         """Wait for what was dispatched before, and begin to record."""
@@ -116,7 +116,7 @@ class JaxProfilerCapture:
         return session is not None
 
     def _end_in_time(self, thread: int) -> None:
-        """End the recording when the thread that began it has run long enough behind its last long compilation."""
+        """End the recording when the thread that began it has run long enough after its last long compilation."""
         ran, compiled, before = 0.0, 0.0, monotonic()
         while ran < MOST_RUN_S:
             if self._over.wait(POLL_S):
@@ -133,10 +133,10 @@ class JaxProfilerCapture:
                 return
             compiled = 0.0
         if self._end():
-            self.remark = f"{MOST_RUN_S:.0f} s of it, behind compiling; the program went on without a profiler"
+            self.remark = f"{MOST_RUN_S:.0f} s of it, after compiling; the program went on without a profiler"
 
     def save(self, path: Path) -> None:
-        """Write the trace to ``path``, and lay it out beside it as TensorBoard expects it, without a copy if it can."""
+        """Write the trace to ``path``, and link or copy it into the layout that TensorBoard expects."""
         write_atomically(path, without_hosts(self._space), durable=False)
         self._space = b""
         stamp = datetime.now(UTC).strftime("%Y_%m_%d_%H_%M_%S")

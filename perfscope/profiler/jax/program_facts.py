@@ -19,14 +19,14 @@ SWITCHES = (DISABLE_JIT, "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_l
 """Settings for finding errors. All are off by default."""
 
 X64 = "jax_enable_x64"
-"""Not for finding errors: numbers are float64 unless the program says otherwise."""
+"""Not a search for errors: numbers are float64 if the program sets this option."""
 
 MOST_FACTS = 50
 """Facts that are kept of one process."""
 
 
 class JaxFacts:
-    """What one process set and interprets, each kind and line once."""
+    """Settings and interpreted functions of one process, each kind and line once."""
 
     def __init__(self, sites: CallSites) -> None:
         self._sites = sites
@@ -56,7 +56,7 @@ class JaxFacts:
     def noted(self, unjitted: EagerLoop | None, beside: SingleOperations | None) -> tuple[ProgramFact, ...]:
         """All facts of now.
 
-        ``unjitted``: the loop of single operations that the steps are turns of; ``beside``: those beside a jitted step.
+        ``unjitted``: the loop of single operations whose turns are the steps; ``beside``: those outside a jitted step.
         """
         facts = []
         if unjitted is not None and unjitted.function is not None:

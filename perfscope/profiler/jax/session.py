@@ -1,4 +1,4 @@
-"""What a session does in a process that has imported jax, beside the passes: hooks, events, syncs, programs."""
+"""Work of a session in a process that has imported jax, besides the passes: hooks, events, syncs, programs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DUMP_FOLDER = "xla-dump"
 DUMP_FLAGS = (
     "--xla_dump_hlo_as_text",
     "--xla_dump_hlo_as_proto",
-    # Only the pass that decides what is fused, on GPUs: its dump says why an op was not.
+    # Only the pass that decides fusion on GPUs: its dump has the reason why an op was not fused.
     "--xla_dump_hlo_pass_re=priority-fusion",
 )
 MOST_DUMPS = 10_000
 
 COUNTERS = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_size", "num_allocs")
-"""What is kept of ``device.memory_stats()``."""
+"""Keys of ``device.memory_stats()`` that are kept."""
 
 
 class JaxSession:
@@ -67,7 +67,7 @@ class JaxSession:
         if self._options.xla_dump:
             self._dump = _ask_for_dump(self._run)
         self.hooks.install(finder, make_way=make_way, whole=whole)
-        if not self._options.numerics:  # which compiles programs of its own, and reads arrays
+        if not self._options.numerics:  # which compiles further programs, and reads arrays
             self._events.start()
             self._facts.watch()
             self._programs.start()
@@ -81,7 +81,7 @@ class JaxSession:
             self._syncs.start()
 
     def unsettled(self) -> None:
-        """The steps so far were none: another source tells them from here on."""
+        """Discard the steps so far: another source detects them from here on."""
         self._events.start_over()
         self._syncs.start_over()
         self._sync_steps = 0
@@ -146,7 +146,7 @@ class JaxSession:
         return self._events.compilations
 
     def wait(self) -> bool:
-        """Wait for all devices; False if none is up, or if the program records a trace of its own."""
+        """Wait for all devices; False if none is up, or if the program itself records a trace."""
         if not compat.backends() or compat.trace_runs():
             return False
         self._synchronise()
@@ -178,7 +178,7 @@ def packages() -> Mapping[str, str]:
 
 
 def devices() -> list[Mapping[str, str | int]]:
-    """The accelerators of this process; a process that has not touched one has none, and the CPU is none."""
+    """The accelerators of this process; a process that has not used one has none, and the CPU does not count."""
     accelerators: list[Mapping[str, str | int]] = []
     for device in compat.devices() if "jax" in sys.modules else ():
         if device.platform != "cpu":
@@ -200,7 +200,7 @@ def memory() -> dict[str, int]:
 
 
 def _counters(device: Any) -> dict[str, int]:
-    with contextlib.suppress(Exception):  # a backend may refuse, and says so in a class of its own
+    with contextlib.suppress(Exception):  # a backend may refuse with an exception class of its plugin
         counters = device.memory_stats() or {}
         return {key: int(counters[key]) for key in COUNTERS if key in counters}
     return {}

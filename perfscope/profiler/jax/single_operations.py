@@ -1,6 +1,6 @@
-"""Operations of jax's own that a program calls beside the jitted function that makes its steps.
+"""Operations of jax that a program calls outside the jitted function that makes its steps.
 
-All are counted. Where they come from is looked up for the first of them alone: each look walks the stack.
+All are counted. The call site is looked up only for the first ones, because each look walks the stack.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HALF = 0.5
 
 
 class SingleOperations:
-    """Counts operations per step, and tells the function or line that calls most of them."""
+    """Counts operations per step, and finds the function or line that calls most of them."""
 
     def __init__(self, is_users: Callable[[str], bool]) -> None:
         self._is_users = is_users

@@ -10,21 +10,21 @@ from perfscope.profiler.patching import Undo, wrap
 
 
 def is_traced(tree: Any) -> bool:
-    """Whether a leaf stands for a value in a function that is being traced."""
+    """Whether a leaf is a tracer: a placeholder in a function that is being traced."""
     import jax
 
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(tree))
 
 
 class WrappedFunction:
-    """Has all that the jitted function has; a subclass says what a call does."""
+    """Has all attributes of the jitted function; a subclass defines the call."""
 
     def __init__(self, jitted: Any) -> None:
         functools.update_wrapper(self, jitted)  # which copies the attributes of one of ours
         self._jitted = jitted
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """What the jitted function gives."""
+        """Call the jitted function and return its result."""
         return self._jitted(*arguments, **named)
 
     def __get__(self, holder: Any, kind: Any = None) -> Any:

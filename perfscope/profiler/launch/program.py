@@ -1,8 +1,8 @@
 """Starts the user's program as plain Python would, with the bootstrap on its path, and waits for it.
 
 The program gets our stdin, stdout and stderr. Every signal reaches it exactly once: a signal from the
-terminal goes to the whole foreground group, the program's too, so it is not passed on; one that was
-sent to us is. Outside a terminal the program has a process group of its own, so that a signal to our
+terminal reaches the whole foreground group, the program included, so it is not passed on; a signal that was
+sent only to us is. Outside a terminal the program gets a separate process group, so that a signal to our
 group reaches only us, and is passed on once.
 """
 
@@ -80,7 +80,7 @@ def launch(target: Target, message: Message) -> Ended:
         child = _start(line, _environment(message), own_group=own_group, mask=before)
         return _wait(child, received, own_group=own_group)
     finally:
-        # What arrived while we were leaving must not kill us before the run is written down.
+        # A signal that arrived while we were ending must not kill us before the run is written down.
         while signal.sigtimedwait(received, 0) is not None:
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -101,7 +101,7 @@ def _environment(message: Message) -> dict[str, str]:
 
 
 def end_with_us() -> Callable[[], None]:
-    """What a child does between fork and exec, so that it is killed when we are: without us nobody ends it."""
+    """Code for a child between fork and exec, so that it is killed when we are: no other process would end it."""
     parent = os.getpid()
     libc = ctypes.CDLL(None)
 
@@ -166,7 +166,7 @@ def _send(child: subprocess.Popen[bytes], number: int, *, own_group: bool) -> No
 
 
 def _stop_together(child: subprocess.Popen[bytes]) -> None:
-    """Ctrl-Z for a program in a group of its own: stop it, stop ourselves, go on together."""
+    """Ctrl-Z for a program in a separate process group: stop it, stop ourselves, continue together."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -29,15 +29,15 @@ from perfscope.profiler.session.ranks import MOST_RANKS, Task, task_from_environ
 if TYPE_CHECKING:
     from perfscope.profiler.nsys.command import NsysRun
 
-# Several ``perfscope run`` of one job share a run directory, and agree on it without a word between them.
+# Several ``perfscope run`` of one job share a run directory, and agree on it without communication.
 #
 # All come to the same name, as `ranks.task_of` reads it from the environment. Each takes its number in the
 # directory of that name by creating a file that must not exist. Where the number is taken, or everything in the
 # directory ended long ago, it is an earlier job's: the next name is tried, with the suffix ``-2``, by every task
-# alike. Each task writes a manifest of its own, so none ever waits for another or overwrites it.
+# alike. Each task writes a separate manifest, so that it neither waits for another nor overwrites it.
 #
-# Where nothing tells a task its number (started by hand, with a ``--run-id``), it takes the next that is free in
-# a directory where others still run.
+# A task whose number is unknown (started by hand, with a ``--run-id``) takes the next free number in a directory
+# where others still run.
 
 
 LATE_S = 120.0
@@ -82,7 +82,7 @@ def join(root: Path, task: Task) -> JobDirectory:
 
 
 def is_lead_task(directory: Path, task: int) -> bool:
-    """Whether ``task`` is the first of those that write here; on a machine of its own that need not be task 0."""
+    """Whether ``task`` is the first of those that write here; with a local directory that need not be task 0."""
     manifests = run_folders.manifests(directory)
     return not manifests or task <= run_folders.task_of_file(manifests[0])
 
@@ -114,7 +114,7 @@ def _take(directory: Path, number: int) -> bool:
 
 
 def _is_over(directory: Path, late_s: float) -> bool:
-    """Whether an earlier job wrote what lies there: nobody runs it, and nobody has for ``late_s``."""
+    """Whether the directory is an earlier job's: no process runs it, and none has for ``late_s`` seconds."""
     manifests = run_folders.manifests(directory)
     newest = max(file.stat().st_mtime for file in (manifests or [directory]))
     if time.time() - newest < (late_s if manifests else LATE_S):
@@ -137,7 +137,7 @@ class Recorded:
     leads: bool = True
     """Whether this task speaks for the run: it is the first of those that write into the directory."""
     earlier: bool = False
-    """Whether runs of other jobs had the name that was asked for."""
+    """Whether runs of other jobs had the requested name."""
     lost: str | None = None
     """Why the run's files could not be written or read, in one line; ``None`` where they were."""
 
@@ -159,7 +159,7 @@ def record(
     for up to ``wait_s`` seconds if its own program ended well.
     ``NotStartedError`` if the program or the run directory cannot be made; then there is no run.
     """
-    target.command_line()  # a program that is not there leaves no run behind
+    target.command_line()  # a missing program fails here, before a run directory exists
     nsys = None if options.capture is None else _nsys(options)
     task, joined = _task(root, run_id)
     directory = run_folders.create(root, name or target.name()) if joined is None else joined.directory
@@ -277,7 +277,7 @@ def _options(options: CaptureOptions) -> Mapping[str, object]:
 
 
 def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, leads: bool) -> Run:
-    """The manifest of a task whose program ended. What concerns the whole run is told by the one that ``leads``."""
+    """The manifest of a task whose program ended. The task that ``leads`` reports facts of the whole run."""
     notes = list(run.notes)
     state: RunState = "finished"
     if ended.signal == signal.SIGINT or (ended.interrupted and ended.code != 0):

@@ -1,11 +1,11 @@
-"""Nsight Systems around the whole program: what the installed ``nsys`` can do, and the command line that wraps it.
+"""Nsight Systems around the whole program: the abilities of the installed ``nsys``, and the command line that wraps it.
 
 ```
-nsys profile <what it knows of our options> --output RUN/nsys/report  sh -c ...  program
+nsys profile <our options, as far as supported> --output RUN/nsys/report  sh -c ...  program
 ```
 
-``nsys`` talks on stdout. The program's own stdout and stderr travel past it as two more descriptors, and what
-``nsys`` says goes into a file; stdin, signals and the exit code are handed through by ``nsys`` itself.
+``nsys`` writes to stdout. The program's own stdout and stderr bypass it as two more descriptors, and the output of
+``nsys`` goes into a file; ``nsys`` itself passes stdin, signals and the exit code through.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from perfscope.profiler.launch.program import Ended, Target
 from perfscope.profiler.nsys.marks import CAPTURE_RANGE, TIMED
 from perfscope.profiler.session.annotate import DOMAIN
 
-# What ``nsys`` left when the program ended: report, export, and the export without what must not travel.
+# Files of ``nsys`` when the program ended: the report, its export, and the export without private data.
 #
 # A report and its plain export hold the environment of every process, and host and user names. The export that stays
-# in the run directory is rebuilt from the tables that are analyzed; the report is kept for ``nsys-ui``, readable for
-# its owner alone.
+# in the run directory is rebuilt from the analyzed tables; the report is kept for ``nsys-ui``, readable only for
+# its owner.
 
 
 REPORT = "report"
@@ -48,7 +48,7 @@ KEPT = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|CUDA_GPU_MEMORY_USAGE_EVENTS|GPU_METRICS|NET_NIC_METRIC|TARGET_INFO_(?:SESSION_START_TIME|GPU|GPU_METRICS|"
     r"NETWORK_METRICS|CUDA_DEVICE|CUDA_NULL_STREAM|CUDA_CONTEXT_INFO)"
 )
-"""Tables that are copied. Of ``META_DATA_CAPTURE`` the settings in `SETTINGS` are."""
+"""Tables that are copied; from ``META_DATA_CAPTURE`` only the settings in `SETTINGS`."""
 SETTINGS = ("PROCESS_0:COLLECT_CUDA_TRACE",)
 _POINTS = re.compile(r"(?i).*(?:nameId|textId|stringId|demangledName|shortName|mangledName)$")
 """Columns that hold ids of strings; a string that no kept row points at is not copied."""
@@ -187,11 +187,11 @@ SECONDS = 60.0
 """For a question to ``nsys``; on a cold network file system its start alone takes seconds."""
 
 NEEDED = ("trace", "output", "sample", "cpuctxsw")
-"""Options of ``nsys profile`` without which a recording is none of ours: those of 2020 and later have them."""
+"""Options of ``nsys profile`` that we require; versions since 2020 have them."""
 NEEDED_FOR_STEPS = ("capture-range", "capture-range-end", "nvtx-capture", "env-var")
 
 TRACES = {"light": ("cuda", "nvtx"), "default": ("cuda", "nvtx", "osrt"), "deep": ("cuda", "nvtx", "osrt", "cudnn")}
-"""What is traced, by level; of these what the installed version knows. NCCL writes NVTX ranges of its own."""
+"""Traced APIs by level, as far as the installed version supports them. NCCL writes its own NVTX ranges."""
 
 _OPTION = re.compile(r"^\s*(?:-\w, )?--([a-z][a-z0-9-]+)=", re.MULTILINE)
 _VALUE = re.compile(r"'([a-z][a-z0-9-]*)'")
@@ -200,15 +200,15 @@ _GPU = re.compile(r"^\s*(?:\d+|cuda-visible|all)\s*[:(]", re.MULTILINE)
 
 OUTSIDE = 'exec 8>&2 9>&1 >"$0" 2>&1; exec "$@"'
 INSIDE = 'umask "$0"; exec "$@" >&9 2>&8 8>&- 9>&-'
-"""What the shell around ``nsys`` and the one inside it do: each becomes the process that it starts.
+"""Commands of the shell around ``nsys`` and of the one inside it: each becomes the process that it starts.
 
-``nsys`` starts programs with an umask of 0, and what they write would be writable for everybody.
+``nsys`` starts programs with an umask of 0, which would make their files writable for all users.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """The ``nsys`` on PATH. ``options``: long names that ``nsys profile`` knows; ``traces``: what it can trace."""
+    """The ``nsys`` on PATH. ``options``: long names that ``nsys profile`` has; ``traces``: APIs that it can trace."""
 
     path: str
     version: str | None
@@ -228,7 +228,7 @@ def probe(*, counters: bool = True) -> Installed | str:
     """The installed ``nsys``, or why it cannot be used. ``counters``: ask for GPU counters, which takes a second."""
     path = shutil.which("nsys")
     if path is None:
-        return "nsys is not on PATH; it is a part of the CUDA toolkit, and a package of its own (Nsight Systems)"
+        return "nsys is not on PATH; it is part of the CUDA toolkit, and a separate package (Nsight Systems)"
     output = _ask(path, "--version")
     if output is None:
         return f"{path} does not answer"
@@ -273,7 +273,7 @@ def arguments(installed: Installed, options: CaptureOptions, report: Path) -> li
 
 
 def unsupported_options(installed: Installed, options: CaptureOptions) -> str | None:
-    """What this version cannot do of what ``options`` ask, or ``None``."""
+    """Requested options that this version does not support, or ``None``."""
     lacking = [f"--{name}" for name in NEEDED_FOR_STEPS if name not in installed.options]
     if options.steps is not None and lacking:
         return f"nsys {installed.version} cannot record --steps alone: `nsys profile` has no {', '.join(lacking)}"
@@ -281,7 +281,7 @@ def unsupported_options(installed: Installed, options: CaptureOptions) -> str | 
 
 
 def wrapped_command(line: list[str], program: list[str], log: Path) -> list[str]:
-    """A command that runs ``program`` under ``line``; what ``nsys`` says goes into ``log``."""
+    """A command that runs ``program`` under ``line``; the output of ``nsys`` goes into ``log``."""
     mask = os.umask(0)
     os.umask(mask)
     return ["/bin/sh", "-c", OUTSIDE, str(log), *line, "/bin/sh", "-c", INSIDE, f"{mask:04o}", *program]
@@ -301,7 +301,7 @@ def _gpu_metrics(path: str, options: frozenset[str]) -> str | None:
 
 
 def _ask(*command: str) -> str | None:
-    """What ``nsys`` says, on either stream, or ``None`` if it fails or hangs."""
+    """Output of ``nsys``, on either stream, or ``None`` if it fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -342,9 +342,9 @@ class NsysRun:
         return Target(arguments=tuple(command), command=True)
 
     def told(self, ended: Ended) -> Ended:
-        """How the program ended, as far as ``nsys`` says it.
+        """Result of the program as far as ``nsys`` reports it.
 
-        It returns the program's code, but 0 for many a program that Ctrl-C ended: it stops to wait for it.
+        It returns the program's code, but 0 for many programs that Ctrl-C ended, because it stops waiting for them.
         """
         if ended.interrupted and ended.code == 0:
             return replace(ended, code=128 + signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Steps as Nsight Systems sees them: NVTX ranges around the steps that are to be analyzed, whatever tells of steps."""
+"""Steps in Nsight Systems: NVTX ranges around the steps to analyze, whatever the source of steps is."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class NsysMarks:
             self._ranges.end_range(self._window)
 
     def start_over(self) -> None:
-        """What was marked so far were no steps: the ranges are in the recording, their numbers come again."""
+        """Discard the marked steps: their ranges stay in the recording, but their numbers are used again."""
         self._step, self._whole = None, None
 
     def capture(self) -> Capture:
-        """The pass as this process knows it; whether `nsys` kept anything is known when the program has ended."""
+        """The pass from this process's view; whether `nsys` kept data is known after the program has ended."""
         return Capture(
             pass_name=TIMED,
             tool="nsys",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 NAME = "numerics"
 WRITING_SHARE = 0.01
-"""Of the time at most, also where the history has grown."""
+"""Largest share of the time for writing, also when the history has grown."""
 
 
 def available() -> str | None:
@@ -69,7 +69,7 @@ class NumericsCapture:
         self._recorders[framework].start()
 
     def stop(self) -> None:
-        """Take the hooks out. What was recorded stays."""
+        """Remove the hooks. Recorded data stays."""
         for recorder in self._recorders.values():
             recorder.stop()
 
@@ -80,7 +80,7 @@ class NumericsCapture:
         self._recorders.clear()
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
-        """Write it at the end, or where the program may be killed. Of two frameworks that with more tensors."""
+        """Write it at the end, or before the program may be killed; of two frameworks, the one with more tensors."""
         if not self.wanted or not self._recorders:
             return []
         path = directory / NUMERICS_FILE
@@ -100,7 +100,7 @@ class NumericsCapture:
         return [replace(recorded, tool=f"{self._written}_numerics")]
 
     def _now(self) -> Any:
-        """Steps of the source that tells them; before it is known, of all sources."""
+        """Steps of the chosen source; before it is known, of all sources."""
         finder = self._finder()
         return dict(finder.completed) if finder.source is None else finder.completed.get(finder.source, 0)
 
@@ -111,7 +111,7 @@ def _document(recorder: Recorder, finder: StepFinder, source: Source | None) -> 
 
 
 def _number(moment: tuple[Any, int], source: Source | None) -> int:
-    """Complete steps. Where the optimizer tells them those that a loss scaler has it skip count, too."""
+    """Complete steps. If the optimizer is the source, steps that a loss scaler makes it skip count, too."""
     counts, updates = moment
     steps = int(counts if not isinstance(counts, Mapping) else 0 if source is None else counts.get(source, 0))
     return max(steps, updates) if source is None or source.name == "OPTIMIZER" else steps

@@ -1,4 +1,4 @@
-"""What was recorded over the steps so far, on the host and bounded: statistics of tensors, what was not finite."""
+"""Recorded values over the steps so far, on the host and bounded: statistics of tensors, and non-finite values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_STEPS = 20_000
 MOST_NOTES = 8
 
 Moment = Any
-"""Something that ``number`` of `History.document` makes a step of: which source tells the steps is known later."""
+"""A moment that ``number`` of `History.document` converts to a step, because the source of steps is known later."""
 
 
 class TensorKey(NamedTuple):
@@ -51,7 +51,7 @@ class Row:
     counted: list[float] = field(default_factory=list)
     amax: list[tuple[Moment, float]] = field(default_factory=list)
     every: int = 1
-    """Moments that a row of ``amax`` stands for."""
+    """Moments per row of ``amax``."""
     nonfinite: int = 0
     latest: Moment = None
 
@@ -125,12 +125,12 @@ class History:
             self.losses[key] = (moment, loss)
 
     def add_step(self, moment: Moment, values: StepValues) -> None:
-        """What is recorded of a step besides its tensors."""
+        """Add values of a step besides its tensors."""
         if len(self.steps) < MOST_STEPS:
             self.steps.append((moment, values))
 
     def note(self, text: str) -> None:
-        """What could not be recorded, once."""
+        """Note a failure to record, once."""
         if text not in self._notes and len(self._notes) < MOST_NOTES:
             self._notes.append(text)
 
@@ -181,7 +181,7 @@ def _statistics(key: TensorKey, row: Row, number: Callable[[Moment], int]) -> Te
 
 
 def state_of(numbers: list[float]) -> State | None:
-    """Of (smallest, largest): ``None`` where both are finite."""
+    """State of (smallest, largest): ``None`` if both are finite."""
     low, high = numbers[:2]
     if math.isnan(low) or math.isnan(high):
         return "nan"

@@ -1,4 +1,4 @@
-"""Stack samples of a session: on while steps run that no heavier pass records, written beside the traces."""
+"""Stack samples of a session: taken in steps that no heavier pass records, and written next to the traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def available() -> str | None:
 
 
 class StackCapture:
-    """Of one process with steps. Methods are called at step boundaries, on the thread of the loop."""
+    """Stack samples of one process with steps. Methods are called at step boundaries, on the thread of the loop."""
 
     def __init__(self, message: Message, with_traced: Callable[[], None], stepping: Callable[[], bool]) -> None:
         """Nothing is sampled yet. No samples are taken where they are not wanted, or another tool records.
@@ -63,7 +63,7 @@ class StackCapture:
             self._sampler.step(number, begin_ns, end_ns)
 
     def start_over(self) -> None:
-        """What was sampled so far was not of steps."""
+        """Discard the samples so far, because they were not of steps."""
         if self._sampler is not None:
             self._sampler.start_over()
 
@@ -74,7 +74,7 @@ class StackCapture:
             self._sampler.stop()
 
     def abandon_in_fork(self, *, sample: bool) -> None:
-        """In a forked child: the samples are the parent's. With ``sample`` a worker gets a sampler of its own."""
+        """In a forked child: the samples are the parent's. With ``sample`` a worker gets a new sampler."""
         self._loaders.stop()
         if self._sampler is not None:
             self._sampler.abandon_in_fork()

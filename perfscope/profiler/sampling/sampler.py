@@ -1,12 +1,12 @@
-"""Samples the Python stacks of all threads from a thread of its own, and stops itself where that costs too much.
+"""Samples the Python stacks of all threads from a separate thread, and stops itself if that costs too much.
 
-``sys._current_frames`` under the interpreter's lock; no signal, no trace function, no other process. How long a thread
-waits for the lock is the interpreter's switch interval, 5 ms: a sample that was due in a loop of plain Python would be
-taken in the next op that lets go of the lock, and all of that loop would go to the op's line. So the interval is
-0.25 ms while the program has one thread that works; that changes nothing for a program in which nobody else waits for
-the lock. Where others do, it is left as the program has it.
+It uses ``sys._current_frames`` under the interpreter's lock; no signal, no trace function, no other process. A thread
+waits for the lock at most for the interpreter's switch interval, 5 ms: a sample that was due in a loop of plain Python
+would be taken in the next op that releases the lock, and all of that loop would count for the op's line. So the
+interval is 0.25 ms while the program has one working thread; that does not affect a program in which no other thread
+waits for the lock. If others do, the program's interval stays.
 
-What a thread does in C is told by its line and its processor time: a thread without any sleeps or waits.
+The activity of a thread in C is derived from its line and its processor time: a thread without any sleeps or waits.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MOST_STEPS = 10_000
 
 FAST_SWITCH_S = SWITCH_NS / 1e9
 OTHERS_SHARE = 0.1
-"""Of the time, on a processor: other threads of the program that work for more may wait for the lock often. Those that
-only hand data on (a queue's, a logger's) do less, and every worker of a data loader has some."""
+"""Share of the time on a processor: program threads that work for more may wait for the lock often. Threads that
+only pass data on (a queue's, a logger's) work for less, and every worker of a data loader has some."""
 
 
 class _Thread:
@@ -52,7 +52,7 @@ class _Thread:
 
     def __init__(self, row: int, name: str, native_id: int | None) -> None:
         self.row, self.name, self.native_id = row, name, native_id
-        # The number of a thread's clock in Linux (clock_getcpuclockid). Of a thread that is gone it is an error, where
+        # The number of a thread's clock in Linux (clock_getcpuclockid). For a dead thread it gives an error, where
         # pthread_getcpuclockid would read freed memory.
         self.clock = (~native_id << 3) | 6 if native_id is not None and sys.platform == "linux" else None
         self.cpu_ns = self.read()
@@ -91,7 +91,7 @@ class StackSampler:
         """The thread of the program's steps."""
         self._threads: dict[int, _Thread] = {}
         self._rows: list[tuple[int, int, int, int, int, int]] = []
-        """(Time, for how long it stands, its delay, thread, innermost node, processor time of the thread)."""
+        """(Time, duration it represents, its delay, thread, innermost node, processor time of the thread)."""
         self._steps: list[tuple[int, int, int]] = []
         self._thread: threading.Thread | None = None
         self._awake = threading.Event()
@@ -99,7 +99,7 @@ class StackSampler:
         self._period_s, self._traced = PERIOD_S, False
         self._cpu_ns = self._wall_ns = 0
         self._judged_ns = (0, 0)
-        """Of both, what was there when the cost was last looked at."""
+        """Both values when the cost was last checked."""
         self.ticks = 0
         self.stopped: str | None = None
         """Why it stopped before the program did."""
@@ -123,12 +123,12 @@ class StackSampler:
             self._awake.clear()
 
     def step(self, number: int, begin_ns: int, end_ns: int) -> None:
-        """A step ended; times of ``perf_counter_ns``. One that was not sampled is none of ours."""
+        """A step ended; times of ``perf_counter_ns``. A step that was not sampled is ignored."""
         if not self._ended and self._awake.is_set() and len(self._steps) < MOST_STEPS:
             self._steps.append((number, begin_ns, end_ns))
 
     def start_over(self) -> None:
-        """Forget the steps so far, and their samples: they were none."""
+        """Discard the steps so far, and their samples."""
         self._steps, self._rows = [], []
 
     def stop(self) -> None:
@@ -149,7 +149,7 @@ class StackSampler:
         self.run(twice_as_much)
 
     def run(self, twice_as_much: Callable[[], None] = lambda: None) -> None:
-        """The loop of the sampling thread. An error of ours ends it, and says so."""
+        """The loop of the sampling thread. An internal error ends it and is reported."""
         gc.callbacks.insert(0, self._tree.collected)  # a sample due in a collection falls on the first one after it
         try:
             self._loop_until_ended(twice_as_much)
@@ -264,7 +264,7 @@ class StackSampler:
                 self._ended = True
 
     def document(self, loaders: tuple[SampledLoader, ...] = ()) -> StackSamples:
-        """What was sampled so far. ``loaders``: what the program loads from."""
+        """The samples so far. ``loaders``: data loaders of the program."""
         rows = self._rows[:]
         times, lasts, delays, threads, leaves, spent = zip(*rows, strict=True) if rows else ((),) * 6
         tree = self._tree.save(leaves)

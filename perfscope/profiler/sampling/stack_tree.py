@@ -106,16 +106,16 @@ def _line(code: CodeType, offset: int) -> int:
 
 
 class _Callees:
-    """What is called at a position: ``time.sleep``, ``list.sort``; only its text is known, not what it stands for."""
+    """Expressions that are called at a position: ``time.sleep``, ``list.sort``; as text, not resolved."""
 
     def __init__(self) -> None:
         self._known: dict[CodeType, list[dis.Instruction]] = {}
 
     def of(self, code: CodeType, offset: int) -> str | None:
-        """The expression that is called, such as ``time.sleep``; ``None`` if no call stands there, or nobody can say.
+        """The expression that is called, such as ``time.sleep``; ``None`` if there is no call, or it is unknown.
 
-        The callee is loaded first, from where the call begins in the source; of a chain of attributes the last one
-        that begins there is called.
+        The callee is loaded first, at the position where the call begins in the source; of a chain of attributes the
+        last that begins there is called.
         """
         if code not in self._known:
             if len(self._known) >= MOST_DISASSEMBLED:
@@ -138,14 +138,14 @@ class _Callees:
         return names[-1] if len(names) == 1 else f"{names[0]}.{names[-1]}"
 
 
-# The stack of another thread, read while that thread stands still.
+# The stack of another thread, read while that thread is suspended.
 #
 # Between two bytecodes the interpreter may switch to the thread whose frames are being read. CPython 3.11 then reads
-# freed memory in ``frame.f_back`` where a generator ended meanwhile, and the program dies with SIGSEGV (seen within
+# freed memory in ``frame.f_back`` if a generator ended meanwhile, and the program dies with SIGSEGV (seen within
 # seconds in a loop of generators, with nothing but the standard library). So a stack is read by one call of ``list``
 # over iterators and functions in C, in which no switch can happen. Up to 3.11 a garbage collection may start in it
-# and run code of the program: where one of the youngest objects is so near that the frames of a stack would start it,
-# it is made before.
+# and run code of the program: if a collection of the youngest objects is so near that the frames of a stack would
+# start it, it is triggered first.
 
 
 MOST_DEPTH = 200

@@ -35,7 +35,7 @@ _worker_of: int | None = None
 
 
 def files(run: Path) -> list[Path]:
-    """What the workers of this process wrote."""
+    """Files that the workers of this process wrote."""
     return sorted((run / WORKERS_FOLDER).glob(f"{os.getpid()}-*{STACKS_SUFFIX}"))[:MOST_WORKERS]
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 DOMAIN = "perfscope"
 STEP = "step"
 EXIT_RANGE = "exit"
-"""The NVTX range in which the one that the last plain ``step()`` opened is closed: what it spans is no step."""
+"""The NVTX range that closes the range opened by the last plain ``step()``; it is not a step."""
 STEP_RANGE = "perfscope.step#"
 """Followed by the step's number: the torch range that a reader takes for a step."""
 JAX_STEP = "perfscope.step"
@@ -55,7 +55,7 @@ _open_step: Any = None
 _closes_at_exit = False
 """Whether `_close_at_exit` is registered."""
 _marks_steps = True
-"""Whether `step()` writes NVTX ranges; False where the session does, which knows the steps' numbers."""
+"""Whether `step()` writes NVTX ranges; False if the session does, because it has the steps' numbers."""
 _open_record: Any = None
 """The torch range of a ``with step()`` that runs."""
 _with_count = 0
@@ -71,7 +71,7 @@ def listen(listener: Listener | None) -> None:
 
 
 class _Step:
-    """What ``step()`` returns, so that it also works as ``with perfscope.step():``."""
+    """Result of ``step()``, so that it also works as ``with perfscope.step():``."""
 
     __slots__ = ()
 
@@ -81,8 +81,8 @@ class _Step:
             _listener.explicit_enter()
             return
         if _torch_profiler_records():
-            # Only a `with` knows where its step ends: a plain call would leave the last range open, and
-            # what runs between the loop and the profiler's end would pass for a step.
+            # Only a `with` has a defined end: a plain call would leave the last range open, and the work between
+            # the loop and the profiler's end would look like a step.
             _open_record = sys.modules["torch.autograd.profiler"].record_function(f"{STEP_RANGE}{_with_count}")
             _open_record.__enter__()
         _with_count += 1
@@ -108,8 +108,8 @@ _STEP = _Step()
 def step() -> _Step:
     """Mark a step boundary: call it at the end of the loop's body, or write ``with perfscope.step():`` around it.
 
-    Called plainly, everything between two calls is one step, the data loader's wait included. As a
-    ``with`` statement only its body is. Where it is used, it alone says what a step is.
+    Called plainly, everything between two calls is one step, including the wait for the data loader. As a
+    ``with`` statement only its body is. Where it is used, it alone defines the steps.
     """
     if _listener is not None:
         _listener.explicit_edge()
@@ -168,7 +168,7 @@ class region:  # noqa: N801 (used as a function: `with region("name")`, `@region
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What was opened is closed, whatever began to listen or stopped listening in between.
+        # Close all that was opened, even if a listener was added or removed in between.
         while self._traced:
             self._traced.pop().__exit__(kind, error, trace)
         if self._recorded is not None:
@@ -182,7 +182,7 @@ class region:  # noqa: N801 (used as a function: `with region("name")`, `@region
             _nvtx.pop_range(domain=DOMAIN)
 
     def __call__(self, function: Function) -> Function:
-        """The function, each call of it in a region of its own."""
+        """The function, with a region around each call."""
         name = self.name
         if inspect.iscoroutinefunction(function):
 
@@ -248,7 +248,7 @@ def nvtx_problem() -> str | None:
 
 
 def nvtx_ranges() -> Any:
-    """What writes NVTX ranges here, with the functions of the module ``nvtx``; ``False`` if no tool records them."""
+    """Writer of NVTX ranges, with the functions of the module ``nvtx``; ``False`` if no tool records them."""
     if _nvtx is None:
         _find_nvtx()
     return _nvtx
@@ -317,9 +317,9 @@ def _mark_step(*, end_only: bool) -> None:
 
 
 def _close_at_exit() -> None:
-    """The last plain ``step()`` was the end of a step, and what runs after it is none: said by a range around the end.
+    """Mark the final `step()` as an end, so that later work is not taken for another step.
 
-    Left open it would be closed by Nsight Systems, at the end of the recording, and look like a long step.
+    Nsight Systems would close an open range at the end of the recording, and it would look like a long step.
     """
     if _open_step is not None:
         closing = _nvtx.start_range(EXIT_RANGE, domain=DOMAIN)
@@ -329,12 +329,12 @@ def _close_at_exit() -> None:
 
 # NVTX ranges under versions of Nsight Systems that deny listening, though they listen.
 #
-# nvtx 0.2.12 and later ask the tool whether a domain is enabled (``nvtxDomainIsEnabled``) and record nothing where it
-# says no. Nsight Systems 2022.4 and 2023.x answer no and record what they are sent (NVIDIA/NVTX issue 126).
+# nvtx 0.2.12 and later check whether the tool enables a domain (``nvtxDomainIsEnabled``) and otherwise record nothing.
+# Nsight Systems 2022.4 and 2023.x return no although they record what they are sent (NVIDIA/NVTX issue 126).
 
 
 class InsistentRanges:
-    """The functions of the module ``nvtx`` that we use, sent to a domain whatever the tool says of it."""
+    """The functions of the module ``nvtx`` that we use, for a domain that ignores the tool's answer."""
 
     def __init__(self, domain: Any) -> None:
         """``domain``: an ``nvtx.Domain``."""
@@ -360,7 +360,7 @@ class InsistentRanges:
 def insistent_ranges(name: str) -> InsistentRanges | None:
     """Ranges in the domain ``name`` that are always recorded; ``None`` where this nvtx package is built in another way.
 
-    ``Domain.__new__`` is what asks; the domain is made without it. nvtx below 0.2.12 never asks and needs none of this.
+    ``Domain.__new__`` does the check; the domain is made without it. nvtx below 0.2.12 has no check.
     """
     try:
         from nvtx._lib import lib

@@ -1,8 +1,8 @@
 """Finds the variables of the program whose values grow from step to step, and the lines that make them grow.
 
-Between steps, a few times in a run, the variables of the user's functions on the stack are looked at: tensors with an
+Between steps, a few times in a run, the variables of the user's functions on the stack are measured: tensors with an
 autograd graph, tensors and arrays, lists and dicts, and the same in the attributes of the user's objects. Only sizes
-are kept, no value and no reference. What is larger at every look than at the one before is written down.
+are kept, no value and no reference. Variables that grew from each measurement to the next are recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfscope.profiler.source_files import SourceFiles
 from perfscope.profiler.torch.compat import without_overrides
 
 MOST_FRAMES = 30
-"""Of the stack, outermost ones left out."""
+"""Innermost frames of the stack that are examined."""
 MOST_VALUES = 2_000
 """Variables and attributes that one look visits."""
 MOST_NODES = 20_000
@@ -36,7 +36,7 @@ MOST_LOOKS = 64
 MOST_NAMES = 10
 """Variables that are written down: those that grew most often, by size."""
 DEPTH = 2
-"""Of attributes: ``self.buffer.items`` is two below ``self``."""
+"""Levels of attributes: ``self.buffer.items`` is two below ``self``."""
 
 _CONTAINERS: tuple[Any, ...] = (list, dict, set, deque, tuple)
 _PLAIN = frozenset(
@@ -45,7 +45,7 @@ _PLAIN = frozenset(
 _ARRAYS = frozenset({("torch", "Tensor"), ("torch", "Parameter"), ("numpy", "ndarray")})
 _JAX_ARRAY = "ArrayImpl"
 _NEWLOCALS_OPTIMIZED = 0x3
-"""Flags of a function's code: its ``f_locals`` is a copy. Of a module it is the namespace itself."""
+"""Flags of a function's code: its ``f_locals`` is a copy. For a module it is the namespace itself."""
 
 
 class _Key(NamedTuple):
@@ -170,7 +170,7 @@ class HeldNames:
             yield from self._attributes(below, inner, depth - 1)
 
     def _size(self, step: int, value: Any) -> _Size | None:
-        """What is measured of a value; ``None`` for one that is nothing of interest."""
+        """Size of a value; ``None`` for a value that is not measured."""
         base = next((base for base in _CONTAINERS if issubclass(type(value), base)), None)
         if base is not None:
             length = base.__len__(value)
@@ -239,9 +239,9 @@ def _graph_nodes(root: Any, most: int) -> int:
 
 
 def _grew(sizes: list[_Size]) -> bool:
-    """Whether a variable was of one kind, never smaller than at the look before, and larger at half of the looks.
+    """Whether a variable was of one kind, never smaller than before, and larger at half of the measurements.
 
-    Of three looks at least. What is larger at the second half of the looks than at the first has not levelled off.
+    It needs three measurements. If the second half grew more often than the first, the growth has not levelled off.
     """
     if len(sizes) < 3 or len({size.kind for size in sizes}) > 1:
         return False

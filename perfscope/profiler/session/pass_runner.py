@@ -18,7 +18,7 @@ from perfscope.profiler.session import process_state
 from perfscope.profiler.session.passes import RESTING_STEPS, Framework, Pass, passes
 from perfscope.profiler.torch import compat as torch_compat
 
-# What can be captured, a written list: tool -> module. Each has ``available() -> str | None``: why not.
+# The capture tools: name -> module. Each has ``available() -> str | None``, the reason why it cannot capture.
 
 
 CAPTURES: dict[str, str] = {
@@ -46,7 +46,7 @@ def load_capture(tool: str) -> ModuleType:
 
 
 def unavailable(tool: str) -> str | None:
-    """Why a tool cannot capture here, or ``None`` if it can. A tool that cannot be loaded says so."""
+    """Reason why a tool cannot capture here, or ``None`` if it can. A tool that cannot be loaded returns the error."""
     try:
         reason: str | None = load_capture(tool).available()
     except Exception as error:  # this runs inside the user's program, which must go on whatever we break
@@ -190,7 +190,7 @@ class PassRunner:
         self._queue = deque(passes(self._options, framework))
 
     def start_over(self, number: int) -> None:
-        """What was captured up to step ``number`` was not of steps."""
+        """Discard the captures up to step ``number``, because they were not of steps."""
         if self.active is not None:
             self.active.abort()
             self.active = None
@@ -257,7 +257,7 @@ class PassRunner:
             raise
 
     def make_way(self, tool: str) -> bool:
-        """The program starts a profiler of its own: ours goes, with what it has, and may come back. True if it went."""
+        """Stop our profiler, because the program starts one; it may resume later. Return whether it was running."""
         active = self.active
         if active is None or active.due.tool != tool:
             return False
@@ -284,7 +284,7 @@ class PassRunner:
             active.abandon_in_fork()
 
     def captures(self) -> list[Capture]:
-        """What there is, and why the rest is missing if the program ends now."""
+        """Captures so far, with the reason for each that would be missing if the program ended now."""
         captures = list(self._done)
         if self.active is not None:
             captures.append(self.active.missing("the program ended during this pass"))

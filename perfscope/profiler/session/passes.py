@@ -1,4 +1,4 @@
-"""Which pass runs when, each on steps of its own: timing, then structure, then detail; for jax timing alone."""
+"""Order of the passes, each on separate steps: timing, then structure, then detail; for jax timing alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Pass:
     count: int
     """Steps."""
     suffix: str
-    """Of the file name."""
+    """Suffix of the file name."""
     shapes: bool = False
     memory: bool = False
     stacks: bool = False
@@ -48,7 +48,7 @@ second begins (`annotate.py`), also the ranges of C++ around an optimizer that s
 
 
 def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
-    """The passes that a level asks for, in the order they run."""
+    """Passes of a level, in the order they run."""
     if options.times_only or options.numerics:
         return ()
     if options.capture is not None:
@@ -59,7 +59,7 @@ def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pas
     if options.steps is not None:
         count = options.steps[1] - options.steps[0]
     if framework == "jax":
-        # Shapes, programs and memory are in the compiled programs, which need no step of their own.
+        # Shapes, programs and memory are in the compiled programs, which need no further steps.
         return (Pass(name="timing", tool="jax_profiler", count=1 if options.whole else count, suffix=XSPACE_SUFFIX),)
     timing = Pass(
         name="timing",

@@ -1,4 +1,4 @@
-"""What a session reads of the process around it: rank, devices, memory, and what stands in a capture's way."""
+"""Facts that a session reads about its process: rank, devices, memory, and obstacles to a capture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALLOCATOR_COUNTERS = (
     "num_alloc_retries",
     "num_ooms",
 )
-"""What is kept of ``torch.cuda.memory_stats()``."""
+"""Keys of ``torch.cuda.memory_stats()`` that are kept."""
 
 
 def mark_attached(run: Path) -> None:
@@ -40,7 +40,7 @@ def note_failure(run: Path, reason: str) -> None:
 
 
 def inspect_process(run: Path) -> Process:
-    """What is known of this process; claims its directory."""
+    """Facts on this process; claims its directory."""
     torch: Any = sys.modules.get("torch")
     rank, world_size = _known_rank(torch)
     rank, path = _claim_directory(run, rank)
@@ -109,7 +109,7 @@ def why_no_structure() -> str | None:
     if torch_compat.compiled_graphs():
         return "the program runs graphs of torch.compile, whose ops a dispatch mode would push back to eager"
     if torch_compat.modes_on_stack():
-        return "the program has a dispatch mode of its own around the step"
+        return "the program has its own dispatch mode around the step"
     return None
 
 
@@ -131,7 +131,7 @@ def print_plan(options: CaptureOptions, seen: Process, source: str, first: int, 
 
 
 def _known_rank(torch: Any) -> tuple[int | None, int | None]:
-    """Rank and world size: what the framework says wins over what the launcher reported."""
+    """Rank and world size; the framework's take precedence over the launcher's."""
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank()), int(distributed.get_world_size())
@@ -143,7 +143,7 @@ def _known_rank(torch: Any) -> tuple[int | None, int | None]:
 
 
 def _claim_directory(run: Path, rank: int | None) -> tuple[int, Path]:
-    """A directory of our own, by atomic mkdir. A known rank that is taken (a restart) gets a suffix."""
+    """Claim a new directory by atomic mkdir. A known rank that is taken (a restart) gets a suffix."""
     for attempt in range(MOST_RANKS):
         number = attempt if rank is None else rank
         suffix = f"-{attempt + 1}" if rank is not None and attempt else ""
@@ -170,7 +170,7 @@ def _devices(torch: Any) -> Iterable[Mapping[str, str | int]]:
     }
 
 
-# What a session does at the end of a launch of an A/B: counters of memory, and where its code came from.
+# Reports of a session at the end of a launch of an A/B: counters of memory, and the origin of its code.
 #
 # A package that is installed in editable mode points to the checkout: both arms would run the same code, and the
 # comparison would find, rightly and uselessly, that nothing changed.
@@ -222,7 +222,7 @@ def _modules_below(root: Path) -> list[tuple[str, Path]]:
 
 
 def read_strays(run: Path) -> tuple[str, ...]:
-    """What the processes of the launch in ``run`` wrote down, each module once."""
+    """Modules from outside the arm that the processes of the launch in ``run`` reported, each once."""
     return tuple(_lines(run / STRAYS_FILE))
 
 

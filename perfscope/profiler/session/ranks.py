@@ -1,7 +1,7 @@
-"""Which rank this is, of how many, and of which job: read from what a launcher puts into the environment.
+"""Rank, world size and job of this process, from the environment variables of a launcher.
 
-One table says it for all of them. A process of the program asks `place_of`; `perfscope run` itself, started once
-for each task (``srun perfscope run train.py``), asks `task_of`. Only the variables named here are read.
+One table describes all launchers. A process of the program calls `place_of`; `perfscope run` itself, started once
+per task (``srun perfscope run train.py``), calls `task_of`. Only the variables named here are read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ RUN_ID = "PERFSCOPE_RUN_ID"
 MOST_RANKS = 100_000
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Slurm numbers the batch script, the interactive shell and the like from here: these are no tasks of a job."""
+"""From this number Slurm numbers the batch script, the interactive shell and the like, which are not tasks of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """The variables in which one launcher tells a task where it is."""
+    """Environment variables with which one launcher describes a task's place."""
 
     name: str
     rank: str
@@ -69,7 +69,7 @@ LAUNCHERS = (
 its daemons through srun, so that Slurm's are those of the daemon."""
 
 AGENT = Launcher(name="torchrun", rank="PET_NODE_RANK", world=("PET_NNODES",))
-"""What Kubeflow tells the ``torchrun`` of a pod; ``RANK`` beside it counts pods or processes, by version."""
+"""Kubeflow's variables for the ``torchrun`` of a pod; its ``RANK`` counts pods or processes, by version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,7 +231,7 @@ def torch_tensors(output: Any) -> Iterator[Any]:
 
 
 def torch_value(tensor: Any, *, kind: ValueKind, name: str, step: int) -> RecordedValue:
-    """What is kept of a tensor of torch."""
+    """Recorded value of a torch tensor."""
     import torch
 
     with torch.no_grad():
@@ -256,7 +256,7 @@ def torch_value(tensor: Any, *, kind: ValueKind, name: str, step: int) -> Record
 
 
 def numpy_value(array: Any, *, kind: ValueKind, name: str, step: int) -> RecordedValue:
-    """What is kept of an array of jax or numpy."""
+    """Recorded value of a jax or numpy array."""
     import numpy as np
 
     flat = np.asarray(array).reshape(-1).astype(np.float64)

@@ -110,12 +110,12 @@ class Session:
         self._begin_ns = 0
         self._settling = 0
         self._compiled, self._compiles = 0, False
-        """What torch.compile had compiled when the step before began, and whether it compiled in it."""
+        """Number of torch.compile's compilations when the last step began, and whether it compiled in that step."""
         self._times: list[int] = []
         self._tokens: list[tuple[int, int] | None] = []
         self._windows = self._new_windows()
         self._drained = False
-        """Whether all work was waited for before the step: without work of the step before, its time is none."""
+        """Whether the device was idle when the step began. Otherwise its time is not comparable."""
         self._written = 0.0
 
     @property
@@ -184,7 +184,7 @@ class Session:
             self._jax.hooks.forget(source)
 
     def _framework(self, source: Source | None) -> Framework:
-        """Whose passes run: of the framework that says what a step is, else of the one that computes."""
+        """Framework whose passes run: the one that defines the steps, else the one that computes."""
         if len(self.frameworks) == 1:
             return self.frameworks[0]
         if source in (Source.STEP_TRACE, Source.JITTED):
@@ -409,7 +409,7 @@ class Session:
         self._write()
 
     def _make_way(self, tool: str) -> None:
-        """The program starts a profiler of its own: ours goes, with what it has, and may come back later."""
+        """Stop our profiler with its data, because the program starts one; it may resume later."""
         try:
             self._windows.drop()
             if self._passes.make_way(tool):

@@ -1,8 +1,8 @@
-"""Counts, at the boundaries of steps, what the system says of this process: waiting for a core, and memory.
+"""Reads system counters of this process at the boundaries of steps: waits for a core, and memory.
 
-Linux only: ``/proc/self/task/<tid>/schedstat`` has the time in which a thread could have run and had no core. A
-reading costs some microseconds; readings are spaced so that they stay below `BUDGET` of the time. Between steps of the
-timing pass the stack sampler asks for more, so that the waiting has a place in the step.
+Linux only: ``/proc/self/task/<tid>/schedstat`` has the time in which a thread could have run but had no core. A
+reading costs some microseconds; readings are spaced so that they take less than `BUDGET` of the time. Between steps of
+the timing pass the stack sampler requests more, so that waits have a place in the step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from perfscope.profiler.session.held_names import HeldNames
 PASS, TOOL = "counters", "step_counters"
 
 BUDGET = 0.0025
-"""Of the time, for the readings of cores."""
+"""Largest share of the time for readings of cores."""
 NAMES_BUDGET = 0.002
-"""Of the time, for looks at variables."""
+"""Largest share of the time for looks at variables."""
 MEMORY_BUDGET = 0.0005
-"""Of the time, for readings of memory."""
+"""Largest share of the time for readings of memory."""
 MACHINE_EVERY_NS = 500_000_000
 """Between two looks at the machine's processor time and the cgroup; each costs about 30 us."""
 MACHINE_EVERY_TRACED_NS = 50_000_000
@@ -35,7 +35,7 @@ MACHINE_EVERY_TRACED_NS = 50_000_000
 TASKS_EVERY = 64
 """Readings between two looks at which threads the process has."""
 MOST_TASKS = 8
-"""Threads beside the one of the steps whose waiting is read: those with most processor time."""
+"""Further threads whose waits are read: the ones with most processor time."""
 OUR_THREADS = "perfscope-"
 """Begin of the names of threads of ours."""
 MOST_READINGS = 8_192
@@ -90,7 +90,7 @@ times the thread lost its core."""
 
 
 class CoreReadings:
-    """Cumulative scheduler statistics of the thread of the steps, and of the threads that work beside it."""
+    """Cumulative scheduler statistics of the thread of the steps, and of other working threads."""
 
     def __init__(self) -> None:
         """Read nothing until ``begin``."""
@@ -271,7 +271,7 @@ class StepCounting:
             self._look(number)
 
     def start_over(self) -> None:
-        """The steps so far were none."""
+        """Discard the steps so far."""
         self._steps.clear()
         self._memory.clear()
         self._memory_due = 0
@@ -321,7 +321,7 @@ class StepCounting:
         return [Capture(pass_name=PASS, tool=TOOL, state="recorded", artifact=path.relative_to(run).as_posix())]
 
     def document(self) -> StepCounters | None:
-        """What was counted so far; ``None`` if nothing was."""
+        """Counts so far; ``None`` if there are none."""
         if not self._steps:
             return None
         self.cores.look_at_machine()
@@ -344,7 +344,7 @@ class StepCounting:
         )  # fmt: skip
 
 
-# What the system says of the process and its cgroup.
+# System data on the process and its cgroup.
 
 
 class ResidentMemory:

@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"(?:(?<![ _#:=-])[ _#:=-]++|(?<![ _#:=\d-]))\d++$")
 
 
 class Source(IntEnum):
-    """Who says what a step is; the lower value wins."""
+    """Sources of steps; the lower value wins."""
 
     EXPLICIT = 0
     PROFILER = 1
@@ -42,7 +42,7 @@ class Source(IntEnum):
 
 
 class Recorder(Protocol):
-    """What happens at step boundaries (``perfscope.profiler.session.session``). ``now``: ``perf_counter_ns``."""
+    """Receiver of step boundaries (``perfscope.profiler.session.session``). ``now``: ``perf_counter_ns``."""
 
     def settled(self, source: str, completed: int) -> None:
         """Steps come from ``source`` from now on; ``completed`` of them are over."""
@@ -131,7 +131,7 @@ class StepFinder:
 
     @_guarded
     def explicit_enter(self) -> None:
-        """That call belonged to a ``with``: what was before it was no step."""
+        """The last ``step()`` call belonged to a ``with``, so the time before it was not a step."""
         if not self._with_used:
             self._with_used = True
             if self._mine(Source.EXPLICIT) and self.completed.get(Source.EXPLICIT):
@@ -190,7 +190,7 @@ class StepFinder:
         self._threads.pop(source, None)
 
     def thread_enter(self, source: Source, name: str) -> bool:
-        """A thread whose whole run is a step begins. False if another such thread runs: this one is no step then."""
+        """Begin a step that is the whole run of a thread. False if another such thread runs."""
         with self._gate:
             if source in self._threads:
                 return False
@@ -205,9 +205,9 @@ class StepFinder:
 
     @_guarded
     def called(self, source: Source, name: str, before: int = 0) -> None:
-        """The function whose calls are steps has been called, and ``before`` times before anybody followed it.
+        """The function whose calls are steps was called, after ``before`` calls that were not followed.
 
-        A step annotation that was asked for is better.
+        A requested step annotation has priority.
         """
         if self._wanted is None:
             self._names[source] = name
@@ -216,7 +216,7 @@ class StepFinder:
 
     @_guarded
     def mistaken(self, source: Source) -> None:
-        """What ``source`` reported were no steps: forget them and look again."""
+        """Forget the steps of ``source``, because they were wrong, and look again."""
         self.completed.pop(source, None)
         self._names.pop(source, None)
         if self.source is source:
@@ -287,7 +287,7 @@ class StepFinder:
     def _may_settle(self, source: Source, completed: int) -> bool:
         least = self.warmup
         if source is Source.EXPLICIT and not self._with_used:
-            least = max(2, least)  # only the second call shows that the first was no `with`
+            least = max(2, least)  # only the second call shows that the first was not a `with`
         if completed < least:
             return False
         if source is Source.ANNOTATION and not self._frames_the_loop():

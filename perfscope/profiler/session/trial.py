@@ -20,7 +20,7 @@ from perfscope.profiler.session.results import ResultRecorder
 
 
 class ProcessInterventions:
-    """What a launch of `perfscope try` does in its process besides taking times."""
+    """Work of a `perfscope try` launch in its process besides measuring times."""
 
     def __init__(self, message: Message) -> None:
         """Nothing is applied yet. ``UsageError`` if an intervention of that name is not installed here."""
@@ -33,9 +33,9 @@ class ProcessInterventions:
 
     def attach(self, framework: Framework) -> None:
         """``framework`` is imported, and nothing of the program has run since."""
-        if self._recorder is not None:  # its hooks stand inside those of the interventions
+        if self._recorder is not None:  # its hooks are inside those of the interventions
             self._recorder.listen(framework)
-        for intervention in reversed(self._interventions):  # the first stands outside, so that others see what it did
+        for intervention in reversed(self._interventions):  # the first is outermost, so that others see its effect
             if intervention.framework in (framework, "any") and intervention.name not in self._done:
                 self._done.add(intervention.name)
                 self._apply(intervention)

@@ -1,4 +1,4 @@
-"""What is kept of runs after their folders are gone: numbers, findings, baselines; in a file or on a server."""
+"""Data of runs that outlives their folders: numbers, findings, baselines; in a file or on a server."""
 
 from perfscope.profiler.store.database import LATEST, address
 from perfscope.profiler.store.exchange import check_name, export, import_file, looks_like_export

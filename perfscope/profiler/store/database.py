@@ -43,7 +43,7 @@ def address(asked: str | None, folder: Path | None = None) -> str | Path:
         path = Path(given)
         return path / STORE_FILE if path.is_dir() or given.endswith("/") else path
     if scheme[1].lower() not in SCHEMES:
-        raise UsageError(f"a store by URL is postgresql://...; {scheme[1]}:// is none that can be used")
+        raise UsageError(f"unsupported store URL scheme {scheme[1]}://; use postgresql://...")
     split(given)
     return given
 
@@ -72,7 +72,7 @@ def shown_address(where: str | Path) -> str:
 
 
 def secrets_of(url: str) -> tuple[str, ...]:
-    """What of a URL must be in no message: its password, as written and as meant, and values of its options."""
+    """Parts of a URL that messages must not contain: password, as written and decoded, and option values."""
     parts = split(url)
     secrets = {parts.password or "", unquote(parts.password or "")}
     for pair in parts.query.split("&"):
@@ -87,7 +87,7 @@ WAIT_SECONDS = 60
 CONNECT_SECONDS = 10
 
 APPLICATION_ID = 0x70736370
-"""``pscp``: tells our files from other people's SQLite (`file` shows it)."""
+"""``pscp``: distinguishes our files from other SQLite files (`file` shows it)."""
 
 LOCK = 0x7065726673636F70
 """Key of the lock that one writer at a time holds where it changes what others rely on."""
@@ -115,11 +115,11 @@ class Session:
 class SqliteDatabase:
     """One file. Every error of the database becomes one line, with ``shown`` first.
 
-    Its journal is deleted, not kept beside it (WAL): folders of runs lie on network disks too.
+    Its journal is deleted, not kept as a second file (WAL), because folders of runs are on network disks, too.
     """
 
     shared = False
-    """Whether others use it with a perfscope of their own."""
+    """Whether other users' perfscope may use it at the same time."""
 
     def __init__(self, path: Path) -> None:
         """``path`` need not exist: the first write makes it."""
@@ -187,7 +187,7 @@ class SqliteDatabase:
 
 
 class PostgresDatabase:
-    """A server, by URL; no error shows its password. Nothing is asked of it before the first session."""
+    """A server, by URL; no error shows its password. It connects with the first session."""
 
     shared = True
 
@@ -212,7 +212,7 @@ class PostgresDatabase:
             raise DataError(f"{self.shown}: {self._said(error)}") from None
 
     def exists(self) -> bool:
-        """A server is asked when it is read."""
+        """Return True; a missing server shows when it is read."""
         return True
 
     @contextlib.contextmanager
@@ -237,7 +237,7 @@ class PostgresDatabase:
         return session.rows("SELECT to_regclass(:name) IS NOT NULL", name=name)[0][0] is True
 
     def _said(self, error: Exception) -> str:
-        """What the server said, on one line, without secrets."""
+        """The server's message, on one line, without secrets."""
         cause = getattr(error, "orig", None) or error
         text = " ".join(str(cause).split()) or type(cause).__name__
         for secret in self._secrets:
@@ -287,7 +287,7 @@ LATEST = len(MIGRATIONS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """What a store says of itself."""
+    """Version and identity that a store records."""
 
     schema: int
     """0: no tables yet."""
@@ -301,7 +301,7 @@ class Version:
 
 
 def version_of(database: Database, session: Session) -> Version:
-    """The store's version; ``DataError`` where its own table says nonsense."""
+    """The store's version; ``DataError`` if its table of versions is invalid."""
     if not database.has_table(session, META):
         return Version(schema=0, needs=0)
     values = dict(session.rows(f"SELECT key, value FROM {META}"))  # noqa: S608  (a constant)
@@ -315,7 +315,7 @@ def check_version(database: Database, version: Version) -> None:
     """``DataError`` where a newer perfscope is needed; the store is left as it is."""
     if version.needs > LATEST:
         raise DataError(
-            f"{database.shown}: written by a newer perfscope (schema {version.schema}, this one knows {LATEST}); "
+            f"{database.shown}: written by a newer perfscope (schema {version.schema}, supported: {LATEST}); "
             "update perfscope, or name another store"
         )
 

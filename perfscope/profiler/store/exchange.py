@@ -115,10 +115,10 @@ def looks_like_export(file: Path) -> bool:
 
 
 def import_file(store: RunStore, file: Path, *, clean: Callable[[StoredRun], StoredRun]) -> Imported:
-    """Put what an export holds into a store. What is there stays as it is, so a second import changes nothing.
+    """Add the runs of an export to a store. Existing runs stay unchanged, so a second import has no effect.
 
     All of it is read and checked before anything is written. ``clean`` sanitizes untrusted texts.
-    ``DataError``: damaged, of another schema, or a member that is none of an export's.
+    ``DataError``: damaged, of another schema, or with a member that does not belong to an export.
     """
     with tempfile.TemporaryDirectory(prefix="perfscope-import-") as scratch:
         for _ in _read(file, Path(scratch)):
@@ -162,7 +162,7 @@ def _read(file: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
                 for number, line in _lines(file, name, content, MOST_RUNS):
                     record = decode(line, f"{file}: {name}: line {number}")
                     if not _UID.fullmatch(record.uid):
-                        raise DataError(f"{file}: {name}: line {number}: {record.uid[:40]!r} is no uid")
+                        raise DataError(f"{file}: {name}: line {number}: invalid uid {record.uid[:40]!r}")
                     yield name, record
             elif name == BASELINES:
                 for number, line in _lines(file, name, content, MOST_BASELINES):
@@ -213,19 +213,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
 
 
 def check_name(name: str, origin: str | None = None) -> str:
-    """The name of a baseline; ``DataError`` where it is none: letters, digits and ``. _ / + -``, at most 100."""
+    """Return the name of a baseline; ``DataError`` if it is invalid: letters, digits and ``. _ / + -``, at most 100."""
     if not _NAME.fullmatch(name):
         lead = "" if origin is None else f"{origin}: "
-        raise DataError(f"{lead}{name[:100]!r} is no name of a baseline: letters, digits and . _ / + -, at most 100")
+        raise DataError(f"{lead}invalid baseline name {name[:100]!r}: use up to 100 letters, digits and . _ / + -")
     return name
 
 
 @contextmanager
 def _checked_pack(file: Path, name: str, size: int, content: IO[bytes], scratch: Path) -> Iterator[Packed]:
-    """A pack in a file of its own: what its name says, and one that can be unpacked."""
+    """Copy a pack to a file; check that its name is its digest and that it can be unpacked."""
     digest = name.removeprefix(f"{PACKS}/").removesuffix(_SUFFIX)
     if name != f"{PACKS}/{digest}{_SUFFIX}" or not _DIGEST.fullmatch(digest) or size > MOST_PACK:
-        raise DataError(f"{file}: holds {name[:80]!r}, which is no part of an export; refused")
+        raise DataError(f"{file}: holds {name[:80]!r}, which does not belong to an export; refused")
     path = scratch / "pack"
     checksum = hashlib.sha256()
     with path.open("wb") as stream:

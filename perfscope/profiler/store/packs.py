@@ -1,4 +1,4 @@
-"""Files of a run as one pack: made, kept in pieces beside the tables, and unpacked again, whoever sent it."""
+"""Files of a run as one pack: made, kept in pieces in the database, and unpacked again, from any sender."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _each(
         name = _safe_name(member, origin)
         content = tar.extractfile(member)
         if content is None:
-            raise DataError(f"{origin}: holds {member.name[:80]!r}, which is no plain file; refused")
+            raise DataError(f"{origin}: holds {member.name[:80]!r}, which is not a regular file; refused")
         with content:
             yield name, member.size, content
     # To the very end, where a packed stream has its checksum; what follows the archive is padding.
@@ -92,7 +92,7 @@ def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
     """The path of a member that is a plain file inside; ``DataError`` for any other."""
     shown = repr(member.name[:80])
     if not member.isreg() or member.issparse():
-        raise DataError(f"{origin}: holds {shown}, which is no plain file; refused")
+        raise DataError(f"{origin}: holds {shown}, which is not a regular file; refused")
     name = PurePosixPath(member.name)
     leads_out = name.is_absolute() or ".." in name.parts or "\\" in member.name or "\0" in member.name
     hidden = not name.parts or any(part.startswith(".") for part in name.parts)
@@ -113,7 +113,7 @@ MOST_UNPACKED = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A pack in a file of its own."""
+    """A pack in a separate file."""
 
     file: Path
     digest: str
@@ -134,7 +134,7 @@ def pack(folder: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
     top = folder.resolve().name
     total = 0
     try:
-        # No times and no owners: the same run gives the same pack, and says nothing of who made it.
+        # No times and no owners: the same run gives the same pack, without traces of its author.
         with (
             into.open("wb") as raw,
             gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as squeezed,
@@ -231,7 +231,7 @@ def _chunks(session: Session, digest: str) -> Iterator[bytes]:
 def unpack(file: Path, folder: Path, origin: str) -> Path:
     """Unpack into ``folder`` (made whole, or not at all) and return the one thing at its top.
 
-    ``DataError``, ``origin`` first: not a pack of ours, a member that is no plain file or leads out, or too much.
+    ``DataError``, ``origin`` first: not a pack, a member that is not a regular file or leads out, or too much.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from perfscope.profiler.store.packs import Packed, add_pack, drop_loose_packs
 LATEST = "latest"
 
 KEPT_BASELINES = 20
-"""Of one name, the newest: a branch that starts from an older one than that should be brought up to date first."""
+"""Newest baselines kept per name: a branch that starts from an older one should be brought up to date first."""
 
 
 class RunStore:
@@ -51,7 +51,7 @@ class RunStore:
         return not self._ready
 
     def version(self) -> Version:
-        """Of its schema, 0 where it has no tables; ``DataError`` if a newer perfscope is needed. Nothing is changed."""
+        """Version of its schema, 0 without tables; ``DataError`` if a newer perfscope is needed. Nothing is changed."""
         with self.database.session(write=False) as session:
             version = version_of(self.database, session)
         check_version(self.database, version)
@@ -118,7 +118,7 @@ class RunStore:
         return removed
 
     def baselines(self, name: str | None = None) -> tuple[Baseline, ...]:
-        """Those of that name, or all, the newest first."""
+        """Baselines of that name, or all, the newest first."""
         if self.is_empty():
             return ()
         with self.database.session(write=False) as session:

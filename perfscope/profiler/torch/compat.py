@@ -52,7 +52,7 @@ PRIVATE: dict[str, str] = {
     "recording of functions": "torch._C._autograd._enable_record_function",
     "subclasses of dispatch modes": "torch.utils._python_dispatch.TorchDispatchMode",
 }
-"""What an interface gives -> where torch 2.13.0 has it."""
+"""Interface -> its place in torch 2.13.0."""
 CUDA_PRIVATE: dict[str, str] = {
     "observer of failed allocations": "torch._C._cuda_attach_out_of_memory_observer",
     "state of the memory history": "torch._C._cuda_isHistoryEnabled",
@@ -63,7 +63,7 @@ TRACE_LOGGER = "torch.__trace"
 """The logger of torch's structured trace; ``TORCH_TRACE=DIR`` gives it a handler that writes files."""
 
 COMPILE_WORKER = ("torch", "_inductor", "compile_worker", "__main__.py")
-"""Helpers that inductor starts run this file: they compile for another process and are none of the program's."""
+"""File of helper processes that inductor starts: they compile for another process and do not belong to the program."""
 
 SETTINGS = {
     "provenance": ("trace", "provenance_tracking_level", "INDUCTOR_PROVENANCE"),
@@ -95,7 +95,7 @@ def in_compile_worker() -> bool:
 
 
 def trace_formatter() -> logging.Formatter:
-    """What makes lines of the structured trace out of records."""
+    """The formatter that makes lines of the structured trace from records."""
     from torch._logging._internal import TorchLogsFormatter
 
     formatter: logging.Formatter = TorchLogsFormatter(trace=True)
@@ -105,8 +105,8 @@ def trace_formatter() -> logging.Formatter:
 def add_trace_handler(handler: logging.Handler) -> Undo:
     """Have ``handler`` get every record of the structured trace, before the others do.
 
-    Torch's own handler takes itself out with the first record unless TORCH_TRACE is set; whoever stands behind
-    it at that moment is passed over. Having a handler is what makes torch put records together at all.
+    Torch's own handler removes itself with the first record unless TORCH_TRACE is set; the handler after it is then
+    skipped. Torch composes records only if there is a handler.
     """
     logger = logging.getLogger(TRACE_LOGGER)
     logger.handlers[:0] = [handler]
@@ -137,7 +137,7 @@ def has_compiled() -> bool:
 
 
 def compile_id() -> str | None:
-    """Of the compilation that runs: ``'0/1'``."""
+    """Id of the running compilation: ``'0/1'``."""
     guards: Any = sys.modules.get("torch._guards")
     current = guards.CompileContext.current_compile_id() if guards is not None else None
     return None if current is None else str(current)
@@ -156,7 +156,7 @@ def inductor_group(name: str) -> Any:
 
 
 def direction() -> str | None:
-    """Of the graph that inductor compiles now: ``forward``, ``backward`` or ``inference``."""
+    """Direction of the graph that inductor compiles now: ``forward``, ``backward`` or ``inference``."""
     virtualized: Any = sys.modules.get("torch._inductor.virtualized")
     if virtualized is None:
         return None
@@ -170,8 +170,8 @@ def direction() -> str | None:
 def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], decided: Callable[[Any], None]) -> Undo:
     """Listen to inductor's scheduler.
 
-    ``refused(first, second, reason, arguments)``: two scheduler nodes were not fused, ``reason % arguments`` says
-    why. ``decided(scheduler)``: nothing will be fused any more in this graph.
+    ``refused(first, second, reason, arguments)``: two scheduler nodes were not fused for ``reason % arguments``.
+    ``decided(scheduler)``: the fusion of this graph is finished.
     """
     from torch._inductor.scheduler import Scheduler, WhyNoFuse
 
@@ -201,7 +201,7 @@ def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], de
     return undo_all([replace(owner, name, function) for owner, name, function in ours])
 
 
-# All that is private in torch and that the capture of CUDA memory snapshots stands on.
+# Private interfaces of torch that the capture of CUDA memory snapshots needs.
 
 
 def cuda_in_use() -> bool:
@@ -213,7 +213,7 @@ def cuda_in_use() -> bool:
 def record_memory_history(entries: int) -> Undo:
     """Have the allocator keep its last ``entries`` events with Python stacks.
 
-    Where the program records a history of its own, that one is left alone, and is what a snapshot shows.
+    If the program records a history itself, that history is kept and is what a snapshot shows.
     """
     torch: Any = sys.modules["torch"]
     if torch._C._cuda_isHistoryEnabled():
@@ -224,7 +224,7 @@ def record_memory_history(entries: int) -> Undo:
 
 
 def memory_snapshot() -> dict[str, Any]:
-    """What the allocator holds, and its history. Only host state is read: no device is waited for."""
+    """Memory of the allocator, and its history. Only host state is read, without a wait for the device."""
     memory: Any = sys.modules["torch.cuda.memory"]
     snapshot: dict[str, Any] = memory._snapshot()
     return snapshot
@@ -286,10 +286,10 @@ def stop_recording_functions() -> None:
 
 
 def profiler_config(*, device_syncs: bool, all_threads: bool) -> Any:
-    """Private settings of the profiler: synchronisations as the driver reports them, ops of all threads.
+    """Private settings of the profiler: synchronisations as reported by the driver, ops of all threads.
 
     A profiler of all threads may stop on another thread than it started on. ``TypeError`` where torch has no such
-    setting (2.6); ``None`` where none is asked for.
+    setting (2.6); ``None`` if no setting is requested.
     """
     torch: Any = sys.modules["torch"]
     wanted = {"enable_cuda_sync_events": device_syncs, "profile_all_threads": all_threads}
@@ -305,7 +305,7 @@ def is_compiling() -> bool:
 
 
 def transforms_functions() -> bool:
-    """Whether a transform of ``torch.func`` (``grad``, ``vmap``) runs: its tensors stand for others."""
+    """Whether a transform of ``torch.func`` (``grad``, ``vmap``) runs: its tensors wrap others."""
     import torch
 
     return torch._C._functorch.peek_interpreter_stack() is not None

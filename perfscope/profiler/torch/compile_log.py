@@ -1,7 +1,7 @@
-"""Captures what torch.compile does: its structured trace, what inductor would not fuse, and in which steps it compiled.
+"""Captures torch.compile: its structured trace, refusals of inductor to fuse, and the steps in which it compiled.
 
-Begins with the first compilation of the process; a program that compiles nothing gets no file and pays a handler
-in a logger that nobody calls.
+Begins with the first compilation of the process; a program that compiles nothing gets no file, at the cost of an
+unused handler in a logger.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from perfscope.model.files import json_bytes, write_atomically
 from perfscope.profiler.session.steps import Source
 from perfscope.profiler.torch import compat
 
-# What inductor's scheduler did not fuse, and why, graph by graph.
+# Refusals of inductor's scheduler to fuse, and their reasons, graph by graph.
 #
-# The scheduler says so of pairs of nodes, again in each round, also of pairs that a later round fuses by another
-# way. What counts is the end: a refusal is kept where its two nodes ended in different kernels, once for the two
-# kernels and the reason. The file grows with each graph and is whole but for the last line after a crash.
+# The scheduler logs pairs of nodes, again in each round, also pairs that a later round fuses in another way. The final
+# state counts: a refusal is kept if its two nodes ended in different kernels, once per pair of kernels and
+# reason. The file grows with each graph and is complete except for the last line after a crash.
 
 
 MOST_PAIRS = 20_000
@@ -40,7 +40,7 @@ a buffer, so only graphs of thousands of nodes come here."""
 MOST_KEPT = 1_000
 """Refusals that are written of one graph, those with the most shared bytes first."""
 MOST_BYTES = 32 << 20
-"""Of the file: some 60,000 refusals."""
+"""Largest file: some 60,000 refusals."""
 MOST_NODES = 64
 """Names of nodes that are written of one kernel."""
 MOST_REASON = 500
@@ -209,7 +209,7 @@ def _bytes(first: Any, second: Any, *, writes: bool) -> int | None:
             if dep.name in shared and _is_data(dep):
                 read[dep.name] = max(read.get(dep.name, 0), int(dep.numbytes_hint()))
         return sum(read.values())
-    except Exception:  # sizes that depend on data have no hint, and torch says so in errors of many kinds
+    except Exception:  # sizes that depend on data have no hint, and torch raises errors of many kinds
         return None
 
 
@@ -322,7 +322,7 @@ class TraceFile(logging.Handler):
         """The record that torch's own handler begins a file with."""
         payload = json.dumps({"pytorch_version": compat.torch_version()})
         record = logging.LogRecord(compat.TRACE_LOGGER, logging.DEBUG, __file__, 0, "", (), None)
-        record.pathname = TRACE_FILE  # nobody's own path
+        record.pathname = TRACE_FILE  # not a path of the program
         record.metadata = {
             "artifact": {"name": "torch_version", "encoding": "json"},
             "has_payload": hashlib.md5(payload.encode(), usedforsecurity=False).hexdigest(),
@@ -355,11 +355,11 @@ def pack_trace(folder: Path) -> str:
 
 
 WANTED_SETTINGS: dict[str, Any] = {"provenance": 1, "cpp_kernel_names": True}
-"""What each setting is put to."""
+"""Setting -> value during the capture."""
 
 
 class InductorSettings:
-    """Put once inductor is loaded, and taken back. What the user has set, by variable or in code, stays."""
+    """Settings of inductor, changed after its import, and restored. The user's settings, by variable or code, stay."""
 
     def __init__(self, level: Level) -> None:
         """``light`` leaves everything as it is: the caches stay those of the program."""
@@ -391,7 +391,7 @@ class InductorSettings:
                 self._put[name] = before
 
     def take_back(self) -> None:
-        """Leave inductor as it was; a value that somebody has put there since stays."""
+        """Restore inductor's settings, except for values that other code has changed since."""
         for name, before in self._put.items():
             group_name, setting, _ = compat.SETTINGS[name]
             group = compat.inductor_group(group_name)

@@ -1,8 +1,8 @@
 """Calls of models whose autograd graph no backward pass uses, with the user's line of the call.
 
 Two kinds of calls are sampled: those of outermost modules while the steps of the program are searched, and those of a
-model after ``model.eval()`` in programs that compile no model. A hook on the autograd node of the output tells whether
-a backward pass came to it; it returns nothing and holds no tensor.
+model after ``model.eval()`` in programs that compile no model. A hook on the autograd node of the output detects
+whether a backward pass reached it; it returns nothing and holds no tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_MODULES = 8
 MOST_OUTPUTS = 8
 """Tensors of one output."""
 DEPTH = 3
-"""Of containers in an output."""
+"""Levels of containers in an output."""
 
 Line = tuple[str, int]
 

@@ -101,7 +101,7 @@ class Hooks:
         the program's own starts; ``called``: gets module, output and frame of calls of models.
         """
         self._modules = ModuleCalls(finder, called)
-        # Before the others: these stay when the hooks of the step sources, which stand on them, go.
+        # Before the others: these stay when the hooks of the step sources, which depend on them, are removed.
         self._always = [*self._guard.install(), self._hook_profilers(ours, make_way), self._hook_compile(finder)]
         self._undo = {
             Source.MODULE: [self._modules.install()],

@@ -1,7 +1,7 @@
-"""CUDA memory snapshots: over the pass with stacks, and where an allocation failed.
+"""CUDA memory snapshots: over the pass with stacks, and after a failed allocation.
 
-The history is recorded only while the detail pass runs, which is never timed; each event costs some microseconds and
-holds a Python stack. What the allocator holds when memory runs out is written whenever that happens.
+The history is recorded only in the detail pass, which is never timed; each event costs some microseconds and holds a
+Python stack. A snapshot of the allocator is written whenever memory runs out.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TorchMemoryCapture:
                 self._say(FAILED_PASS, reason=f"it cannot be watched for: {type(error).__name__}: {error}")
 
     def begin(self, step: int) -> None:
-        """A pass begins with ``step`` whose times nobody uses: record."""
+        """A pass begins with ``step``; record, if its times are not used."""
         if self._undo is not None or not compat.cuda_in_use():
             return
         try:
@@ -97,7 +97,7 @@ class TorchMemoryCapture:
             undo()
 
     def save(self) -> list[Capture]:
-        """What there is."""
+        """Captures so far."""
         return list(self._saved.values())
 
     def _out_of_memory(self) -> None:
@@ -150,15 +150,15 @@ def _stacks(snapshot: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
             yield event.get("frames", [])
 
 
-# What a process holds when passes begin and when they end: tensors by name, allocator counters, CUDA snapshots.
+# Memory of a process when passes begin and when they end: tensors by name, allocator counters, CUDA snapshots.
 
 
 UNTIMED_PASS = "detail"  # noqa: S105 (no password)
-"""The pass beside which the allocator's history is recorded: nobody uses its times."""
+"""The pass during which the allocator's history is recorded, because its times are not used."""
 
 
 class MemoryRecorder:
-    """Stands beside the passes of a process. Without torch it only reads counters."""
+    """Records memory during the passes of a process. Without torch it only reads counters."""
 
     def __init__(self, run: Path, *, wanted: bool = True) -> None:
         """Nothing is listened to yet, nor ever if it is not ``wanted``: it costs, where only times are taken."""

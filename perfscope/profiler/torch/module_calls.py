@@ -1,13 +1,13 @@
 """Steps of a program without an optimizer: from the end of one call of its model to the end of the next.
 
-A generation loop calls its model once a token, an evaluation loop once a batch. Every module is watched until one has
-been called often enough from outside all others; from then on the calls of that one alone. The hooks of all modules are
-public in torch. They must not be there while torch.compile looks at a module: a graph made with them would be made
-again without them. So they go when ``torch.compile`` is called, and what it returns is watched. Hooks of one module
+A generation loop calls its model once per token, an evaluation loop once per batch. Every module is watched until one
+has been called often enough from outside all others; from then on only calls of that module. The hooks of all modules
+are public in torch. They must be absent while torch.compile traces a module: a graph made with them would be compiled
+again without them. So they are removed when ``torch.compile`` is called, and its result is watched. Hooks of one module
 are saved and copied with it, so its calls are wrapped instead.
 
 The steps are those of one thread. When it has ended, the steps are those of another one.
-A server may compute each request in a thread of its own: then each further thread with the same target is a step, from
+A server may compute each request in a new thread: then each further thread with the same target is a step, from
 its begin to its end.
 """
 
@@ -55,7 +55,7 @@ class ModuleCalls:
         self._per_thread = False
         self._watching = False
         self.tokens: tuple[int, int] | None = None
-        """(Sequences, tokens of each) of the followed module's last call; ``None`` where no argument tells."""
+        """(Sequences, tokens of each) of the followed module's last call; ``None`` if no argument shows them."""
 
     def install(self) -> Undo:
         """Watch all modules. Returns what takes every hook out."""

@@ -32,7 +32,7 @@ OTHER_THREAD = b"External init callback must run in same thread"
 COMPRESSION = 1
 """gzip level: 4 times smaller in a fifth of the time of the default 9, which the program would wait for."""
 HEADER_BYTES = 16 << 20
-"""What Kineto writes before the events: mostly the process groups, 8 bytes for each rank of each."""
+"""Bytes that Kineto writes before the events: mostly the process groups, 8 bytes for each rank of each."""
 _HOST_NAME = re.compile(rb'"host_name"\s*:\s*"(?:[^"\\]|\\.)*"')
 
 _primed = False
@@ -70,7 +70,7 @@ class TorchProfilerCapture:
         self._range: Any = None
         self._restore_log: Callable[[], None] | None = None
         self.remark: str | None = None
-        """What could not be recorded though the rest was."""
+        """Part that could not be recorded though the rest was."""
 
     def start(self, step: int) -> None:
         """Begin to record. The first profiler of a process is slow to start, so an empty one goes before it."""
@@ -127,7 +127,7 @@ class TorchProfilerCapture:
         raw = path.with_name(f".{path.name}.json")
         packed = path.with_name(f".{path.name}.part")
         try:
-            # torch writes the name it was given into the file; a relative one says nothing of the machine.
+            # torch writes its file name argument into the file; a relative one reveals nothing of the machine.
             self._profiler.export_chrome_trace(os.path.relpath(raw))
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=COMPRESSION) as target:
                 target.write(_without_host(source.read(HEADER_BYTES)))
@@ -175,11 +175,11 @@ def _end_without_destructors() -> None:
 
 def _why_no_stacks() -> str | None:
     if sys.getprofile() is not None:
-        return "no Python stacks: the program has a profile function of its own (sys.setprofile)"
+        return "no Python stacks: the program has its own profile function (sys.setprofile)"
     try:
         "".join((*sys.path, *sys.argv[:1], str(Path.cwd()))).encode()
     except UnicodeEncodeError:
-        return "no Python stacks: torch ends a program whose files have names that are no UTF-8"
+        return "no Python stacks: torch ends a program whose files have names that are not UTF-8"
     return None
 
 

@@ -27,13 +27,13 @@ VARIABLES = ("CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "T
 MOST_VALUE = 20
 """Characters of a value that are kept."""
 MOST_LINES = 4
-"""Of the user's frames on the stack."""
+"""Innermost user frames of the stack."""
 MOST_NAME = 60
 """Characters of the name of a class that are kept."""
 
 
 class ProgramFacts:
-    """What one process set, each kind and line once."""
+    """Settings of one process, each kind and line once."""
 
     def __init__(self) -> None:
         self._files = SourceFiles(Path.cwd(), ())

@@ -1,8 +1,8 @@
-"""Lists what a PyTorch program holds when a recording begins: parameters, buffers, gradients, optimizer state.
+"""Lists the tensors of a PyTorch program when a recording begins: parameters, buffers, gradients, optimizer state.
 
-An allocator's events say nothing of what was allocated before them. No value is read and no device is waited for: an
-address and a size are known on the host. What goes while the recording runs is dated by a weak reference, because
-the CPU allocator does not tell of blocks that it gave out before.
+Allocator events lack all earlier allocations. No value is read, without a wait for the device: address and size
+are known on the host. A weak reference dates the end of a tensor during the recording, because the CPU allocator
+does not report blocks that it allocated before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModuleRegistry:
     """Weak references to the modules that were built, and the names of what they hold."""
 
     def __init__(self) -> None:
-        # By id() beside a weak reference: a module may define __eq__ and so have no hash.
+        # By id() with a weak reference: a module may define __eq__ and so have no hash.
         self._modules: dict[int, ReferenceType[Any]] = {}
         self._undo: list[Undo] = []
 
@@ -45,7 +45,7 @@ class ModuleRegistry:
         ]
 
     def stop(self) -> None:
-        """Listen no more. What is known stays known."""
+        """Stop listening. Known names stay."""
         while self._undo:
             self._undo.pop()()
 
@@ -86,13 +86,13 @@ FILE = "tensors.json.gz"
 MOST_STORAGES = 20_000
 """Listed by name, the largest first; a model of 10,000 layers has as many. The rest is summed: 2 MB of JSON."""
 DEPTH = 3
-"""Of containers in an optimizer's state: {parameter: {"momentum": [tensors]}}."""
+"""Levels of containers in an optimizer's state: {parameter: {"momentum": [tensors]}}."""
 
 PARAMETER, BUFFER, GRADIENT, OPTIMIZER_STATE = CATEGORIES = ("parameter", "buffer", "gradient", "optimizer_state")
 SUMS = {PARAMETER: "parameters_bytes", BUFFER: "buffers_bytes", GRADIENT: "gradients_bytes"} | {
     OPTIMIZER_STATE: "optimizer_state_bytes"
 }
-"""Of each category: its key among a process' bytes by purpose."""
+"""Category -> its key among a process' bytes by purpose."""
 
 
 def available() -> str | None:
@@ -123,7 +123,7 @@ class StorageListing:
     rest: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """(category, device) to [bytes, count]."""
     unreadable: int = 0
-    """Tensors without a storage that could be asked (opaque, fake)."""
+    """Tensors without an accessible storage (opaque, fake)."""
     watches: list[Any] = field(default_factory=list)
 
     def sums(self) -> dict[str, int]:
@@ -137,7 +137,7 @@ class StorageListing:
 
 
 class _Watch(ref[Any]):
-    """A weak reference that knows what it stood for. It keeps no tensor alive."""
+    """A weak reference that records its storage. It keeps no tensor alive."""
 
     __slots__ = ("held",)
 
@@ -149,7 +149,7 @@ def _gone(watch: Any) -> None:
 
 
 def list_storages(optimizers: Iterable[Any], registry: ModuleRegistry, *, most: int = MOST_STORAGES) -> StorageListing:
-    """What is held now. A storage that several tensors share has the first one's name and is there once."""
+    """Storages that are held now. A storage that several tensors share is listed once, with the first one's name."""
     from perfscope.profiler.torch.op_graph.recorder import dense_parts
 
     listing = StorageListing()
@@ -279,7 +279,7 @@ def _of_state(state: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _addressable(tensor: Any) -> Any:
-    """The storage of a tensor, or None where it has none that can be asked for its address (fake tensors)."""
+    """The storage of a tensor, or None if its address is not accessible (fake tensors)."""
     from perfscope.profiler.torch.op_graph.recorder import storage_of
 
     storage = storage_of(tensor)

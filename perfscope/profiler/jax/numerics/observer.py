@@ -1,4 +1,4 @@
-"""What is computed of the ops of a JAX program while it is walked, inside of the compiled walk."""
+"""Statistics of the ops of a JAX program, computed inside the compiled walk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DIFFERENCES = frozenset({"add", "add_any", "sub"})
 
 
 class HasNumbers(Protocol):
-    """What numbers are computed of."""
+    """An object from which numbers are computed."""
 
     numbers: Any
 
@@ -49,7 +49,7 @@ class OpNumbers:
     numbers: Any
     """[rank of its worst value (0: finite, 1: infinite, 2: NaN); that if its inputs are better, else 0; round]."""
     inside: tuple[int, ...] = ()
-    """Of a scan: the ops of its body."""
+    """For a scan: the ops of its body."""
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class OpStatistics:
         return OpStatistics()
 
     def numbers(self) -> list[Any]:
-        """Of all ops, tensors and losses; the last results of named scopes become tensors."""
+        """Numbers of all ops, tensors and losses; the last results of named scopes become tensors."""
         for scope, (value, line) in self._scopes.items():
             self.tensor("output", scope, value, line)
         self._scopes.clear()
@@ -189,7 +189,7 @@ class OpStatistics:
         return self.ops, self.tensors, self.losses
 
     def release(self) -> None:
-        """Forget the values of the walk; what says which number is which stays."""
+        """Forget the values of the walk, but keep the meaning of each number."""
         for column in self.columns():
             for part in column:
                 part.numbers = None
@@ -253,7 +253,7 @@ class OpStatistics:
 
 
 def wide_dtype() -> Any:
-    """Of the numbers: float64 where jax has it."""
+    """dtype of the numbers: float64 if jax has it."""
     return jax.dtypes.canonicalize_dtype("float64")
 
 
@@ -284,7 +284,7 @@ def _rank(value: Any) -> Any:
 
 
 def _worst_round(rows: Any) -> Any:
-    """Of [rank, rank if its inputs are better, 0] in each round: the worst, and the first round that made one."""
+    """Worst value, and first round that made one, of rows [rank, rank if its inputs are better, 0]."""
     made = jnp.argmax(rows[:, 1] > 0).astype(rows.dtype)
     return jnp.stack([rows[:, 0].max(), rows[made.astype(int), 1], made])
 

@@ -1,4 +1,4 @@
-"""A jitted function beside its walk: the same program op by op, which gives numbers in place of results."""
+"""A jitted function and its walk: the same program op by op, which returns numbers in place of results."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def _strong(leaf: Any, dtype: Any) -> Any:
 
 
 def signature_of(arguments: Any, results: Any, names: Mapping[int, str]) -> Signature:
-    """Of the tree of arguments (a tuple) and that of results. ``names``: of the arguments by their position.
+    """Signature of the trees of arguments (a tuple) and results. ``names``: argument names by position.
 
-    Results that follow each other with the shapes and dtypes of an argument's leaves may be its successor, or its
-    gradient; which one the walk finds out.
+    Consecutive results with the shapes and dtypes of an argument's leaves may be its successor, or its gradient; the
+    walk determines which.
     """
     inputs: list[str] = []
     outputs: list[str] = []
@@ -96,7 +96,7 @@ def _names(tree: Any, name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """What a walk gave: the numbers of ``plan``'s ops, tensors and losses, each a list."""
+    """Result of a walk: the numbers of ``plan``'s ops, tensors and losses, each a list."""
 
     plan: OpStatistics
     ops: list[list[float]]

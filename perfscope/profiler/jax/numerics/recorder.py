@@ -55,11 +55,11 @@ class Known:
 
 @dataclass(slots=True)
 class Call:
-    """What is known of a call before the program makes it."""
+    """Facts on a call before the program makes it."""
 
     function: WatchedFunction
     arguments: tuple[Any, ...]
-    """Those that are not static, the named ones after the others."""
+    """Arguments that are not static, the named ones last."""
     names: dict[int, str]
     known: Known
     traced: Any = None
@@ -259,7 +259,7 @@ class WatchedFunction(WrappedFunction):
         self._known: dict[Any, Known] = {}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """What the program's function gives."""
+        """Call the program's function and return its result."""
         return self._recorder.call(self, arguments, named)
 
     def title(self) -> str:
@@ -267,7 +267,7 @@ class WatchedFunction(WrappedFunction):
         return str(getattr(self.plain, "__name__", "a function"))
 
     def known(self, given: tuple[Any, ...]) -> Known:
-        """What is known of it for arguments like these."""
+        """Facts on the function for arguments like these."""
         leaves, structure = jax.tree_util.tree_flatten(given)
         key = structure, tuple(shape_of(leaf) for leaf in leaves)
         return self._known.setdefault(key, Known())

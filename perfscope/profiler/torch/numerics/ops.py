@@ -22,7 +22,7 @@ PLACING = frozenset(
 NOT_WATCHED = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
 """Ops of optimizers, whose results are the parameters."""
 MOST_OPS = 20_000
-"""Of a step."""
+"""Ops of a step."""
 MOST_AGAIN = 1 << 24
 """Elements of a reduction that is computed again in float64."""
 _DIFFERENCES = frozenset({"sub", "sub_", "add", "add_", "rsub"})
@@ -126,7 +126,7 @@ class OpWatch(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         output: torch.Tensor,
         key: tuple[str, str, str],
     ) -> None:
-        """An op from 16 bits to 16 bits. What is made of short results of reductions alone is known to be."""
+        """An op from 16 bits to 16 bits. Results of only short reductions are recognised."""
         reduced = [self._reduced.get(self._storages.of(tensor), 0) for tensor in inputs]
         storage = self._storages.of(output)
         self._reduced.pop(storage, None)

@@ -61,7 +61,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Step:
-    """What was recorded since the last transfer."""
+    """Records since the last transfer."""
 
     tensors: list[Pending] = field(default_factory=list)
     losses: list[torch.Tensor] = field(default_factory=list)

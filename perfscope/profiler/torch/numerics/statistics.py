@@ -1,4 +1,4 @@
-"""What is computed of a tensor, on its own device: smallest and largest value, and how many values a format loses."""
+"""Statistics of a tensor, on its own device: smallest and largest value, and how many values a format loses."""
 
 from __future__ import annotations
 

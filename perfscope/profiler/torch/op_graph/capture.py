@@ -270,7 +270,7 @@ class OpTable:
         self._storages = storages
         device = self.device()
         for op, why, where in self._reads:
-            # With an accelerator in the program, what the host reads of its own tensors stalls nothing.
+            # With an accelerator in the program, host reads of host tensors stall nothing.
             if device == "cpu" or where != "cpu":
                 self._ops["host_read"][op] = self._string(why)
 
@@ -280,7 +280,7 @@ class OpTable:
         return next((name for name in used if name not in ("cpu", "meta")), "cpu")
 
     def save(self, path: Path) -> None:
-        """Writes the file in one go: beside it first, then renamed, so that no half file is ever seen."""
+        """Write the file in one go: a temporary file first, then renamed, so that no partial file is ever seen."""
         document = {
             "schema": OP_GRAPH_SCHEMA,
             "step": self.step,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from perfscope.profiler.source_files import SourceFiles, folder_prefix
 
 USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA = range(6)
-"""What a frame is: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
+"""Kind of a frame: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
 
 
 _GENERATED = os.sep + "torchinductor_"
@@ -21,13 +21,13 @@ _GENERATED = os.sep + "torchinductor_"
 
 
 class Site(NamedTuple):
-    """What the stack says of the op that is being dispatched."""
+    """Facts from the stack on the op that is being dispatched."""
 
     file: str | None
     line: int | None
     function: str | None
     engine_before_user: bool
-    """The autograd engine lies between the op and the user's frame: that frame only says ``backward()``."""
+    """The autograd engine is between the op and the user's frame, which only calls ``backward()``."""
     optimizer_before_user: bool
     optimizer: bool
     checkpoint: bool

@@ -31,7 +31,7 @@ class ModuleStack:
     """
 
     def __init__(self) -> None:
-        # By id() beside a weak reference: a module may define __eq__ and so have no hash.
+        # By id() with a weak reference: a module may define __eq__ and so have no hash.
         self._names: dict[int, tuple[ReferenceType[Any], str]] = {}
         self._owners: dict[int, tuple[ReferenceType[Any], str]] = {}
         self._roots: list[ReferenceType[Any]] = []
@@ -104,7 +104,7 @@ def _look_up(names: dict[int, tuple[ReferenceType[Any], str]], thing: Any) -> st
     return entry[1] if entry is not None and entry[0]() is thing else None
 
 
-# What an op's schema and tags say, looked up once per overload: writes, views, pointwise, host reads.
+# Facts from an op's schema and tags, looked up once per overload: writes, views, pointwise, host reads.
 
 
 POINTWISE_UNTAGGED = aten(
@@ -126,7 +126,7 @@ REDUCTION_TAGGED = aten(
     "all amax amin aminmax any argmax argmin count_nonzero linalg__powsum linalg_vector_norm logsumexp max mean min "
     "nansum norm prod std std_mean sum var var_mean"
 )
-"""What newer torch tags as reductions: torch 2.6 has no such tag."""
+"""Names that newer torch tags as reductions: torch 2.6 has no such tag."""
 _REDUCES = getattr(torch.Tag, "reduction", None)
 ALLOCATIONS = aten("empty empty_like empty_strided new_empty new_empty_strided resize_ set_ _unsafe_view record_stream")
 """Move no bytes although their schema declares no alias."""
@@ -237,7 +237,7 @@ _MASKS = (torch.bool, torch.uint8)
 #
 # An address is reused as soon as a storage dies, so ids by address would join unrelated tensors. Torch
 # keeps one Python object per storage for as long as the storage lives, whoever holds it; a weak reference
-# to that object tells us the moment it dies, before its address can come back.
+# to that object reports the moment it dies, before its address can come back.
 #
 # (A C++ ``StorageWeakRef`` would do as well, but it pins the storage's small header, and on the CPU the
 # headers then split the freed blocks between them: a step's allocations were seen to pile up to 1 GB.)
@@ -246,7 +246,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class _Watch(ref[Any]):
-    """A weak reference that knows what it stood for."""
+    """A weak reference that records the id of its storage."""
 
     __slots__ = ("address", "identity")
 
@@ -255,7 +255,7 @@ class _Watch(ref[Any]):
 
 
 class StorageIds:
-    """Hands out 0, 1, 2 ... one id per storage ever seen; knows which of them are still alive, and when others died.
+    """Assigns 0, 1, 2 ..., one id per storage ever seen; records which of them are alive, and when others died.
 
     ``now()``: the index of the op that comes next.
     """
@@ -313,12 +313,12 @@ def _storage_or_itself(tensor: Any) -> Any:
 
 
 def _storage_bytes(thing: Any) -> int:
-    """Bytes of a storage. What stands for one has parts that are storages of their own and seen as such, or none."""
+    """Bytes of a storage; 0 for a wrapper, whose parts, if any, are storages that are seen separately."""
     return int(thing.nbytes()) if isinstance(thing, UntypedStorage) else 0
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
-    """Records until it is taken off the stack. ``modules`` must be started and stopped beside it."""
+    """Records until it is taken off the stack. ``modules`` must be started and stopped together with it."""
 
     supports_higher_order_operators = True
 
@@ -355,7 +355,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
                 try:
                     if self._table.has_room():
                         self._record(func, args, kwargs, result)
-                except Exception as error:  # the program must go on; save() says why there is no graph
+                except Exception as error:  # the program must go on; save() reports why there is no graph
                     self.active = False
                     self.failure = f"{func} could not be recorded: {type(error).__name__}: {error}"
         return result
@@ -448,7 +448,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         """Module and line of the forward op that created the node; a custom backward keeps its own line."""
         sequence: int = node._sequence_nr()
         parameter = getattr(node, "variable", None)
-        if parameter is not None:  # AccumulateGrad has no forward op and no number of its own
+        if parameter is not None:  # AccumulateGrad has no forward op and no sequence number
             self._table.add_parameter(self.storages.of(parameter))
             return "backward", self._modules.owner(parameter), here, None
         threads = (self._here(), self._thread) if site.checkpoint else (self._thread, self._here())
