@@ -262,7 +262,7 @@ def test_what_is_said_is_in_every_report(kept: list[Path], line: list[str], caps
         (("baseline", "set", "a b", "RUN"), 2, "invalid baseline name"),
         (("baseline", "set", "main", "gone"), 4, "gone: no such file"),
         (("baseline", "set", "main", "RUN", "--commit", "HEAD"), 2, "--commit HEAD: not a commit's hash"),
-        (("baseline", "set", "main", "RUN", "--store", "mysql://me:secret@host"), 2, "mysql:// is none"),
+        (("baseline", "set", "main", "RUN", "--store", "mysql://me:secret@host"), 2, "scheme mysql://"),
         (("baseline", "rm", "main", "gone"), 4, "gone: no such run"),
     ],
 )  # fmt: skip
