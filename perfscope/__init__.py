@@ -66,7 +66,7 @@ _HOMES = {
     "step": "perfscope.profiler.session.annotate:step",
 }
 
-# What a trace and an analysis show in a notebook or printed, and the check that needs the accounting of device time.
+# Views of a trace and an analysis in a notebook or printed, and the check that needs the accounting of device time.
 hooks.register("trace_html", "perfscope.dashboards.report.html_report:trace_html")
 hooks.register("analysis_html", "perfscope.dashboards.report.html_report:analysis_html")
 hooks.register("analysis_text", "perfscope.dashboards.report.text:render")

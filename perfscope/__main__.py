@@ -17,13 +17,13 @@ from perfscope.commands.options import Flags
 from perfscope.model.errors import DATA_UNREADABLE, DONE, PerfscopeError
 
 INTERRUPTED = 130
-"""128 + SIGINT, as a shell says it."""
+"""128 + SIGINT, as in shells."""
 PIPE_CLOSED = 141
 """128 + SIGPIPE: the reader of our output went away, as ``| head`` does."""
 LINE_LIMIT = 4_000
 """Characters of an error: the longest path and its reason, whole."""
 OWN_FAULT = 70
-"""EX_SOFTWARE of sysexits.h: perfscope itself broke, which says nothing of the data."""
+"""EX_SOFTWARE of sysexits.h: an internal error of perfscope, whatever the data is."""
 
 
 COLLECT_ABOVE = 200_000

@@ -44,17 +44,17 @@ def compile_for(
     limit: float = DEFAULT_LIMIT_S,
     **kwargs: Any,
 ) -> CompiledFor:
-    """Compile a function of JAX for ``target`` (``h100``, ``h100x8``, ``v5e:2x4`` ...) without having one.
+    """Compile a function of JAX for ``target`` (``h100``, ``h100x8``, ``v5e:2x4`` ...), which need not be present.
 
-    ``fn``: jitted, or to be jitted as it is. ``args``, ``kwargs``: its arguments; of arrays and
-    ``jax.ShapeDtypeStruct`` only shape, dtype and sharding count, static arguments as they are. ``memory``: of one
-    device, ``40GiB``. ``checkpoint``: the policy that its layers get, without editing it, as of ``perfscope compile``:
-    ``none``, ``full``, ``dots``, ``all_dots``, ``names``, ``dots@model.py:35``. ``folder``: keeps the run directory
+    ``fn``: jitted, or to be jitted as it is. ``args``, ``kwargs``: its arguments; for arrays and
+    ``jax.ShapeDtypeStruct`` only shape, dtype and sharding count, static arguments are passed as they are. ``memory``:
+    memory of one device, ``40GiB``. ``checkpoint``: policy for its layers, without an edit, as of `perfscope compile`:
+    ``none``, ``full``, ``dots``, ``all_dots``, ``names``, ``dots@model.py:35``. ``folder``: place of the run directory
     (``perfscope-runs`` if left out). ``limit``: seconds.
 
-    It is lowered here and compiled in a process of its own: no compiler is loaded into this one.
-    ``UsageError`` for no such target or policy, ``DataError`` where no layers were found for it;
-    ``NothingCompiledError`` where it is not compiled, with the reason.
+    The function is lowered here and compiled in a separate process, so no compiler is loaded into this process.
+    ``UsageError``: unknown target or policy. ``DataError``: no layers were found for the policy.
+    ``NothingCompiledError``: it was not compiled, with the reason.
     """
     from perfscope.analyzers.devices.target_request import target_request
     from perfscope.analyzers.devices.target_text import parse_target

@@ -1,7 +1,7 @@
 """The verbs, a written list: name -> ``module:attribute`` of a click command. One verb a file.
 
 A command returns its exit code (``None`` is 0) and raises ``PerfscopeError``; it prints no errors
-and never exits by itself: ``perfscope.__main__.main`` does. What is heavy it imports in its body.
+and never exits by itself: ``perfscope.__main__.main`` does. Its body imports the heavy modules.
 """
 
 from __future__ import annotations

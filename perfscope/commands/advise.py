@@ -42,12 +42,12 @@ def advise() -> None:
     is_flag=False,
     flag_value="all",
     metavar="[N]",
-    help="Of a run of `perfscope compile`: compile the plans (N of them) as well, and show how far off each is.",
+    help="For a run of `perfscope compile`: compile the plans (N of them) as well, and show the error of each.",
 )
 @click.option(
     "--estimate",
     is_flag=True,
-    help="Of a run of `perfscope compile`: estimate the peak of each policy instead of compiling it.",
+    help="For a run of `perfscope compile`: estimate the peak of each policy instead of compiling it.",
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write the plans here as JSON (- for stdout).")
 @click.option("--html", "html_file", metavar="FILE", help="Write the plans here as a page with the picture.")
@@ -65,11 +65,11 @@ def memory(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Which modules to checkpoint, offload or divide among devices, and what each plan needs and takes.
+    """Advise modules to checkpoint, offload or divide among devices; show memory and time of each plan.
 
-    PATH is a run of `perfscope run` (`latest`, or its name), or compiled programs of JAX. All plans that are worth
-    having are listed, from the quickest to the leanest; the quickest that fits the budget comes first. Of a run of
-    `perfscope compile` whose JAX program and compiler are here, the policies are compiled for their exact peaks.
+    PATH is a run of `perfscope run` (`latest`, or its name), or compiled programs of JAX. All plans that are not worse
+    than another are listed, from the quickest to the leanest; the quickest that fits the budget comes first. For a run
+    of `perfscope compile` whose JAX program and compiler are here, the policies are compiled for their exact peaks.
     """
     from perfscope.analyzers.checkpointing.models import step_models
     from perfscope.analyzers.checkpointing.plans import plan_memory
@@ -109,7 +109,7 @@ def memory(
 
 
 def parse_most(text: str) -> int:
-    """How many plans ``--verify`` compiles; ``UsageError`` where it is no number."""
+    """Number of plans for ``--verify``; ``UsageError`` if it is invalid."""
     if text == "all":
         return MOST_VERIFIED
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
@@ -122,9 +122,9 @@ def parse_most(text: str) -> int:
 def _compiled_or_estimated(
     model: StepModel, traces: Sequence[Trace], *, estimate: bool, quiet: bool
 ) -> tuple[StepModel, Trace]:
-    """The step, with the compiler's peaks where they were asked for and can be had; and the trace it is of.
+    """The step, with the compiler's peaks if requested and available; and its trace.
 
-    Where estimates are left, the command that compiles the policies is named, if the run names its program.
+    If estimates remain, the command that compiles the policies is printed, if the run has its program's name.
     """
     from msgspec.structs import replace
 

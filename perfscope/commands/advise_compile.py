@@ -1,7 +1,7 @@
 """The program of a compiled run, compiled again with each checkpoint policy of its plans: their exact peaks.
 
-The program is compiled as the run says, with ``--checkpoint``: so it must be there still, unchanged. Policies are
-compiled in parallel. What was compiled lies in the run's folder, and is not compiled twice.
+The program is compiled as in the run, with ``--checkpoint``, so its files must still exist, unchanged. Policies are
+compiled in parallel. Compiled programs are kept in the run's folder, and are not compiled twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERIFIED = "verified"
 TIME_LIMIT_S = 900.0
 """For each policy, as `perfscope compile` has it."""
 HIDDEN = "***"
-"""What stands in a command for a value that looked like a secret."""
+"""Placeholder in a command for a value that looked like a secret."""
 MOST_KEPT = 1_000
 
 
@@ -58,10 +58,10 @@ class _CompiledRun:
 def verified_plans(
     trace: Trace, model: StepModel, plans: Sequence[Plan], *, most: int | None, quiet: bool
 ) -> tuple[VerifiedPlan, ...]:
-    """Each plan with the program compiled for it, in the order given; at most ``most`` are compiled or read.
+    """Each plan with the program compiled for it, in the given order; at most ``most`` are compiled or read.
 
-    ``UsageError`` where the trace is no run of `perfscope compile`; ``DataError`` where its program is not what it was.
-    What the compiler refuses is in the plan's reason.
+    ``UsageError``: the trace is not a run of `perfscope compile`. ``DataError``: its program has changed. The plan's
+    reason has the refusal of the compiler.
     """
     from msgspec.structs import replace
 
@@ -157,7 +157,7 @@ def _of_recording(trace: Trace) -> str | None:
 
 def exact_note(command: str, *, verifiable: bool) -> str:
     """The sentence with it, in place of the one that has no program's name."""
-    here = "--verify compiles the plans above and lays them beside their predictions; " if verifiable else ""
+    here = "--verify compiles the plans above and shows them next to their predictions; " if verifiable else ""
     return f"compiling a policy gives its exact number: {here}{command} compiles all of them (docs/compile-sweeps.md)"
 
 
@@ -221,7 +221,7 @@ def _run_of(trace: Trace, model: StepModel) -> _CompiledRun:
 
 
 def _compared(plan: VerifiedPlan, program: PolicyProgram, run: _CompiledRun) -> VerifiedPlan:
-    """A plan beside the program that was compiled with its policy."""
+    """A plan with the program that was compiled with its policy."""
     from msgspec.structs import replace
 
     from perfscope.analyzers.checkpointing.verified import compiled_step
@@ -283,7 +283,7 @@ def _request(run: _CompiledRun, word: PolicyName) -> Request:
 
 
 def _kept(folder: Path, manifest: Compiled, word: str) -> Path | None:
-    """What an earlier call compiled from the same sources with the same compiler; the latest."""
+    """The latest program that an earlier call compiled from the same sources with the same compiler."""
     from perfscope.model.documents import compile_manifest
 
     for path in _folders(folder / VERIFIED):
@@ -303,6 +303,6 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _function(program: CompiledProgram) -> tuple[str, ...]:
-    """The function that is asked for, so that nothing else is compiled."""
+    """The selected function, so that only it is compiled."""
     name = program.function.rpartition(".")[2]
     return (name,) if name else ()

@@ -39,7 +39,7 @@ LEAST_BUDGET = 500
 """Tokens: the head of a report and its first finding."""
 
 MOST_NAMED = 3
-"""Skipped files that are named one by one; of more, the number says enough."""
+"""Skipped files that are listed by name; of more, only the number is shown."""
 
 
 fail_on_option = click.option(
@@ -206,7 +206,7 @@ def _judge(paths: Sequence[str], rules: Sequence[str] | None, changes: Sequence[
 
 
 def _what_ifs(loaded: Loaded, changes: Sequence[Hypothesis]) -> tuple[WhatIf, ...]:
-    """The answer to each change. Of a set of traces not enough is kept to play one again."""
+    """The answer to each change. A set of traces lacks the data to replay one."""
     from perfscope.analyzers.critical_path import what_if
 
     if changes and len(loaded.traces) > 1:
@@ -229,7 +229,7 @@ def gate(analysis: Analysis, fail_on: str | None) -> bool:
 
 
 def _format_for(output: str, form: str | None) -> str:
-    """The format of an output file: ``--format``, else what its suffix says."""
+    """The format of an output file: ``--format``, else by its suffix."""
     from perfscope.dashboards.report import format_of
 
     result = form or format_of(output)
@@ -249,7 +249,7 @@ def _tell(skipped: Sequence[Skipped]) -> None:
     if others:
         named = ", ".join(sanitize(other.path) for other in others[:MOST_NAMED])
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        tell(f"skipped {len(others)} that are no traces: {named}{more}")
+        tell(f"skipped, not a trace: {named}{more}")
 
 
 def _options(verbose: bool, budget: int | None) -> dict[str, dict[str, Any]]:

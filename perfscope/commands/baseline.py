@@ -28,8 +28,8 @@ def baseline() -> None:
 @baseline.command("set", epilog="In CI: after the tests of the main branch, and of no other branch (docs/store.md).")
 @click.argument("name", metavar="NAME")
 @click.argument("run", metavar="RUN", shell_complete=complete_runs)
-@click.option("--branch", help="Branch of the run; else the one that is checked out, if it is the run's commit.")
-@click.option("--commit", metavar="HASH", help="Commit of a recording that is no run of perfscope's.")
+@click.option("--branch", help="Branch of the run; else the checked out branch, if it is at the run's commit.")
+@click.option("--commit", metavar="HASH", help="Commit of a recording that perfscope did not make.")
 @click.option(
     "--keep", type=click.IntRange(min=1), default=KEPT, show_default=True, help="Runs kept under the name, the newest."
 )
@@ -68,7 +68,7 @@ def set_(
     if commit is not None and not is_commit_hash(commit):
         raise UsageError(f"--commit {commit}: not a commit's hash, written out")
     run_store = opened(store)
-    run_store.is_empty()  # a store that cannot be used is told before the work
+    run_store.is_empty()  # an unusable store fails before the work
     path = resolve(run)
     made = record(path, branch=branch, commit=commit)
     with tempfile.TemporaryDirectory(prefix="perfscope-baseline-") as scratch:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from perfscope.dashboards.hosts import CodeHost
 
 HOSTS = ("github", "gitlab")
-FROM_FORK = "the change comes from a fork, whose jobs may not comment (docs/ci.md says who may)"
+FROM_FORK = "the change comes from a fork, whose jobs may not comment (docs/ci.md has the way around)"
 MOST_MARKDOWN = 16 << 20
 """Bytes of a Markdown file: what is beyond a comment's limit is cut anyway."""
 
 _LINK = re.compile(r"https://[A-Za-z0-9._~:/?#@!$&*+,;=%-]{1,2000}")
-"""What may stand in ``[text](...)``: no space, bracket or quote that ends it."""
+"""Characters allowed in ``[text](...)``: no space, bracket or quote that ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class _Asked:
 @click.option("--markdown", metavar="FILE", help="Post this file of your own instead. Not one that others wrote.")
 @click.option("--host", type=click.Choice(HOSTS), help="[default: the one whose job this is]")
 @click.option("--repository", metavar="NAME", help="OWNER/NAME, or GitLab's project. [default: of the job]")
-@click.option("--pr", "number", type=click.IntRange(1), metavar="N", help="Of the pull or merge request. [of the job]")
-@click.option("--key", default="compare", show_default=True, help="Comments of different keys stand beside each other.")
-@click.option("--link", metavar="URL", help="Of the whole report: the job's artifact.")
+@click.option("--pr", "number", type=click.IntRange(1), metavar="N", help="Pull or merge request. [that of the job]")
+@click.option("--key", default="compare", show_default=True, help="Name of the comment; each key has its comment.")
+@click.option("--link", metavar="URL", help="Link to the whole report: the job's artifact.")
 @click.option(
     "--token-variable", "variable", metavar="NAME", help="Holds the token. [default: GITHUB_TOKEN or GITLAB_TOKEN]"
 )
@@ -65,10 +65,10 @@ def comment(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Post a comparison (`compare --json`) on its pull request, or replace what was posted before.
+    """Post a comparison (`compare --json`) on its pull request, or replace the earlier comment.
 
-    Which one, and where, is what GitHub or GitLab tells its jobs. The comparison may come from a job that is not
-    trusted: it is read as data, and everything in it is escaped.
+    The pull request comes from the variables of the GitHub or GitLab job. The comparison may come from a job that
+    is not trusted: it is read as data, and everything in it is escaped.
     """
     from perfscope.dashboards.hosts import GitHub, GitLab, compose, post
     from perfscope.dashboards.report.compare.render import marker
@@ -111,7 +111,7 @@ def _host() -> Literal["github", "gitlab"]:
 
 
 def _text(comparison: str | None, markdown: str | None, key: str, link: str | None) -> str:
-    """What is to be said, as Markdown."""
+    """The text of the comment, as Markdown."""
     if (comparison is None) == (markdown is None):
         raise UsageError("what is to be posted: COMPARISON.json, or --markdown FILE")
     if comparison is not None:
@@ -131,7 +131,7 @@ def _text(comparison: str | None, markdown: str | None, key: str, link: str | No
 
 
 def _token(variable: str) -> str:
-    """From the environment only: what stands on a command line is seen by every process of the machine."""
+    """The token, from the environment only, because every process of the machine can read a command line."""
     token = os.environ.get(variable, "")
     if not token.strip():
         raise UsageError(f"{variable} is not set: a token that may comment (docs/ci.md)")
@@ -192,5 +192,5 @@ def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text[:10]) > 0):
-        raise UsageError("--pr N: this is no pipeline of a merge request (CI_MERGE_REQUEST_IID is not set)")
+        raise UsageError("--pr N is missing: this is not a merge request pipeline (CI_MERGE_REQUEST_IID is not set)")
     return int(text)

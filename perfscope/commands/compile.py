@@ -47,8 +47,8 @@ class CompileCommand(RunCommand):
     show_default=True,
     help="For what: h100, h100x8, b200, mi300x, v5e:2x4 ... or a TOML file of your own.",
 )
-@click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
-@click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
+@click.option("--memory", metavar="SIZE", help="Memory of one device, if it is not the usual size: 40GiB.")
+@click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Its framework.")
 @click.option(
     "--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step, train.py:step."
 )
@@ -65,9 +65,9 @@ class CompileCommand(RunCommand):
     default=DEFAULT_LIMIT_S,
     show_default=True,
     metavar="SECONDS",
-    help="For all of it; what is compiled by then is kept.",
+    help="Limit for all of it; programs compiled by then are kept.",
 )
-@click.option("--host-memory", metavar="SIZE", help="What the compiler may take here. [3/4 of what is free]")
+@click.option("--host-memory", metavar="SIZE", help="Limit of the compiler's memory here. [3/4 of the free memory]")
 @click.option("--setup", is_flag=True, help="Install the compiler for the target first, if it is missing.")
 @click.option("--keep-ptx", is_flag=True, help="NVIDIA: keep the code of each kernel, too.")
 @click.option(
@@ -119,9 +119,9 @@ def compile_(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Compile a JAX or PyTorch program for a machine that is not here, and judge what the compiler makes of it.
+    """Compile a JAX or PyTorch program for a machine that is not present, and judge the compiled program.
 
-    Options before the program are perfscope's, everything behind it is the program's. It runs without data and without
+    Options before the program are perfscope's, everything after it is the program's. It runs without data and without
     devices, far enough to see what it compiles.
     """
     from perfscope.analyzers.devices.target_text import parse_target, read_bytes_text
@@ -220,9 +220,9 @@ def request_of(
     keep_ptx: bool = False,
     exported: bool = False,
 ) -> Request:
-    """What `compile_program` is asked, with the target as plain data. ``UsageError``: no such policy.
+    """The request for `compile_program`, with the target as plain data. ``UsageError``: unknown policy.
 
-    ``exported``: the one word is a file with a program before optimization.
+    ``exported``: the single word is a file with a program before optimization.
     """
     from perfscope.analyzers.devices.target_request import target_request
     from perfscope.model.documents.compile_request import Limits, Request, parse_checkpoint
@@ -250,7 +250,7 @@ def request_of(
 def compiled_in(
     request: Request, output: Path, name: str | None, *, command: tuple[str, ...] | None = None, quiet: bool
 ) -> Path:
-    """The run folder; while it is made a line on a terminal says what goes on. ``command``: as of `compile_program`."""
+    """The run folder; a terminal shows the progress meanwhile. ``command``: as for `compile_program`."""
     from perfscope.model.untrusted_text import sanitize
     from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
 
@@ -287,7 +287,7 @@ class _Progress:
 
 
 def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
-    """Which frameworks' parts of the program are looked at; ``UsageError`` where that is none."""
+    """Frameworks whose parts of the program are compiled; ``UsageError`` if there are none."""
     from perfscope.profiler.ahead.common.program import frameworks_of
 
     results = frameworks_of(words, module=module)
@@ -296,7 +296,7 @@ def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Fr
     elif asked == "torch":
         results = ("torch",)
     if not results:
-        raise UsageError(f"{words[0]}: it imports neither jax nor torch; --framework says which one it uses")
+        raise UsageError(f"{words[0]}: it imports neither jax nor torch; select the framework with --framework")
     return results
 
 

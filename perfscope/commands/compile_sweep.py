@@ -35,7 +35,7 @@ MOST_SEARCHED = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAsked:
-    """What the command line says of a sweep."""
+    """The options of a sweep on the command line."""
 
     sweeps: tuple[str, ...]
     words: tuple[str, ...]
@@ -53,15 +53,15 @@ class SweepAsked:
     """Compile all of it, also what an earlier sweep has."""
     quiet: bool
     fit: str | None = None
-    """A range of sizes of which the largest that fits is searched, beside what is swept."""
+    """A range of sizes, besides the swept options, in which the largest that fits is searched."""
 
 
 def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
     """Compile all variants, write the sweep's folder, print its table; the exit code.
 
-    ``request_for``: what `compile_program` is asked for arguments, a target and a checkpoint policy. 4 where not one
-    variant was compiled.
-    On an interrupt what is done is written and printed, and the interrupt goes on.
+    ``request_for``: makes the request to `compile_program` for arguments, a target and a checkpoint policy. The exit
+    code is 4 if no variant was compiled. On an interrupt all finished variants are written and printed, and it
+    is raised again.
     """
     sweep = _Sweep(asked, request_for)
     try:
@@ -278,7 +278,7 @@ def _assumed(request: Request) -> tuple[str, ...]:
 
 
 def _kept(root: Path, keys: set[str]) -> dict[str, Path]:
-    """Run folders of earlier sweeps by key, the latest of each; only those that are asked for."""
+    """Run folders of earlier sweeps by key, the latest of each; only for ``keys``."""
     import msgspec
 
     result: dict[str, Path] = {}

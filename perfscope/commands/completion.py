@@ -1,4 +1,4 @@
-"""What a shell completes after TAB: runs, rules, targets and devices."""
+"""Completion in shells after TAB: runs, rules, targets and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``perfscope doctor``: what can be captured on this machine, and what stands in the way of the rest."""
+"""``perfscope doctor``: captures that are possible on this machine, and what prevents the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = "perfscope.doctor/1"
     help="Capture programs that do work of known amount and compare every count; exit code 1 if one is wrong.",
 )
 def doctor(*, as_json: bool, tests_itself: bool) -> int:
-    """Say what can be captured here, and what stands in the way of the rest."""
+    """Show which captures are possible here, and what prevents the others."""
     if tests_itself:
         return _self_test(as_json=as_json)
     from perfscope.profiler.doctor import examine

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from perfscope.model.finding import Rule
 
 HEADING = re.compile(r"([A-Z][A-Za-z ]{2,40}):(?:\s+(.*))?$")
-"""A section of a page: ``Why it costs:`` at the margin, its text behind it or below."""
+"""A section of a page: ``Why it costs:`` at the margin, its text after it or below."""
 
 FIRST = ("", "Why it costs", "Fix")
 """Sections that answer first; the others follow in the order of the docstring."""
 
-NO_NEEDS = "nothing in every case; it looks at what was recorded, and says why where it cannot"
+NO_NEEDS = "nothing in every case; it uses the recorded data, and abstains with the reason if they are too little"
 
 
 @click.command()
@@ -67,7 +67,7 @@ def show_page(rule: Rule) -> None:
 
 
 def sections_of(doc: str) -> dict[str, str]:
-    """The text of each section of a page, at the margin; what stands before the first heading is in ``""``."""
+    """The text of each section of a page, at the margin; the text before the first heading is in ``""``."""
     sections: dict[str, list[str]] = {}
     title = ""
     for line in doc.splitlines():

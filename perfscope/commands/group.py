@@ -17,11 +17,11 @@ FIRST_CONTACT = (
     ("perfscope run train.py", "Profile a program: what costs time in it."),
     ("perfscope analyze trace.json.gz", "The same for a trace that you have."),
     ("perfscope serve latest", "Timeline and details in the browser."),
-    ("perfscope compare BASE HEAD", "What changed between two runs, and where."),
-    ("perfscope explain host_sync", "What a rule finds, and how to fix it."),
-    ("perfscope doctor", "What can be captured on this machine."),
+    ("perfscope compare BASE HEAD", "Changes between two runs, and their places."),
+    ("perfscope explain host_sync", "Findings of a rule, and how to fix them."),
+    ("perfscope doctor", "Captures that are possible on this machine."),
 )
-"""What `perfscope` alone shows."""
+"""Examples that `perfscope` alone prints."""
 
 
 class PipeClosedError(Exception):
@@ -43,7 +43,7 @@ class VerbGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def get_short_help(self, ctx: click.Context) -> str:
-        """What is shown without a verb."""
+        """The text without a verb."""
         return self.get_help(ctx)
 
     def resolve_command(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perfscope.model.documents.stored_run import StoredRun
 
 LAST = 200
-"""Runs, unless more are asked for: a year of working days."""
+"""Default number of runs: a year of working days."""
 
 
 @click.command()
@@ -66,7 +66,7 @@ def history(
     if json_file == "-" and html_file == "-":
         raise UsageError("--json - and --html -: stdout holds one of them")
     run_store = opened(store)
-    run_store.is_empty()  # a store that cannot be used is told before runs are read
+    run_store.is_empty()  # an unusable store fails before runs are read
     if not run_store.database.shared:
         _take_in(run_store, quiet=quiet)
     runs = run_store.runs(branch=branch, name=name, last=last)
@@ -83,7 +83,7 @@ def history(
 
 
 def _take_in(run_store: RunStore, *, quiet: bool) -> None:
-    """Runs of this folder that a local store has not; what cannot be read is said and is not in the way."""
+    """Add runs of this folder to a local store; unreadable runs are reported and skipped."""
     added, trouble = add_new(run_store, Path(RUNS_FOLDER), quiet=quiet)
     if added:
         tell(f"took {added} new run{'s' * (added != 1)} into {run_store.shown}", quiet=quiet)

@@ -32,7 +32,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class Flags:
-    """What ``main()`` must know of the command line when a command fails."""
+    """Options of the command line that ``main()`` needs when a command fails."""
 
     verbose: bool = False
 
@@ -53,7 +53,7 @@ def verbose_option(command: Decorated) -> Decorated:
 
 
 def quiet_option(command: Decorated) -> Decorated:
-    """``-q``: print only what was asked for. The command gets ``quiet: bool``."""
+    """``-q``: print only the requested output. The command gets ``quiet: bool``."""
     return click.option("-q", "--quiet", is_flag=True, help="Print nothing but the answer.")(command)
 
 
@@ -83,7 +83,7 @@ def output_folder_option(what: str) -> Callable[[Decorated], Decorated]:
     )
 
 
-# What several verbs ask of their arguments.
+# Requirements that several verbs have for their arguments.
 
 
 def device_named(name: str) -> Device:
@@ -115,7 +115,7 @@ def checkout_folder() -> Path:
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
 
-# What the verbs of the run store share: which store, records fit to be kept, and runs that are not in it yet.
+# Code shared by the verbs of the run store: choice of the store, records fit to be kept, and runs not in it yet.
 
 
 def store_option(command: Decorated) -> Decorated:
@@ -136,7 +136,7 @@ def opened(asked: str | None) -> RunStore:
 
 
 def record(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
-    """The record of a run or a trace, its branch as git tells it here, its texts fit to be kept."""
+    """The record of a run or a trace, its branch from git here, its texts fit to be kept."""
     from dataclasses import replace
 
     from perfscope.analyzers.compare.runs.run_record import record_of
@@ -157,9 +157,9 @@ def cleaned(made: StoredRun) -> StoredRun:
 
 
 def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int, tuple[str, ...]]:
-    """Put runs of ``folder`` that ``store`` has not into it; how many, and a line for each that cannot be read.
+    """Add the runs of ``folder`` that ``store`` lacks; return their number, and a line per unreadable run.
 
-    Runs that are still running wait for the next time. How far it is stands on a terminal, unless ``quiet``.
+    Runs that are still running are left for the next time. A terminal shows the progress, unless ``quiet``.
     """
     from perfscope.analyzers.compare.runs.run_record import uid_of
     from perfscope.model.documents import run_folders as runs
@@ -183,7 +183,7 @@ def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int,
     return added, tuple(trouble)
 
 
-# What is said beside the answer, and where answers go.
+# Messages besides the answer, and destinations of answers.
 
 STDOUT = "-"
 
@@ -208,15 +208,15 @@ def write_answers(answers: Iterable[tuple[str | None, Callable[[], str]]], *, qu
             tell(f"wrote {file}", quiet=quiet)
 
 
-# What the terminal can show: its width, and whether colour is wanted.
+# Abilities of the terminal: its width, and whether colour is wanted.
 
 
 PLAIN_WIDTH = 110
-"""Columns of what is no terminal: a log looks the same on every machine."""
+"""Columns if stdout is not a terminal, so that a log looks the same on every machine."""
 
 
 def color_wanted(stream: TextIO) -> bool:
-    """``NO_COLOR`` forbids it and ``FORCE_COLOR`` asks for it (no-color.org, force-color.org).
+    """Whether to use colour: ``NO_COLOR`` forbids it, ``FORCE_COLOR`` forces it (no-color.org, force-color.org).
 
     Without either a terminal has it unless it is dumb.
     """
@@ -242,7 +242,7 @@ def screen(stream: TextIO) -> dict[str, Any]:
 def show(*parts: RenderableType, piped_width: int = 0) -> None:
     """Print what rich lays out on stdout, without the blanks that fill its lines to the width.
 
-    ``piped_width``: the least width where stdout is no terminal.
+    ``piped_width``: the least width if stdout is not a terminal.
     """
     from rich.console import Console
 

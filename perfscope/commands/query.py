@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 FORMATS = ("text", "csv", "json")
 MOST_WIDTH = 80
-"""Of a column that is written to a pipe or a file without wrapping."""
+"""Widest column that is written to a pipe or a file without wrapping."""
 
 
 @click.command()
 @click.argument("path", required=False, shell_complete=complete_runs)
 @click.argument("sql", required=False)
-@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the answer.")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="Output format.")
 @click.option("--limit", type=click.IntRange(min=0), default=40, show_default=True, help="Rows shown as text; 0: all.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, metavar="SECONDS",

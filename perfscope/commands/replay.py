@@ -20,9 +20,9 @@ from perfscope.model.errors import DONE, UsageError
 def replay(path: str, op: str, output: Path | None, source: int, verbose: bool) -> int:
     """Write a benchmark script of one op with its recorded shapes, dtypes and strides.
 
-    `perfscope replay trace.json.gz --op aten::mm -o mm.py && python mm.py` measures it here beside its recorded time.
-    Of a name, it is the shapes that took most time. `--op all_reduce` and the other collectives write a script for
-    torchrun. Values of the trace stand in the script as checked numbers only.
+    `perfscope replay trace.json.gz --op aten::mm -o mm.py && python mm.py` prints its time here next to the recorded.
+    For a name, it takes the shapes with most time. `--op all_reduce` and the other collectives write a script for
+    torchrun. The script contains values of the trace only as checked numbers.
     """
     from perfscope.analyzers.readers.load import load_paths
     from perfscope.analyzers.replay import replay_script

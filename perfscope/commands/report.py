@@ -17,8 +17,8 @@ FORMS = ("text", "markdown", "html", "junit", "github")
 @click.argument("comparison", metavar="COMPARISON.json")
 @click.option("--to", "form", type=click.Choice(FORMS), default="text", show_default=True, help="What to make of it.")
 @click.option("-o", "--output", default=STDOUT, metavar="FILE", help="Write it there. [default: stdout]")
-@click.option("--key", metavar="NAME", help="Of a comment: tells it from others of perfscope. [default: compare]")
-@click.option("--link", metavar="URL", help="Of a comment or summary: where the whole report is.")
+@click.option("--key", metavar="NAME", help="Name of a comment, if there are several. [default: compare]")
+@click.option("--link", metavar="URL", help="Link to the whole report, for a comment or summary.")
 @quiet_option
 @verbose_option
 def report(

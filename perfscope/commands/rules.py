@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("rule_id", required=False, metavar="[ID]", shell_complete=complete_rules)
-@click.option(
-    "--calibration", is_flag=True, help="What findings promised beside what `perfscope try` measured on this machine."
-)
+@click.option("--calibration", is_flag=True, help="Compare predicted savings with those that `perfscope try` measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @verbose_option
 def rules(rule_id: str | None, calibration: bool, as_json: bool, verbose: bool) -> int:

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from perfscope.profiler.launch.record import Recorded
 
 TARGET = "perfscope.run.target"
-"""Key of ``Context.meta`` that holds what stands behind our own options."""
+"""Key of ``Context.meta`` for the words after our own options."""
 
 
 class RunCommand(click.Command):
-    """Splits the line where the program begins: what stands behind belongs to it, options too."""
+    """Splits the line where the program begins: all words from there belong to it, options too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep our options, put the rest aside for the callback."""
@@ -259,7 +259,7 @@ def _say_alone(recorded: Recorded, *, quiet: bool) -> int:
 
 
 def _say_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:
-    """What was captured and what was not, on stderr; and where it lies, if no report follows that says so."""
+    """Print on stderr which captures succeeded, and the run's folder, if no report follows that names it."""
     from perfscope.model.documents.run import failure_of, list_numbers, missing_ranks, ranks_of
     from perfscope.profiler.session.ranks import RUN_ID
 
@@ -273,7 +273,7 @@ def _say_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:
         lines.append(f"an earlier run has that name: this one is {recorded.directory.name}")
     if recorded.task.key is None and (recorded.task.count or 1) > 1:
         lines.append(
-            f"{recorded.task.count} tasks, and nothing that names their job: each writes a run of its own; "
+            f"{recorded.task.count} tasks, and no variable that names their job: each writes a separate run; "
             f"--run-id NAME (or {RUN_ID}) makes them one"
         )
     missing_in: dict[str, list[int]] = {}

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PIPE_WIDTH = 160
-"""Columns where no terminal says how many it has: an id and a usual command fit on one line."""
+"""Columns if no terminal has a width: an id and a usual command fit on one line."""
 
 COMMAND_LEAST = 30
-"""Columns below which a command beside the others would be a ribbon: it goes below them."""
+"""Columns below which the command moves to the next line, because it would be a ribbon next to the other cells."""
 
 BELOW = "    "
-"""What a command that stands below its run begins with."""
+"""Indent of a command on the line below its run."""
 
 
-@click.command(epilog="A tag names its run wherever a run is asked for: `perfscope compare good latest`.")
+@click.command(epilog="A tag names its run wherever a run is an argument: `perfscope compare good latest`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--keep",
@@ -172,7 +172,7 @@ def _ago(created_utc: str | None, now: datetime) -> str:
 
 
 def _lines(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
-    """The rows in columns; the last cell beside the others where there is room for it, else on lines of its own."""
+    """The rows in columns; the last cell in the same line if there is room for it, else on further lines."""
     from rich.cells import cell_len, chop_cells
 
     wide = [max(cell_len(row[index]) for row in rows) for index in range(len(rows[0]) - 1)]

@@ -29,7 +29,7 @@ MOST_CONNECTIONS = 1_000
 VIEWER_THREADS = 4
 PERFETTO = "https://ui.perfetto.dev"
 MOST_TRIES = 20
-"""Ports tried behind the usual one, where none was asked for."""
+"""Ports tried after the usual one, if the user chose none."""
 EDITORS = {"vscode": "vscode://file{file}:{line}", "cursor": "cursor://file{file}:{line}"}
 _NO_EDITOR = frozenset({"javascript", "data", "vbscript", "blob"})
 """Schemes that a browser runs itself."""
@@ -139,7 +139,7 @@ def serve(
 def _perfetto_page(
     create_server: Any, host: str, hosts: frozenset[str], asked: str | None, *, offline: bool, own: bool
 ) -> tuple[dict[str, Any] | None, int | None]:
-    """What "Open in Perfetto" opens, and the port of our own page, which is served from here on.
+    """Settings for the button to open Perfetto, and the port of our local page, which is served from now on.
 
     ``own``: behind a proxy a second port cannot be reached, so there is none.
     """
@@ -176,12 +176,12 @@ def _editor(text: str) -> str:
     if not mark or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) or scheme in _NO_EDITOR:
         raise UsageError(f"--editor {text}: no address of an editor (vscode://file{{file}}:{{line}})")
     if "{file}" not in url or "{line}" not in url:
-        raise UsageError(f"--editor {text}: {{file}} and {{line}} must stand in it")
+        raise UsageError(f"--editor {text}: it must contain {{file}} and {{line}}")
     return url
 
 
 def _listening(create_server: Any, application: Any, host: str, port: int | None, threads: int) -> Any:
-    """A server on the port that was asked for, or on the first free one."""
+    """A server on the requested port, or on the first free one."""
     tried = [port] if port is not None else [*range(PORT, PORT + MOST_TRIES), 0]
     for at in tried:
         try:

@@ -34,7 +34,7 @@ def import_(
     store: str | None,
     verbose: bool,
 ) -> None:
-    """Put runs, folders of runs, recordings or an export into the store. What is there already stays."""
+    """Put runs, folders of runs, recordings or an export into the store. Existing records stay."""
     from perfscope.dashboards.run_store import import_file, looks_like_export
     from perfscope.model.documents import run_folders as runs
 
@@ -150,4 +150,4 @@ def migrate(store: str | None, verbose: bool) -> None:
     """Bring the store to this perfscope's schema. A file is brought by its first use, a shared database only here."""
     run_store = opened(store)
     version = run_store.prepare(upgrade=True)
-    click.echo(f"{run_store.shown}: schema {version.schema}, for perfscope that knows {version.needs} or later")
+    click.echo(f"{run_store.shown}: schema {version.schema}, needs a perfscope with schema {version.needs} or later")

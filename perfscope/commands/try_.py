@@ -122,7 +122,7 @@ def _list() -> int:
 
 
 def _chosen(only: str | None) -> list[Intervention] | None:
-    """Those that were asked for by name."""
+    """Interventions that the user named."""
     from perfscope.profiler.interventions import load_intervention
 
     if only is None:
@@ -223,7 +223,7 @@ def _plan(target: Target, folder: Path, deadline: float | None, settings: dict[s
 def _ordered(
     trials: Trials, chosen: list[Intervention] | None, promised: dict[str, Promise], *, every: bool
 ) -> list[Intervention]:
-    """What is tried, best first; as asked for with ``--only``."""
+    """Interventions to try, best first; with ``--only`` in the given order."""
     from perfscope.analyzers.compare.ab.trials import answered, best_first
     from perfscope.profiler.ab.trials import describe, fits_framework
     from perfscope.profiler.interventions import intervention_names, load_intervention
@@ -281,7 +281,7 @@ def _document(
 
 
 def _show(document: Try, folder: Path, settings: dict[str, Any]) -> None:
-    """Write the document into its folder and where it was asked for; print it unless stdout is taken."""
+    """Write the document into its folder and the requested files; print it unless stdout is taken."""
     from perfscope.dashboards.report.sections.trials import render_markdown, render_text
     from perfscope.model.documents.trials import FILE, dump, keep
     from perfscope.model.files import write_atomically

@@ -5,7 +5,7 @@ Shapes: B batch, L query position, M key position, D model features, H heads, K 
     python -m perfscope.workloads.attention --variant naive
     python -m perfscope.workloads.attention --variant sdpa --size gpu
 
-FlexAttention has no backward on the CPU: there the variant runs its forward only, and says so.
+FlexAttention has no backward on the CPU: there the variant runs its forward only, and prints a note.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What keeps torch.compile from doing its work, each beside code that computes the same and compiles whole.
+"""Defects that keep torch.compile from compiling a whole graph, each with a twin that computes the same without it.
 
 Shapes: B batch, L sequence, D model features, N loud tokens.
 
     python -m perfscope.workloads.attention --compile-defect branch
     python -m perfscope.workloads.attention --compile-twin branch
 
-A stage x_BLD -> x_BLD stands after every block of the model, or after the last one: where a graph ends inside a loop,
-dynamo leaves the whole frame to eager mode; after the loop it goes on with a second graph. The rate is of dropout.
+A stage x_BLD -> x_BLD follows every block of the model, or the last one: if a graph ends inside a loop, dynamo leaves
+the whole frame to eager mode; after the loop it goes on with a second graph. The rate is that of dropout.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def _halved(x: torch.Tensor) -> torch.Tensor:
 
 
 halved = torch.library.custom_op("perfscope_workloads::halved", _halved, mutates_args=())
-"""Half of everything, in a kernel of one's own: a compiler knows its name and its shapes, not what it does."""
+"""Half of everything, in a custom kernel: a compiler has its name and its shapes, not its computation."""
 halved.register_fake(torch.empty_like)
 halved.register_autograd(lambda context, gradient: halved(gradient))
 
 
 def calling(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
     """Adds the cosine of half the sine of the activations."""
-    return x_BLD + halved(x_BLD.sin()).cos()  # defect: none: what stands around it is two kernels, and this is a third
+    return x_BLD + halved(x_BLD.sin()).cos()  # defect: none: the code around it is two kernels, and this is a third
 
 
 def inlining(x_BLD: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ AFTER_THE_LOOP = frozenset({"branch"})
 
 
 def stages_of(defect: str | None, twin: str | None) -> tuple[Stage, Stage]:
-    """What stands after every block, and what after the last."""
+    """The stage after every block, and the stage after the last."""
     name = defect or twin
     if name not in STAGES:
         return silent, silent

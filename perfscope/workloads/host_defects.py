@@ -1,10 +1,10 @@
-"""What the host of a training loop does besides training, each beside the same work out of the way.
+"""Work of the host in a training loop besides training, each with a twin that keeps it out of the way.
 
     python -m perfscope.workloads.loop --defect tokenize
     python -m perfscope.workloads.jax.loop --twin tokenize
 
 None of it needs a framework: saving takes the function that writes the weights. A twin does as much of it as a loop
-can bear: it tokenises before the first step, logs a short line, saves once, and lets its thread wait.
+can hide: it tokenises before the first step, logs a short line, saves once, and lets its thread wait.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ HOST_DEFECTS = {
     "sleep": "sleep in every step, as a client of a rate-limited service does",
     "log": "write a long record as JSON in every step",
     "save": "save the weights in every step",
-    "thread": "a thread beside the loop that computes in Python and holds the interpreter's lock",
+    "thread": "a thread next to the loop that computes in Python and holds the interpreter's lock",
     "collect": "collect garbage in every step, with a large heap",
     "evaluate": "tokenise a document of the validation set in every eighth step",
 }
 
 WORDS = 30_000
-"""Of a document: about 20 ms of a tokeniser in Python."""
+"""Words of a document: about 20 ms of a tokeniser in Python."""
 NAP_S = 0.02
 METRICS = 6_000
 """Numbers in a record: about 10 ms of JSON."""
@@ -49,7 +49,7 @@ def encoded(document: str) -> list[int]:
 
 
 def checksum(stop: threading.Event) -> int:
-    """Of endless data, until it is stopped."""
+    """Checksum of endless data, until ``stop`` is set."""
     value = 1
     while not stop.is_set():
         value = value * 31 % 65_521 + 1  # defect: host_bound: every op of the loop waits for the interpreter's lock
@@ -81,7 +81,7 @@ class HostWork:
         return self
 
     def __call__(self, step: int) -> None:
-        """The work beside one step."""
+        """Do the work of one step."""
         if self.defect == "tokenize":
             self.tokens = encoded(self.document)
         elif self.defect == "sleep":

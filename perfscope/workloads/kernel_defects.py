@@ -1,4 +1,4 @@
-"""A kernel that takes longer than it must, called as often: each beside code that computes the same in less time.
+"""Kernels that take longer than they must, each with a twin that computes the same in less time and as many calls.
 
 Shapes: B batch, L sequence, D model features, R features of an adapter, S scales of positions.
 
@@ -18,7 +18,7 @@ TABLES = 8
 """S: of positions, one for each scale."""
 
 SCALE = 0.1
-"""Of what both add: small beside the activations, which are near 1."""
+"""Scale of what both add: small compared with the activations, which are near 1."""
 
 
 class Adapter(nn.Module):
@@ -54,7 +54,7 @@ class Positions(nn.Module):
 
 
 def detour_of(defect: str | None, twin: str | None, length: int, dim: int) -> nn.Module | None:
-    """What stands after every block: ``None`` unless a defect or its twin is asked for."""
+    """The module after every block: ``None`` without a defect and twin."""
     name, defective = defect or twin, defect is not None
     if name == "order":
         return Adapter(dim, defective)

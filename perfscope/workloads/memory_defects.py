@@ -1,4 +1,4 @@
-"""What a training loop keeps from step to step: two habits that eat memory, each beside one that does not.
+"""Data that a training loop keeps from step to step: two habits that eat memory, each with a twin that does not.
 
 Shapes: B batch, L sequence, D model features, V vocabulary, T = B * L tokens of a step, S steps.
 """
@@ -26,7 +26,7 @@ class Entropies:
         self.kept: list[torch.Tensor] = []
 
     def __call__(self, x_BLD: torch.Tensor, logits_BLV: torch.Tensor) -> None:
-        """Adds a step. Nobody calls ``backward()`` on a metric, so nothing else frees what its graph has saved."""
+        """Adds a step. ``backward()`` is never called on a metric, so the tensors saved in its graph are not freed."""
         if self.defective:
             self.kept.append(entropy_of(logits_BLV))  # defect: memory_leak: two tensors BLV stay for every step
         else:
@@ -38,10 +38,10 @@ class Entropies:
 
 
 class Bank:
-    """The features of every token seen, and some tokens of each step beside it.
+    """The features of every token seen, and some tokens of each step in addition.
 
-    The bank has a new size in each step, larger than every hole that the banks before it left; and what is kept
-    beside it lands in those holes, so that an allocator that caches can never give them back.
+    The bank has a new size in each step, larger than every hole of the earlier banks; and the additional tokens land in
+    those holes, so that a caching allocator can never give them back.
     """
 
     def __init__(self, defective: bool, steps: int) -> None:
@@ -73,7 +73,7 @@ class Bank:
 
 
 def habits_of(options: Options) -> dict[str, Entropies | Bank]:
-    """What the loop keeps of each step, by name of the defect: none unless a defect or its twin is asked for."""
+    """Objects that the loop keeps of each step, by name of the defect: empty without a defect and twin."""
     habits: dict[str, Entropies | Bank] = {}
     if "leak" in options.defects | options.twins:
         habits["entropy"] = Entropies("leak" in options.defects)

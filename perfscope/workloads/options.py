@@ -1,4 +1,4 @@
-"""The flags that the workloads share, and the sizes behind ``--size``."""
+"""The flags that the workloads share, and the sizes of ``--size``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPILE_DEFECTS = {
 """Each implies ``--compile``; the code is in ``compile_defects.py``."""
 
 BACKENDS = ("inductor", "aot_eager", "eager")
-"""What compiles the graphs that dynamo finds: ``eager`` runs them as they are, in a moment."""
+"""Backends of the graphs that dynamo finds: ``eager`` runs them as they are, without compile time."""
 
 KERNEL_DEFECTS = {
     "order": "multiply the two matrices of an adapter with each other, before the activations",
@@ -38,16 +38,16 @@ KERNEL_DEFECTS = {
 
 MEMORY_DEFECTS = {
     "leak": "keep a metric of every step with its graph",
-    "fragment": "grow a bank of features by concatenation, and keep a few tokens of every step beside it",
+    "fragment": "grow a bank of features by concatenation, and keep a few tokens of every step in addition",
 }
-"""Of ``transformer``; the code is in ``memory_defects.py``."""
+"""Defects of ``transformer``; the code is in ``memory_defects.py``."""
 
 POLICIES = {
     "none": "keep all that the backward needs",
     "full": "keep a block's input only and run all of it again",
     "selective": "keep the results of products of matrices and of attention, and run the rest again",
 }
-"""What of a block ``torch.utils.checkpoint`` keeps for the backward (``transformer``)."""
+"""Values of a block that ``torch.utils.checkpoint`` keeps for the backward (``transformer``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

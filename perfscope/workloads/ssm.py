@@ -77,7 +77,7 @@ RECURRENCE = {"scan": scan, "parallel": parallel}
 
 
 class Block(nn.Module):
-    """Pre-norm block whose states decay as their input says (selective): x_BLD -> x_BLD."""
+    """Pre-norm block whose states decay depending on the input (selective): x_BLD -> x_BLD."""
 
     def __init__(self, size: Size, variant: str) -> None:
         super().__init__()

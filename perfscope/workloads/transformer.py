@@ -1,4 +1,4 @@
-"""A stack of transformer blocks whose activations are kept, or made again in the backward, as ``--policy`` says.
+"""A stack of transformer blocks whose activations are kept, or recomputed in the backward, depending on ``--policy``.
 
 Shapes: B batch, L sequence, M = L + 1, D model features, V vocabulary, and those of ``attention``.
 
@@ -6,7 +6,7 @@ Shapes: B batch, L sequence, M = L + 1, D model features, V vocabulary, and thos
     python -m perfscope.workloads.transformer --policy selective --size gpu
     python -m perfscope.workloads.transformer --defect leak
 
-``--policy full --reentrant`` is the older form of checkpointing. ``--twin`` computes what ``--defect`` does, without
+``--policy full --reentrant`` is the older form of checkpointing. ``--twin`` computes the same as ``--defect``, without
 the defect.
 """
 
@@ -33,7 +33,7 @@ SIZES = {
     "cpu": Size(batch=8, seq=128, dim=128, heads=4, layers=2),
     "gpu": Size(batch=32, seq=1024, dim=2048, heads=16, layers=8, vocab=4096),
 }
-"""Those of ``jax.transformer``."""
+"""Policies of ``jax.transformer``."""
 
 EXPENSIVE = frozenset(
     getattr(torch.ops.aten, name).default
@@ -47,7 +47,7 @@ EXPENSIVE = frozenset(
     )
     if hasattr(torch.ops.aten, name)
 )
-"""What policy ``selective`` keeps: the ops whose work grows with more than the size of what they give."""
+"""Ops whose results policy ``selective`` keeps: their work grows by more than the size of their results."""
 
 
 def keep_expensive(context: Any, op: Any, *arguments: Any, **named: Any) -> CheckpointPolicy:

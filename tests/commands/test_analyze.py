@@ -162,7 +162,7 @@ def test_a_folder_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "; ranks 0-2)" in out
     assert "note: r3 was not read: cut off" in out
     assert f"perfscope: {folder}/r3: not read: cut off\n" in err
-    assert "perfscope: skipped 5 that are no traces: " in err
+    assert "perfscope: skipped, not a trace: " in err
     assert err.endswith("note2.txt and 2 more\n")
     assert run(["analyze", "-q", str(folder)]) == 0
     assert capsys.readouterr().err == ""

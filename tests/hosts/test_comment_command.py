@@ -179,7 +179,7 @@ def test_a_dry_run_needs_no_token_and_no_host(tmp_path: Path, report: Path) -> N
         (("--pr", "0"), {}, 2, "--pr"),
         (("--key", "a b"), {"GITLAB_CI": "true"}, 2, "key"),
         (("--link", "javascript:alert(1)"), {"GITLAB_CI": "true"}, 2, "--link"),
-        ((), {"GITLAB_CI": "true", "CI_PROJECT_ID": "7"}, 2, "no pipeline of a merge request"),
+        ((), {"GITLAB_CI": "true", "CI_PROJECT_ID": "7"}, 2, "not a merge request pipeline"),
         (("--pr", "7"), {"GITLAB_CI": "true"}, 2, "CI_PROJECT_ID is not set"),
         (("--pr", "7"), {"GITLAB_CI": "true", "CI_PROJECT_ID": "7"}, 2, "GITLAB_TOKEN is not set"),
         (

@@ -171,7 +171,7 @@ def test_a_job_that_nothing_names_is_said(tmp_path: Path) -> None:
     program = write(tmp_path, "print('ran')\n")
     told = environment(PMI_RANK="0", PMI_SIZE="4", MPI_LOCALNRANKS="2")  # two nodes, started by hydra
     done = captured(program, cwd=tmp_path, env=told)
-    assert "4 tasks, and nothing that names their job" in done.stderr
+    assert "4 tasks, and no variable that names their job" in done.stderr
     other = captured(program, cwd=tmp_path, env={**told, "PMI_RANK": "3"})
     assert re.fullmatch(r"perfscope: task 3: run kept in perfscope-runs/\S+-train-\S+\n", other.stderr)
     again = captured("--run-id", "mine", "--wait", "0", program, cwd=tmp_path, env=told)

@@ -77,7 +77,7 @@ def test_damaged_files_are_said(corpus: Path, memory: Any, capsys: pytest.Captur
     assert run(["analyze", "memory://job", "--jobs", "1"]) == 0
     err = capsys.readouterr().err
     assert f"memory:///job/{broken.name}: not read: " in err
-    assert "skipped 1 that are no traces: memory:///job/notes.txt" in err
+    assert "skipped, not a trace: memory:///job/notes.txt" in err
     assert run(["analyze", "memory://job/notes.txt"]) == 4
     assert capsys.readouterr().err == "perfscope: memory://job/notes.txt: text\n"
 

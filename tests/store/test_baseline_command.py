@@ -205,7 +205,7 @@ def test_git_knows_no_way(kept: list[Path], tmp_path: Path) -> None:
     head = put_run(RUNS, 10, commit="f" * 40)
     name, words = notes(str(head), None, "main")
     assert name == kept[0].name, "set last"
-    assert "git knows no way from it to HEAD" in words
+    assert "git finds no path from it to HEAD" in words
     assert "shallow clone?" in words
     (tmp_path / ".git").rename(tmp_path / "git-is-gone")
     assert "git knows no way" in notes(str(kept[2]), None, "main")[1]

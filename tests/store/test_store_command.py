@@ -114,7 +114,7 @@ def test_texts_of_an_export_are_cleaned(capsys: pytest.CaptureFixture[str]) -> N
         (("export", "no/out.tar", "--store", "full.sqlite"), 4, "no/out.tar: cannot be written"),
         (("import",), 2, "PATH"),
         (("status", "--store", "text"), 4, "text: damaged, or no store"),
-        (("status", "--store", "redis://x"), 2, "redis:// is none"),
+        (("status", "--store", "redis://x"), 2, "scheme redis://"),
         (("migrate", "--store", "text"), 4, "text: damaged, or no store"),
     ],
 )
@@ -131,7 +131,10 @@ def test_what_cannot_be(words: tuple[str, ...], code: int, text: str, capsys: py
 
 def test_migrate_says_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     RunStore(Path("s.sqlite")).put(stored_run(0))
-    assert said(capsys, "migrate", "--store", "s.sqlite") == "s.sqlite: schema 1, for perfscope that knows 1 or later\n"
+    assert (
+        said(capsys, "migrate", "--store", "s.sqlite")
+        == "s.sqlite: schema 1, needs a perfscope with schema 1 or later\n"
+    )
 
 
 def test_the_store_by_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ class CompareGroup(VerbGroup):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Sub-commands, and the runs that may stand in their place."""
+        """Sub-commands, and runs, which are allowed in the same place."""
         found = super().shell_complete(ctx, incomplete)
         return found or complete_runs(ctx, click.Argument(["base"]), incomplete)
 
@@ -78,4 +78,4 @@ def _is_there(word: str) -> bool:
     "./NAME. `--ab` and `--programs` in place of `commits` and `programs` still work.",
 )
 def compare() -> None:
-    """Say what changed from BASE to HEAD, how sure that is, and where in the code."""
+    """Show changes from BASE to HEAD, their certainty, and their lines in the code."""

@@ -29,12 +29,12 @@ UNPACKED = ".baselines"
 """Below the folder of runs."""
 KEPT_UNPACKED = 8
 YOUNG_SECONDS = 3600
-"""What was used within the hour stays: another comparison may be reading it."""
+"""Unpacked baselines used within the hour stay, because another comparison may be reading them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The paths to compare, and what must be said of how they were found."""
+    """The paths to compare, and remarks on how they were found."""
 
     base: str
     head: str
@@ -54,14 +54,14 @@ def baseline_option(command: Decorated) -> Decorated:
 
 
 def sides(base: str | None, head: str | None, baseline: str | None, *, store: str | None = None) -> Sides:
-    """What ``compare [BASE] [HEAD] [--baseline [NAME]]`` means.
+    """Resolve ``compare [BASE] [HEAD] [--baseline [NAME]]``.
 
-    With ``--baseline`` one argument is left, and it is HEAD. ``UsageError``: too many or too few of them;
+    With ``--baseline`` one argument is left, which is HEAD. ``UsageError``: too many or too few arguments;
     ``DataError``: no such baseline, or its files are not kept.
     """
     if baseline is not None:
         if base is not None and head is not None:
-            raise UsageError("--baseline stands for BASE: name HEAD alone")
+            raise UsageError("--baseline replaces BASE: give HEAD alone")
         text = base if base is not None else head
         if text is None and baseline == ANY:
             raise UsageError("--baseline needs HEAD: perfscope compare --baseline [NAME] HEAD")
@@ -74,7 +74,7 @@ def sides(base: str | None, head: str | None, baseline: str | None, *, store: st
 
 
 def resolved(argument: str, *, store: str | None = None) -> str:
-    """The path behind ``baseline:NAME``, the newest of that name; any other argument as it is.
+    """The path of ``baseline:NAME``, the newest of that name; any other argument unchanged.
 
     ``DataError``: no such baseline, or only its numbers are kept.
     """
@@ -89,11 +89,12 @@ def resolved(argument: str, *, store: str | None = None) -> str:
 
 
 def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[str, tuple[str, ...]]:
-    """The path of the baseline that HEAD's code comes from, and what must be said of it.
+    """The path of the baseline nearest to HEAD's code, and remarks on the choice.
 
-    Of those on HEAD's kind of machine, if there are any: the one fewest commits behind; the newest where git knows
-    no way from one to the other. ``name``: of the baseline; ``None``: any, of the same program. ``DataError`` if there
-    is none: a comparison that was asked for does not pass in silence.
+    It prefers baselines on HEAD's kind of machine. Among those it takes the one that lacks the fewest commits of
+    HEAD, or the newest if git finds no path between them. ``name``: name of the baseline; ``None``: any baseline of the
+    same program.
+    ``DataError`` if there is none, so that a requested comparison never passes in silence.
     """
     run_store = opened(store)
     baselines, facts = run_store.baselines(name), _facts(head)
@@ -108,7 +109,7 @@ def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What is known of HEAD; ``None``: it is no run of ours."""
+    """Facts on HEAD; ``None``: it is not a run of perfscope."""
 
     uid: str
     name: str | None
@@ -159,7 +160,7 @@ def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[s
     commit = chosen.run.commit
     where = "" if commit is None else f" of {commit[:12]}"
     if not baselines:
-        where += "; git knows no way from it to HEAD (no repository, another history, a shallow clone?): the newest"
+        where += "; git finds no path from it to HEAD (no repository, another history, a shallow clone?): the newest"
     elif commit == facts.commit:
         where += ", HEAD's own commit"
     elif commit is not None and facts.commit is not None:

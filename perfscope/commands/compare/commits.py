@@ -28,7 +28,7 @@ SEEDS = 1 << 32
 
 
 class AbCommand(RunCommand):
-    """As `perfscope run` splits its line; behind ``--`` a script is one too."""
+    """Splits its line as `perfscope run` does; after ``--`` a script is allowed, too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """``-- train.py`` is run by this Python."""
@@ -67,9 +67,11 @@ def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated],
             default=CALIBRATION,
             show_default=True,
             metavar="N",
-            help=f"Pairs of the {against} against itself, from which it is chosen what stands for a launch.",
+            help=f"Pairs of the {against} against itself, from which the estimate of a launch is chosen.",
         ),
-        click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the order inside the pairs. [random]"),
+        click.option(
+            "--seed", type=click.IntRange(0), metavar="N", help="Seed of the order inside the pairs. [random]"
+        ),
         click.option(
             "--timeout",
             "timeout_s",
@@ -91,7 +93,7 @@ def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated],
 @click.command(
     "commits",
     cls=AbCommand,
-    epilog="What was interrupted goes on with --resume. Its times are taken without any profiler.",
+    epilog="--resume continues an interrupted comparison. Its times are taken without any profiler.",
 )
 @click.option("--base", metavar="REF", help="The commit to compare with: a branch, a tag, a hash.")
 @click.option("--head", metavar="REF", default="HEAD", show_default=True, help="The commit that is in question.")
@@ -102,8 +104,8 @@ def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated],
     default=PROFILE,
     show_default=True,
     metavar="N",
-    help="Pairs of launches under capture behind the others, for the cause; from four on, kernels are judged one by "
-    "one.",
+    help="Pairs of launches under capture after the others, for the cause; with four or more, each kernel gets a "
+    "verdict.",
 )
 @click.option(
     "--no-confirm",
@@ -134,11 +136,11 @@ def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated],
 )
 @click.pass_context
 def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs: Outputs, **settings: Any) -> int:
-    """Compare two commits by launching a program at both, in turns: its step time, and what changed it.
+    """Compare two commits by launching a program at both, in turns: its step time, and the cause of a change.
 
-    Both are checked out beside the checkout, which is not touched, and go again. A change is told when it is beyond
-    chance and large enough to matter, and a second batch of launches agrees. Its cause is found by launches under
-    capture behind the others.
+    Both are checked out in temporary worktrees; the checkout is not touched. A change is reported if it is beyond
+    chance and large enough to matter, and a second batch of launches confirms it. Its cause is found by launches
+    under capture after the others.
     """
     from perfscope.analyzers.compare.ab.judge import AbJudge
     from perfscope.model.documents import ab as ab_state
@@ -167,7 +169,7 @@ def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs:
 
 
 def _begin(repository: Checkout, output: Path, settings: dict[str, Any]) -> AbState:
-    """A new comparison; ``settings``: the fields of its plan, ``base`` and ``head`` as they were asked for."""
+    """A new comparison; ``settings``: the fields of its plan, ``base`` and ``head`` as the user wrote them."""
     import secrets
 
     from perfscope.model.documents import ab as ab_state

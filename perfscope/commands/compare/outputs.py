@@ -1,4 +1,4 @@
-"""What all forms of `perfscope compare` share: gates, where a comparison is written and shown, and the exit code."""
+"""Code shared by all forms of `perfscope compare`: gates, output files and terminal, and the exit code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RESULT_FILE = "result.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Files that were asked for; ``-`` is stdout, alone. Also the gates, and how much is printed."""
+    """Requested output files; ``-`` is stdout, alone. Also the gates, and how much is printed."""
 
     json: str | None = None
     markdown: str | None = None
@@ -110,7 +110,7 @@ def output_options(fail_on: str, known: Sequence[str] | None = None) -> Callable
 
 
 def check_gates(fail_on: Sequence[str]) -> None:
-    """``UsageError`` where one of them is no gate."""
+    """``UsageError`` if one of them is not a gate."""
     from perfscope.analyzers.compare.programs import gates as program_gates
 
     for gate in fail_on:
@@ -122,7 +122,7 @@ def check_gates(fail_on: Sequence[str]) -> None:
 
 
 def own_gates(comparison: Comparison, fail_on: tuple[str, ...]) -> tuple[str, ...]:
-    """The gates that were asked for; where none was, those of programs that were compiled for one target."""
+    """The requested gates; without any, the default gates of programs that were compiled for one target."""
     if fail_on:
         return tuple(gate for gate in fail_on if gate != NOTHING)
     return ("programs",) if comparison.programs and comparison.targets.known else ()
@@ -131,9 +131,9 @@ def own_gates(comparison: Comparison, fail_on: tuple[str, ...]) -> tuple[str, ..
 def finish(
     values: dict[str, Any], outputs: Outputs, *, unsettled: bool, directory: Path | None = None, kept: str = ""
 ) -> int:
-    """Write the document in every form that was asked for, show it, and give the exit code.
+    """Write the document in every requested form, show it, and return the exit code.
 
-    ``unsettled``: a metric could not be judged. ``directory``: it is kept there, too; ``kept``: beside what.
+    ``unsettled``: a metric could not be judged. ``directory``: also keep it there; ``kept``: description of its files.
     ``DataError``: a file cannot be written.
     """
     from perfscope.dashboards.report import write

@@ -53,8 +53,8 @@ class ProgramsCommand(AbCommand):
     show_default=True,
     help="As of `perfscope compile`.",
 )
-@click.option("--memory", metavar="SIZE", help="Memory of one device, where it is not the usual one: 40GiB.")
-@click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Of the program.")
+@click.option("--memory", metavar="SIZE", help="Memory of one device, if it is not the usual size: 40GiB.")
+@click.option("--framework", type=click.Choice(FRAMEWORKS), default="auto", show_default=True, help="Its framework.")
 @click.option("--function", "functions", multiple=True, metavar="NAME", help="Only this: step, train.step. Repeatable.")
 @click.option(
     "--limit",
@@ -93,9 +93,9 @@ def programs(
     output: Path,
     outputs: Outputs,
 ) -> int:
-    """Compile a program at two commits for a machine that is not here, and say by instruction what changed.
+    """Compile a program at two commits for a machine that is not present, and show the changes by instruction.
 
-    Both are checked out beside the checkout, which is not touched, and go again. The program runs without data and
+    Both are checked out in temporary worktrees; the checkout is not touched. The program runs without data and
     without devices, far enough to see what it compiles. The compiler is deterministic, so once each is enough.
     """
     from perfscope.analyzers.devices.target_text import parse_target
@@ -135,7 +135,7 @@ def programs(
 
 
 def end(folders: dict[Arm, Path], method: dict[str, Any], directory: Path, outputs: Outputs) -> int:
-    """Compare what was compiled, write the document everywhere it was asked for, show it; the exit code."""
+    """Compare the compiled programs, write the document to every output, show it; return the exit code."""
     from msgspec.structs import replace
 
     from perfscope.analyzers.compare.runs.comparison import compare
@@ -164,7 +164,7 @@ def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
 
 
 def _not_compiled(folders: dict[Arm, Path]) -> list[str]:
-    """What a side saw and did not compile: it is in no gate."""
+    """Programs that a side saw and did not compile: no gate covers them."""
     from perfscope.model.documents import compile_manifest
 
     sentences = []

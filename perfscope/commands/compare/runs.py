@@ -35,18 +35,18 @@ def runs(
     base: str | None, head: str | None, baseline: str | None, store: str | None, outputs: Outputs,
     steps: str | None, ranks: str | None, time: str | None,
 ) -> int:  # fmt: skip
-    """Say what changed from BASE to HEAD, and where in the code.
+    """Show changes from BASE to HEAD, and their lines in the code.
 
     BASE and HEAD are runs, trace files, folders with the traces of a job's ranks, compiled programs (HLO)
     or memory snapshots: two of one kind. Counts, bytes and findings are compared exactly. The time of one
     launch on each side is likely worse or better where two measurements of it agree, else not judged.
 
-    A folder in which several runs lie is a set of launches: what differs between them is told from what
-    changed. The time of sets that ran in turns, six pairs or more, may fail a build.
+    A folder with several runs is a set of launches: the variation within a set is separated from the change. The
+    time of sets that ran in turns, six pairs or more, may fail a build.
 
     --steps, --ranks and --time choose the same part of both.
 
-    Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the one that HEAD's code comes from.
+    Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the baseline nearest to HEAD's code.
     """
     from msgspec.structs import replace
 

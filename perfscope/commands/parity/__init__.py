@@ -60,11 +60,11 @@ def parity(a: str, b: str, **settings: Any) -> int:
 
     A and B are `file.py:function` or `module:function`. The function takes no arguments and returns the model and its
     inputs: (module, inputs) for PyTorch, Flax nnx and Equinox, (function, parameters, inputs) for JAX, where a Flax
-    linen module may stand for the function. B runs with A's weights and inputs. A may be the folder `a` of an earlier
+    linen module may replace the function. B runs with A's weights and inputs. A may be the folder `a` of an earlier
     comparison.
 
-    Two folders of runs that `perfscope run --numerics` recorded are compared by their losses and gradient norms: from
-    which step do they differ by more than the runs of one side do.
+    Two folders of runs that `perfscope run --numerics` recorded are compared by their losses and gradient norms: the
+    first step in which they differ by more than the runs of one side do.
     """
     from perfscope.commands.parity.sides import compare_sides
     from perfscope.dashboards.report.sections.parity import render_text

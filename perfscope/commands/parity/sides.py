@@ -23,7 +23,7 @@ RUN, REFERENCE = "run", "reference"
 
 @dataclass(slots=True)
 class _A:
-    """What B needs of A."""
+    """Data of A that B needs."""
 
     weights: Sequence[Weight]
     values: Arrays

@@ -78,14 +78,14 @@ class Block:
         return x_BLD + self.feed_forward(weights, x_BLD)
 
     def attention(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
-        """What attention adds to x_BLD."""
+        """The term that attention adds to x_BLD."""
         z_BLD = layer_norm(weights["norm1"], x_BLD)
         q_BHLK, k_BHMK, v_BHMK = checkpoint_name(jnp.einsum("bld,dchk->cbhlk", z_BLD, weights["qkv_DCHK"]), "qkv")
         o_BHLK = self.attend(q_BHLK, k_BHMK, v_BHMK)
         return jnp.einsum("bhlk,hkd->bld", o_BHLK, weights["out_HKD"])
 
     def feed_forward(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
-        """What the hidden layer adds to x_BLD."""
+        """The term that the hidden layer adds to x_BLD."""
         h_BLF = layer_norm(weights["norm2"], x_BLD) @ weights["up_DF"] + weights["up_F"]
         g_BLF = jax.nn.gelu(h_BLF, approximate=False)
         g_BLF = checkpoint_name(g_BLF, "hidden")  # defect: excess_remat: the backward needs h_BLF

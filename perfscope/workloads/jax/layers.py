@@ -20,7 +20,7 @@ EPSILON = 1e-5
 
 
 RANK, SCALE = 4, 0.1
-"""Of adapters: those of the PyTorch workloads."""
+"""Rank and scale of adapters, as in the PyTorch workloads."""
 
 
 def uniform(generator: np.random.Generator, inputs: int, *shape: int) -> np.ndarray:

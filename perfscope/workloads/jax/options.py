@@ -14,9 +14,9 @@ DEFECTS = {
     "retrace": "pass the number of the step as a static Python int: every step traces and compiles again",
     "checkpoint": "recompute every block in the backward although its memory is not needed",
     "checkpoint-nested": "a checkpoint of all layers around those of each: recompute twice",
-    "eager-update": "run AdamW outside of jit: every operation is a program of its own, and none are fused",
-    "leak": "keep the logits of every step on the device in a list that nobody reads",
-    "no-donation": "keep the old weights and optimizer state beside the new ones",
+    "eager-update": "run AdamW outside of jit: every operation is a separate program, and none are fused",
+    "leak": "keep the logits of every step on the device in a list that is never read",
+    "no-donation": "keep the old weights and optimizer state in addition to the new ones",
     "fp32": "float32 logits at full precision on a device that has TF32 and bfloat16",
 }
 
@@ -27,10 +27,10 @@ POLICIES = {
     "none": "keep all that the backward needs",
     "full": "keep a block's input only and run all of it again, as --defect checkpoint",
     "dots": "keep products of activations with weights, run the rest again",
-    "names": "keep what the block names; attention names the hidden layer behind its gelu, which keeps as much as "
+    "names": "keep what the block names; attention names the hidden layer after its gelu, which keeps as much as "
     "dots and still runs that product again",
 }
-"""What of a block ``jax.checkpoint`` keeps for the backward."""
+"""Values of a block that ``jax.checkpoint`` keeps for the backward."""
 
 
 def parser_of(

@@ -56,7 +56,7 @@ RECURRENCE = {"scan": scan, "associative": associative}
 
 
 class Block:
-    """Pre-norm block whose states decay as their input says (selective): x_BLD -> x_BLD."""
+    """Pre-norm block whose states decay depending on the input (selective): x_BLD -> x_BLD."""
 
     def __init__(self, size: Size, variant: str) -> None:
         self.size, self.recur = size, RECURRENCE[variant]

@@ -22,13 +22,13 @@ RATE, BETA1, BETA2, EPSILON, DECAY = 3e-3, 0.9, 0.999, 1e-8, 0.01
 """AdamW (Loshchilov and Hutter 2019), with the numbers of the PyTorch workloads."""
 
 NAMED = ("qkv", "middle", "hidden")
-"""What blocks name (``jax.ad_checkpoint.checkpoint_name``) for the policy ``names``."""
+"""Values that blocks name (``jax.ad_checkpoint.checkpoint_name``) for the policy ``names``."""
 POLICIES = {
     "full": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "names": jax.checkpoint_policies.save_only_these_names(*NAMED),
 }
-"""What ``jax.checkpoint`` keeps of a block, by the name on the command line; ``None`` is its input only."""
+"""Policy of ``jax.checkpoint`` for a block, by the name on the command line; ``None`` keeps its input only."""
 
 
 class Block(Protocol):
@@ -42,7 +42,7 @@ class Block(Protocol):
 
 
 class State(NamedTuple):
-    """What a step takes and gives back: weights, AdamW's two moments (trees like the weights), steps taken."""
+    """Input and output of a step: weights, AdamW's two moments (trees like the weights), number of steps so far."""
 
     weights: Weights
     mean: Weights
@@ -158,7 +158,7 @@ def updated(state: State, gradients: Weights, count: int | None = None) -> State
 
 
 def apart(model: LanguageModel) -> Callable[..., tuple[State, Any]]:
-    """The same step with only its gradients compiled: every operation of AdamW is a program of its own."""
+    """The same step with only its gradients compiled: every operation of AdamW is a separate program."""
     slopes = jax.jit(functools.partial(slopes_of, model))
 
     def step(state: State, tokens_BM: jax.Array) -> tuple[State, Any]:

@@ -45,7 +45,7 @@ SPECS = {
     "down_FD": PartitionSpec(None, "tensor", "fsdp"),
 }
 """Where each array of the weights is cut: heads and hidden features by ``tensor`` (Shoeybi et al. 2019), the other
-large axis by ``fsdp``. What is not named is small, and whole on every device."""
+large axis by ``fsdp``. Arrays that are not named are small, and whole on every device."""
 
 
 def mesh_of(shape: Sequence[int], kind: str) -> Mesh:
