@@ -30,7 +30,7 @@ from perfscope.analyzers.ops import (
     short_kernel_name,
     times_of_ops,
 )
-from perfscope.analyzers.time import named_slices, outermost_ancestor, warm_accounts
+from perfscope.analyzers.time import BUSY_SHARE, account_windows, named_slices, outermost_ancestor, warm_accounts
 from perfscope.model.finding import MOST_SPANS, Finding, Outcome, covered_ns
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -61,6 +61,9 @@ in the time of a byte. It is that of fewer than eight rows in float32."""
 SHORT_CALL_NS = 10_000
 """On the host: what an eager op costs before it computes anything is 2 to 10 us."""
 
+MOST_START_NS = 30_000
+"""On the host between two ops: Python and the dispatcher need 2 to 10 us for one, twice that under a profiler."""
+
 NAMED_SPANS = 0.5
 """Of an op's time: a finding whose spans hold half of it is about it ..."""
 NAMED_COST = 0.25
@@ -81,11 +84,14 @@ Reason = Literal[
     "no_peak",
     "no_cost",
     "no_rule",
+    "many_ops",
+    "no_core",
 ]
-"""``bound``: modelled at its least time. ``no_peak``: the device's peaks are not known. ``no_rule``: idle time that no
-rule explains."""
+"""``bound``: modelled at its least time. ``no_peak``: the device's peaks are unknown. ``no_rule``: idle time that no
+rule explains; ``no_core``: the same, and the host waited for a core, which lengthens everything. ``many_ops``: what
+Python and dispatch need to start the ops."""
 
-FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication"})
+FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication", "many_ops"})
 """The others are not judged."""
 
 
@@ -149,7 +155,7 @@ def large_parts(trace: Trace, top: TopWork | None, outcomes: Sequence[Outcome]) 
     parts = [*work.instructions()] if trace.hlo else []
     if not parts and top is not None and top.total_ns:
         parts = [*work.named(top)]
-    parts += _idle(accounts, found, whole)
+    parts += [_of_many_ops(trace, part) for part in _idle(accounts, found, whole)]
     parts = [part for part in parts if part.share >= KEPT_SHARE]
     return tuple(sorted(parts, key=lambda part: -part.share)[:MOST_PARTS])
 
@@ -168,6 +174,10 @@ def merge_large_parts(
             by_name[part.kind, part.name].append(part)
     waited = any(account.total_ns["core_wait"] > TOLD * account.whole_ns for _, given in of_traces for account in given)
     merged = [replace(_together(members, whole_ns), waited=waited) for members in by_name.values()]
+    if any(
+        account.total_ns["core_wait"] >= BUSY_SHARE * account.whole_ns for _, given in of_traces for account in given
+    ):
+        merged = [replace(part, reason="no_core") if part.reason == "no_rule" else part for part in merged]
     merged.sort(key=lambda part: -part.share)
     large = [part for part in merged if part.share >= LARGE_SHARE]
     return tuple(large or [part for part in merged if part.kind != "cause"][:1])
@@ -394,6 +404,18 @@ def _names(finding: Finding, name: str) -> bool:
     return name in (where.op, where.kernel) or (
         where.op is not None and where.op.startswith("aten.") and where.op.split(".")[1] == plain
     )
+
+
+def _of_many_ops(trace: Trace, part: LargePart) -> LargePart:
+    """Time between ops of the host, with their number where it is what starting an op costs."""
+    if part.name != "launch" or part.reason != "no_rule" or not part.on_host:
+        return part
+    slices, windows = trace.rows["slices"], trace.fact(account_windows)
+    ops = np.flatnonzero(slices["kind"] == SliceKind.OP)
+    ops = ops[covered(union(windows.starts, windows.ends), slices["start_ns"][ops], slices["end_ns"][ops]) > 0]
+    pieces = len(union(slices["start_ns"][ops], slices["end_ns"][ops]).starts)
+    usual = pieces and part.time_ns <= MOST_START_NS * pieces
+    return replace(part, reason="many_ops", calls=pieces) if usual else part
 
 
 def _idle(accounts: Iterable[StepAccount], found: Sequence[tuple[str, Finding]], whole: int) -> Iterator[LargePart]:

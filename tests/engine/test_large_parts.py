@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from msgspec.structs import replace
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.large_parts import AT_ROOFLINE, LARGE_SHARE
+from perfscope.analyzers.large_parts import AT_ROOFLINE, LARGE_SHARE, LargePart
 from perfscope.dashboards.report import html_report, json_report, llm, markdown, text
-from perfscope.dashboards.report.sections.large_parts import large_sections
+from perfscope.dashboards.report.sections.large_parts import _line
 from tests.build import EVERYTHING, TraceBuilder
 
 ON_HOST = EVERYTHING - {"device_work", "launch_links", "runtime_calls", "waiting_calls"}
@@ -66,6 +65,25 @@ def test_many_short_calls_are_the_price_of_a_call() -> None:
     assert on_host([("aten::add", 5)] * 120).large[0].reason == "short_calls"
 
 
+def test_time_between_many_short_ops_is_what_starting_them_costs() -> None:
+    def between(ops: int, core_wait: float = 0) -> LargePart:
+        b = TraceBuilder(recorded=ON_HOST)
+        b.step(0, 0, 1_000)
+        each = 1_000 / ops
+        for number in range(ops):
+            b.op("aten::add", number * each, (number + 0.5) * each)
+        if core_wait:
+            b.core_reading(0, 1_000, core_wait)
+        return next(part for part in analyze(b.build(), rules=("data_movement",)).large if part.kind == "cause")
+
+    many = between(50)
+    assert (many.reason, many.calls) == ("many_ops", 50)
+    assert "50 ops per step, 10.0 us of Python and dispatch" in _line(many)
+    assert between(10).reason == "no_rule", "50 us before each op are more than starting it costs"
+    assert between(10, core_wait=200).reason == "no_core"
+    assert between(10, core_wait=50).reason == "no_rule"
+
+
 def test_what_a_finding_is_about_names_its_rule() -> None:
     found = on_host([("aten::cat", 400), ("aten::mm", 400)], rows=512)
     assert {part.name: part.rule for part in found.large} == {"aten::cat": "data_movement", "aten::mm": None}
@@ -111,10 +129,3 @@ def test_json_has_every_part_with_its_reason() -> None:
 def test_shares_of_all_parts_sum_to_at_most_the_step() -> None:
     found = on_host([("aten::mm", 300), ("aten::cat", 300), ("aten::add", 300)], rows=512)
     assert sum(part.share for part in found.large if part.kind == "op") <= 1.0
-
-
-@pytest.mark.parametrize(("waited", "words"), [(True, "waited for a core"), (False, "no rule found")])
-def test_idle_time_of_a_busy_machine_says_so(waited: bool, words: str) -> None:
-    found = on_device(100, idle=900)
-    parts = [replace(part, waited=waited) for part in found.large if part.kind == "cause"]
-    assert words in str(large_sections(parts, findings=False))

@@ -506,3 +506,15 @@ def test_without_the_torch_log_it_abstains():
     without = judge(RULE, builder.build())
     assert (without.status, without.reason) == ("abstained", f"not recorded: {RECORDED['compile_log']}")
     assert judge(RULE, log_alone(CompileLog(path="log"))).reason == "nothing was compiled"
+
+
+def test_loops_of_jax_outside_of_jit_are_told_to_jit_the_step():
+    def judged(name: str) -> Finding:
+        events = [[one for one in compiled(1_000 * step, step, name) if one.kind != "retrace"] for step in range(1, 7)]
+        (finding,) = _judge(*events).findings
+        return finding
+
+    finding = judged("scan")
+    assert finding.title == "jax.lax.scan outside of jit is compiled 5 more times"
+    assert "Put the whole step in one function with @jax.jit" in finding.advice
+    assert judged("scan_tokens").title == "scan_tokens is compiled 5 more times"

@@ -110,6 +110,7 @@ from perfscope.analyzers.time.steps import (
 from perfscope.analyzers.time.unjitted import jit_disabled
 from perfscope.analyzers.time.untraced import bounded, trace_step_time
 from perfscope.analyzers.time.whole_run.cores import (
+    BUSY_SHARE,
     CoreSummary,
     CoreWaits,
     core_summary,
@@ -122,6 +123,7 @@ from perfscope.analyzers.time.whole_run.step_growth import GrownName, grown_name
 
 __all__ = [
     "BACKWARD",
+    "BUSY_SHARE",
     "CAUSES",
     "GRAPH_CALL",
     "HOST_PARTS",

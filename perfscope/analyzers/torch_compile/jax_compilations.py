@@ -13,20 +13,25 @@ from typing import Literal
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.model.intervals import EMPTY, Intervals, union
 from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace
 
 Cause = Literal[
-    "made anew", "shape", "dtype", "weak type", "sharding", "static value", "structure", "setting", "placement",
-    "unknown",
+    "made anew", "control flow", "shape", "dtype", "weak type", "sharding", "static value", "structure", "setting",
+    "placement", "unknown",
 ]  # fmt: skip
-"""What of a call differs from the calls before. ``placement``: lowered or compiled again without a trace, because an
-argument is on another device, is committed to its device, or has another sharding."""
+"""What of a call differs from the calls before. ``control flow``: a loop or branch of jax.lax is called outside of jit,
+with a new body in each call. ``placement``: lowered or compiled again without a trace, as an argument is on another
+device, is committed to its device, or has another sharding."""
 
 TIMED = ("trace", "lower", "compile")
 """Kinds of events with a duration, in the order in which a compilation has them."""
+
+_CONTROL_FLOW = frozenset({"scan", "while", "cond"})
+"""Programs that jax makes of loops and branches outside of jit, by their primitives' names."""
 
 _ANEW = "but seen another function defined on the same line"
 _SETTINGS = "Tracing context doesn't match"
@@ -122,6 +127,9 @@ def compiled_functions(trace: Trace) -> tuple[CompiledFunction, ...]:
             members = found.setdefault(key, [])
             members.append(_compilation(mine, first=not members))
             mine.parts, mine.reason = [], None
+    for (name, file, _), members in found.items():
+        if name in _CONTROL_FLOW and file is None:
+            members[1:] = [replace(one, cause="control flow") if one.cause == "unknown" else one for one in members[1:]]
     functions = [
         CompiledFunction(name=name, defined_file=file, defined_line=line, compilations=tuple(members))
         for (name, file, line), members in found.items()

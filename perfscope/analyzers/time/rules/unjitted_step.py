@@ -27,19 +27,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from msgspec.structs import replace
 
 from perfscope.analyzers.time.account import Cause, step_accounts
+from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.records import host_records
+from perfscope.analyzers.time.samples import free_samples
 from perfscope.analyzers.time.steps import step_windows, timed_cost
 from perfscope.analyzers.time.unjitted import single_operations
 from perfscope.analyzers.time.untraced import trace_step_time
 from perfscope.model.documents.run import ProgramFact
 from perfscope.model.finding import Finding, Where, fit_title
-from perfscope.model.trace import Trace
+from perfscope.model.trace import MISSING, Trace
 
 MIN_SHARE = 0.1
 """Of the steps: where the operations themselves take nine tenths, little is left for one program to save."""
+
+LEAST_SAMPLES = 10
+"""Stacks of steps without a profiler: fewer give no share."""
 
 _DISPATCH: tuple[Cause, ...] = ("other_host", "launch")
 """Causes of the account that dispatching an operation is in."""
@@ -57,6 +63,9 @@ def check(trace: Trace) -> Iterator[Finding]:
     if found.steps == "jitted":  # the jitted call is dispatched, too
         cost = cost * found.fact.count // (found.fact.count + 1)
     worked = account.whole_ns - account.total_ns["core_wait"]
+    share = _sampled_share(trace, found.fact) if found.steps == "jitted" else None
+    if share is not None:  # operations cost more or less than the jitted call; the stacks tell
+        cost = min(cost, round(share * worked))
     if cost < MIN_SHARE * worked or not cost:
         return
     covers: dict[str, int] = {cause: account.total_ns[cause] for cause in _DISPATCH}
@@ -66,6 +75,25 @@ def check(trace: Trace) -> Iterator[Finding]:
     if bare is not None and bare.of != "profiled":  # a profiler lengthens all of it alike
         finding = replace(finding, untraced_ns_per_step=round(bare.ns * cost / worked))
     yield finding
+
+
+def _sampled_share(trace: Trace, fact: ProgramFact) -> float | None:
+    """Share of the steps in which the function with most of the operations was running, by stacks without a profiler.
+
+    ``None``: the function is unknown, or fewer than ``LEAST_SAMPLES`` stacks were sampled.
+    """
+    rows = free_samples(trace, trace.fact(main_thread))
+    if not fact.value or len(rows) < LEAST_SAMPLES:
+        return None
+    frames = trace.rows["frames"]
+    inside = np.array([trace.text(int(code)) == fact.value for code in frames["name"]], bool)
+    name = (fact.file or "").rpartition("/")[2]
+    inside &= np.array([trace.text(int(file)).rpartition("/")[2] == name for file in frames["file"]], bool)
+    for row, parent in enumerate(frames["parent"].tolist()):
+        inside[row] |= MISSING < parent < row and inside[parent]
+    samples = trace.rows["samples"]
+    lasts, frame = samples["lasts_ns"][rows], samples["frame"][rows]
+    return float(lasts[(frame != MISSING) & inside[frame]].sum() / max(1, lasts.sum()))
 
 
 def _unjitted(trace: Trace, fact: ProgramFact) -> Finding:
@@ -95,7 +123,7 @@ def _unjitted(trace: Trace, fact: ProgramFact) -> Finding:
 def _beside_jitted(trace: Trace, fact: ProgramFact) -> Finding:
     """Operations beside a jitted function that makes the steps."""
     inside = f", most in {fact.value}" if fact.value else ""
-    what = f"call {fact.value}" if fact.value else "do the work of this line"
+    what = f"the operations of {fact.value}" if fact.value else "the operations of this line"
     return Finding(
         subject="operations outside of jit",
         title=fit_title(
@@ -106,6 +134,6 @@ def _beside_jitted(trace: Trace, fact: ProgramFact) -> Finding:
         basis="measured",
         where=Where(file=fact.file, line=fact.line),
         evidence=({"function": fact.value or None, "operations_per_step": fact.count},),
-        advice=f"Jit the whole step: {what} in the jitted function of the step, or in one decorated with @jax.jit. "
+        advice=f"Put {what} in one function with @jax.jit, at best the step's own; where they prepare data, use numpy. "
         "Numbers that change in each step, such as a step count, are passed as arrays.",
     )

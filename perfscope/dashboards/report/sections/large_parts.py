@@ -63,11 +63,10 @@ def _why(part: LargePart) -> str:
         "communication": "the account shows its exposed part",
         "no_peak": f"not judged: the peaks of {peaks} are not known{reached}",
         "no_cost": "not judged: its cost is not known",
-        "no_rule": (
-            "not judged: the host also waited for a core, which lengthens it; record again on a free machine"
-            if part.waited
-            else "not judged: no rule found what causes it"
-        ),
+        "many_ops": f"{_calls(part)}, {format_ns(part.time_ns // max(1, part.calls))} of Python and dispatch before "
+        "each; larger batches or a compiled step have fewer",
+        "no_core": "not judged: the host also waited for a core, which lengthens it; record again on a free machine",
+        "no_rule": "not judged: no rule found what causes it",
     }
     return words[part.reason]
 
@@ -80,7 +79,8 @@ def _more_rows(part: LargePart) -> str:
 
 def _calls(part: LargePart) -> str:
     calls = part.calls / max(1, part.steps)
-    return f"{calls:,.0f} calls{' per step' if part.steps else ''}"
+    what = "ops" if part.reason == "many_ops" else "calls"
+    return f"{calls:,.0f} {what}{' per step' if part.steps else ''}"
 
 
 def _intensity(part: LargePart) -> float:

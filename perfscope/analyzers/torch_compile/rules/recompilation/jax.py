@@ -137,6 +137,8 @@ def _title(again: _Again) -> str:
     match again.cause:
         case "made anew":
             return f"{name} is jitted anew and compiled {often}"
+        case "control flow":
+            return f"jax.lax.{_LAX.get(name, name)} outside of jit is compiled {often}"
         case "weak type" if arguments:
             return f"{name} is compiled {often}: {arguments[0]} is weakly typed at first"
         case "dtype" | "sharding" if arguments:
@@ -184,6 +186,8 @@ def _why(again: _Again) -> str:
     match again.cause:
         case "made anew":
             return "Each call passes jax.jit a new function object, which has no compiled program yet. "
+        case "control flow":
+            return "Outside of jit, jax compiles the loop or branch alone; a body made in each call is a new program. "
         case "weak type" if first is not None:
             return f"{shown}: a Python number at first, {first.now} from the step's result later. "
         case "dtype" | "sharding" if first is not None:
@@ -207,10 +211,15 @@ def _why(again: _Again) -> str:
     return ""
 
 
+_LAX = {"while": "while_loop"}
+"""Functions of `jax.lax` by the primitive that they call, where the names differ."""
+
 _FIX: dict[Cause, str] = {
     "made anew": "Call jax.jit once, before the loop, and call the function that it returns. A lambda, a "
     "functools.partial, a bound method or a function defined in the loop is a new function each time; pass what "
     "changes as an argument.",
+    "control flow": "Put the whole step in one function with @jax.jit: loops and branches inside of it are compiled "
+    "once, with it.",
     "weak type": "Give {argument} its dtype where it is made: jnp.asarray(0.0, dtype=jnp.float32), not a Python "
     "number. Then the first call has the types of all later ones.",
     "dtype": "Cast {argument} to one dtype before the call, also in the first one.",
