@@ -5,7 +5,9 @@ from dataclasses import replace
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.documents.run import ProgramFact
+from perfscope.model.documents.stacks import SampledLoader
 from perfscope.model.finding import Finding
+from perfscope.model.trace.core_facts import CoreFacts
 from tests.build import TraceBuilder
 from tests.rules import judged_by
 
@@ -145,3 +147,17 @@ def test_workers_that_are_started_rarely_are_not_named():
     for finding in (_started("same loader", 2), _started("same loader", 3, steps=151)):
         assert finding.advice.startswith("Load ahead")
         assert "started" not in finding.detail
+
+
+def test_a_loader_that_has_workers_is_told_what_to_do_with_them():
+    def advice(workers: int, cores: int = 8) -> str:
+        trace = replace(
+            _on_cpu(200).build(),
+            loaders=(SampledLoader(dataset="Text", batch_size=4, workers=workers),),
+            core_facts=CoreFacts(cores=cores),
+        )
+        return judge(load_rule("input_stall"), trace).findings[0].advice
+
+    assert advice(0).startswith("Load ahead: `DataLoader(..., num_workers=N")
+    assert "more workers than 4" in advice(4)
+    assert advice(4, cores=4).startswith("Start fewer workers than cores: 4 workers and the step share 4 cores.")

@@ -146,3 +146,29 @@ def test_steps_that_are_too_short_for_a_sample_have_none_of_the_calls() -> None:
     b = ahead(NPZ)
     b.tables["samples"] = [row for row in b.tables["samples"] if row["step"] % 8 == 0]
     assert only(b).where.line == 35
+
+
+def test_the_cost_of_slow_steps_is_of_their_time_where_most_steps_are_shorter_than_a_sample() -> None:
+    b = TraceBuilder(recorded=EVERYTHING | {"python_samples"})
+    b.step(0, 0, 1_000)
+    b.op("aten::relu", 0, 1_000)
+    times, at = [], 1_000_000.0
+    for number in range(1, 201):
+        slow = number % 20 == 0
+        times.append(5_000.0 if slow else 1_000.0)
+        if slow or number % 5 == 1:  # a sample lasts at most as long as its step
+            b.sample(SAVE if slow else TRAIN, at, lasts=times[-1], step=number, step_us=times[-1])
+        at += times[-1]
+    b.step_times_us = tuple(times)
+    assert only(b).cost_ns == 10 * 5_000_000, "ten steps of 5 ms, of 240 ms"
+
+
+def test_the_line_that_is_named_is_below_the_loop_where_other_steps_have_no_samples() -> None:
+    loader = "site-packages/torch/utils/data/dataloader.py"
+    restart = f"train.py(15): <module> > train.py(10): main > {loader}(5): __iter__ > {loader}(9): _next_data"
+    optimizer = "train.py(15): <module> > train.py(12): main > site-packages/torch/optim/sgd.py(3): step"
+    b = training(restart, usual=optimizer)
+    b.tables["samples"] = [row for row in b.tables["samples"] if row["step"] % 8 == 0]
+    finding = only(b)
+    assert (finding.where.file, finding.where.line) == ("train.py", 10), "not line 15, which calls the loop"
+    assert "__iter__" in finding.title

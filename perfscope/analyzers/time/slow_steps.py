@@ -105,7 +105,9 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
         every=_distance(numbers.tolist()),
         slow_ns=round(float(np.median(lasting))),
         other_ns=round(float(np.median(times[~np.isin(times, lasting)]))),
-        calls=_own_calls(trace, rows, own),
+        calls=_own_calls(
+            trace, rows, own, _slow_ns(trace, times) / times.sum() / samples["lasts_ns"][rows[slow]].sum()
+        ),
         of_host=host,
         whole_ns=int(times.sum()),
         steps=len(times),
@@ -175,7 +177,20 @@ def _above_the_step(trace: Trace) -> np.ndarray:
     return above
 
 
-def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
+def _slow_ns(trace: Trace, times: Int64) -> int:
+    """Time of all slow steps without a profiler, without their waits for a core."""
+    rows, waits = trace.rows["run_steps"], trace.fact(waits_of_steps)
+    if waits and rows["free"].any():
+        waited = np.array([waits.get(number, 0) for number in rows["number"].tolist()], np.int64)
+        times = (rows["until_ns"] - rows["from_ns"] - waited)[rows["free"]]
+    return int(times[times >= SLOW * _usual_ns(trace, times)].sum())
+
+
+def _own_calls(trace: Trace, rows: Int64, own: Int64, per_ns: float) -> tuple[OwnCall, ...]:
+    """Calls of slow steps alone. ``per_ns``: share of all steps' time that a ns of samples in slow steps stands for.
+
+    A sample lasts at most as long as its step, so that samples of short steps count for less than their time.
+    """
     samples, kinds = trace.rows["samples"], shown_kinds(trace, rows)
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
     owners, calls = trace.fact(frame_owners), []
@@ -195,7 +210,7 @@ def _own_calls(trace: Trace, rows: Int64, own: Int64) -> tuple[OwnCall, ...]:
                 OwnCall(
                     frame=line,
                     callee=callee,
-                    share=float(lasts[part].sum() / lasts.sum()),
+                    share=float(lasts[part].sum() * per_ns),
                     samples=len(part),
                     kind=kind,
                 )

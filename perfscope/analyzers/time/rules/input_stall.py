@@ -184,16 +184,36 @@ def _finding(
         title=_title(who, len(rows), work),
         detail=" ".join(
             text
-            for text in (started, "" if work is None else f"{_slowest(work)}. {_workers_needed(work, cost, whole)}")
+            for text in (
+                started,
+                "" if work is None else f"{_slowest(work)}. {_workers_needed(trace, work, cost, whole)}",
+            )
             if text
         ).strip(),
         **timed_cost(trace, cost, whole),
         covers_ns={"input": cost},
-        advice=f"{keep} {_ADVICE}".lstrip(),
+        advice=f"{keep} {_advice(trace)}".lstrip(),
         where=site.where(op=name),
         evidence=(*(() if work is None else _input_rows(work)), *fetches),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
         removes=(Removed(table="slices", rows=rows),),
+    )
+
+
+def _advice(trace: Trace) -> str:
+    """What to do, by the number of workers that the program's loader has already."""
+    workers = max((loader.workers for loader in trace.loaders), default=0)
+    cores = 0 if trace.core_facts is None else trace.core_facts.cores
+    if not workers:
+        return _ADVICE
+    if cores and workers >= cores:
+        return (
+            f"Start fewer workers than cores: {workers} workers and the step share {cores} cores. A data set in memory "
+            "with small samples needs none (`num_workers=0`)."
+        )
+    return (
+        f"Make a batch cheaper (decode and augment once, or on the device), or start more workers than {workers}, with "
+        "`persistent_workers=True, prefetch_factor=4, pin_memory=True`."
     )
 
 
@@ -219,9 +239,11 @@ def _slowest(work: InputWork) -> str:
     return f"{function}{where} takes {format_ns(round(share * of))} of {format_ns(round(of))} per {unit}"
 
 
-def _workers_needed(work: InputWork, cost: int, whole: int) -> str:
+def _workers_needed(trace: Trace, work: InputWork, cost: int, whole: int) -> str:
     """Whether more workers would hide the waiting."""
     share = cost / whole
+    if not work.workers and any(loader.workers for loader in trace.loaders):
+        return "Workers make the batches; no stacks of them were sampled."
     if work.workers and max(load.busy_share for load in work.workers) < BUSY_SHARE:
         busy = max(load.busy_share for load in work.workers)
         return (
