@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.query import QUERIES
 from perfscope.analyzers.query.frames import DERIVED
-from perfscope.analyzers.registry import NEEDS, RULES
+from perfscope.analyzers.registry import rule_homes
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.model import severity
 from perfscope.model.documents import comparison, parity, sweep, trials
-from perfscope.model.trace import MEMORY_TABLES, RECORDED
+from perfscope.model.plugins import named
+from perfscope.model.trace import MEMORY_TABLES, RECORDED, recording_words
 from perfscope.model.trace.tables import TABLES
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def rule_source(rule_id: str, path: Path) -> RuleSource:
         id=rule_id,
         path=path.relative_to(DOCS.parent).as_posix() if path.is_relative_to(DOCS.parent) else path.name,
         doc=doc,
-        needs=own[0] if own else NEEDS.get(rule_id, ()),
+        needs=own[0] if own else rule_homes()[rule_id].needs if rule_id in rule_homes() else (),
         thresholds=thresholds_in(text),
     )
 
@@ -72,7 +73,7 @@ def rule_page(rule: RuleSource) -> str:
     parts = [GENERATED, f"# {rule.id}", _markdown(summary), *_sections(body)]
     parts.append("## What it needs")
     if rule.needs:
-        parts.append("\n".join(f"- `{key}`: {RECORDED[key]}" for key in rule.needs))
+        parts.append("\n".join(f"- `{key}`: {recording_words(key)}" for key in rule.needs))
         parts.append("Where one of these was not recorded the rule abstains and says so.")
     else:
         parts.append(
@@ -171,7 +172,7 @@ def model_page() -> str:
             [
                 "| key | what it stands for |",
                 "| --- | --- |",
-                *(f"| `{key}` | {_cell(text)} |" for key, text in RECORDED.items()),
+                *(f"| `{key}` | {_cell(recording_words(key))} |" for key in (*RECORDED, *named("recordings"))),
             ]
         ),
     ]
@@ -234,10 +235,10 @@ def query_page() -> str:
 def pages() -> dict[str, str]:
     """Every generated page: path below docs/ -> content."""
     rules = []
-    for rule_id, module in sorted(RULES.items()):
-        spec = find_spec(module)
+    for rule_id, home in rule_homes().items():
+        spec = find_spec(home.module)
         if spec is None or spec.origin is None:
-            raise ValueError(f"{module} is registered and cannot be found")
+            raise ValueError(f"{home.module} is registered and cannot be found")
         rules.append(rule_source(rule_id, Path(spec.origin)))
     written = {f"rules/{rule.id}.md": rule_page(rule) for rule in rules}
     return {

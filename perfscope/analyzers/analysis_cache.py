@@ -35,12 +35,11 @@ from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.topology import Topology
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.readers.cache import cache_folder, edge_bytes, make_room
-from perfscope.analyzers.readers.load import ENTRY_POINTS, MOST_FILES, Skipped, is_remote, resolve
-from perfscope.analyzers.registry import ENTRY_POINTS as RULE_ENTRY_POINTS
+from perfscope.analyzers.readers.load import MOST_FILES, Skipped, is_remote, resolve
 from perfscope.analyzers.selection import EVERYTHING, Selection
 from perfscope.analyzers.source_code import with_code
 from perfscope.model.errors import PerfscopeError
-from perfscope.model.plugins import installed
+from perfscope.model.plugins import entries
 from perfscope.model.version import package_version
 
 MAGIC = b"perfscope analysis 1\n"
@@ -87,7 +86,7 @@ def entry_for(
         return None
     ranks = None if selection.ranks is None else sorted(selection.ranks)
     options = (rules, device, topology, configuration, selection.steps, selection.time_ns, ranks)
-    key = [package_version(), sys.version, _own_code(), _plugins(), repr(options), [str(path) for path in paths], files]
+    key = [package_version(), sys.version, _own_code(), entries(), repr(options), [str(path) for path in paths], files]
     digest = hashlib.blake2b(json.dumps(key).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return folder / f"{digest}{_SUFFIX}"
 
@@ -117,12 +116,6 @@ def _own_code() -> str:
             state = os.stat(os.path.join(root, name))  # noqa: PTH116, PTH118 (of 700 files; a Path each takes longer)
             digest.update(f"{root}|{name}|{state.st_size}|{state.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
-
-
-def _plugins() -> list[str]:
-    """Rules and readers of other packages, with their versions."""
-    entries = [entry for group in (ENTRY_POINTS, RULE_ENTRY_POINTS) for entry in installed(group)]
-    return sorted(f"{entry.name}={entry.value} {entry.dist.version if entry.dist else ''}" for entry in entries)
 
 
 def recall(entry: Path | None, configuration: Configuration = NO_CONFIGURATION) -> Kept | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.registry import subjects_of
+from perfscope.model.plugins import named
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
@@ -32,9 +33,9 @@ def memory_alone(analysis: Analysis) -> bool:
     return bool(analysis.sources) and all(source.format in MEMORY_FORMATS for source in analysis.sources)
 
 
-def numerics_alone(analysis: Analysis) -> bool:
-    """Numerics and no times: neither steps nor devices are in it."""
-    return bool(analysis.numerics) and not (analysis.steps or analysis.windows or analysis.devices)
+def plugins_alone(analysis: Analysis) -> bool:
+    """What a plug-in recorded and no times: neither steps nor devices are in it."""
+    return any(analysis.results.values()) and not (analysis.steps or analysis.windows or analysis.devices)
 
 
 LOG_FORMAT = "torch_trace"
@@ -58,8 +59,8 @@ NOTHING_RAN = "nothing ran"
 ONE_PROCESS = "one process, and no other to work with or to compare it with"
 """Why rules on jobs of several processes do not concern the reader."""
 
-TOPICS = {"compile_log": "torch.compile", "hlo": "XLA programs", "memory": "memory", "numerics": "numerics"}
-"""Key of ``Trace.recorded`` that rules lack -> what they are on."""
+TOPICS = {"compile_log": "torch.compile", "hlo": "XLA programs", "memory": "memory"}
+"""Key of ``Trace.recorded`` that rules lack -> what they are on; of a plug-in's recording the key itself."""
 OF_RANKS, OF_A_RUN = "jobs of several processes", "recordings of a run"
 """What rules are on that a source of its kind cannot tell anything of."""
 
@@ -75,8 +76,8 @@ TORCH_RUN = ANY_RUN | {"autograd", "host_ops", "memory", "memory_state", "op_gra
 JAX_RUN = ANY_RUN | {"compile_events", "hlo", "host_reads"}
 """What `perfscope run` records of every program, at its default level."""
 
-LESS = ("times_only", "whole", "numerics")
-"""Options of a run that leave recordings out, besides its level and tool."""
+LESS = ("times_only", "whole", "recorders", "numerics")
+"""Options of a run that leave recordings out, besides its level and tool. ``numerics`` is of runs of older versions."""
 
 
 def recordable(analysis: Analysis) -> int:
@@ -106,6 +107,7 @@ def logs_alone(analysis: Analysis) -> bool:
 def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(reason, rules), those of what is not there last."""
     reasons: dict[tuple[str, str | None], list[str]] = {}
+    topics = {key: key.replace("_", " ") for key in named("recordings")} | TOPICS
     alone = logs_alone(analysis)
     own, why = ("compile_log", LOG_ALONE) if analysis.compile.ranks else ("flight_record", DUMPS_ALONE)
     compiled = bool(analysis.sources) and {source.format for source in analysis.sources} == {COMPILED_FORMAT}
@@ -120,7 +122,7 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
     for outcome in analysis.outcomes:
         if outcome.status == "abstained":
             reason = outcome.reason or "no reason given"
-            topic = TOPICS.get(outcome.missing[-1]) if outcome.missing else None
+            topic = topics.get(outcome.missing[-1]) if outcome.missing else None
             subjects = subjects_of(outcome.rule)
             if compiled and ("programs" not in subjects or outcome.missing):
                 reason, topic = NOTHING_RAN, OF_A_RUN

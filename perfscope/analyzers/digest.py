@@ -215,7 +215,7 @@ def _reduced(trace: Trace, *, graph: bool) -> Trace:
         hlo=xla.hlo,
         compile_log=trace.compile_log,
         flight_record=trace.flight_record,
-        numerics=trace.numerics,
+        documents=trace.documents,
         judged_device=trace.judged_device,
         target=trace.target,
         topology=trace.topology,

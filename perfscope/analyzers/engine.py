@@ -19,7 +19,6 @@ from perfscope.analyzers.doubts import doubt_of, doubts_of
 from perfscope.analyzers.file_names import one_name_per_file
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
-from perfscope.analyzers.numerics import NumericsSummary, numerics_summary
 from perfscope.analyzers.ops import DISTORTED, CountedWork, TopWork, counted_work, distortion, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import chosen_rules, recorded_by
@@ -70,8 +69,9 @@ from perfscope.model.finding import (
     Span,
     source_label,
 )
+from perfscope.model.plugins import load, named
 from perfscope.model.severity import SEVERITIES
-from perfscope.model.trace import MISSING, RECORDED, Source, Trace
+from perfscope.model.trace import MISSING, Source, Trace, recording_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,8 +159,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """Hardware counters by op, one per recording that has them."""
     generations: tuple[Generation, ...] = ()
     """Loops that generate tokens, one per recording in which shapes tell prefill from decode."""
-    numerics: tuple[NumericsSummary, ...] = ()
-    """Value ranges of tensors, one per process that recorded them."""
+    results: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Results of plug-ins by name, one per recording that has any."""
     cores: tuple[CoreSummary, ...] = ()
     """How much each process waited for a core, one per recording that counted it."""
     paths: tuple[PathSummary, ...] = ()
@@ -255,7 +255,7 @@ class Examined(ReadTrace, frozen=True, kw_only=True):
     large: tuple[LargePart, ...]
     counted: CountedWork | None
     generation: Generation | None
-    numerics: NumericsSummary | None
+    results: Mapping[str, Any]
     cores: CoreSummary | None
     path: PathSummary | None
     steps: tuple[Step, ...]
@@ -294,13 +294,23 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         large=large_parts(trace, top, tuple(outcomes.values())),
         counted=counted_work(trace),
         generation=trace.fact(generation),
-        numerics=numerics_summary(trace),
+        results=_results_of_plugins(trace),
         cores=trace.fact(core_summary),
         path=path_summary(trace),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
         start_ns=trace.span_ns()[0] if trace.part is None else trace.part.origin_ns,
     )
+
+
+def _results_of_plugins(trace: Trace) -> dict[str, Any]:
+    results = {}
+    for name, home in named("results").items():
+        try:
+            results[name] = load(home)(trace)
+        except Exception as error:  # of a package of somebody else: the report goes on without it
+            log_failure(_log, f"result {name} cannot be derived", error)
+    return results
 
 
 def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequence[str] = ()) -> Analysis:
@@ -339,7 +349,10 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         large=merge_large_parts([(item.large, item.warm_accounts) for item in examined]),
         counted=tuple(item.counted for item in examined if item.counted is not None),
         generations=tuple(item.generation for item in examined if item.generation is not None),
-        numerics=tuple(item.numerics for item in examined if item.numerics is not None),
+        results={
+            name: tuple(item.results[name] for item in examined if item.results.get(name) is not None)
+            for name in named("results")
+        },
         cores=tuple(item.cores for item in examined if item.cores is not None),
         paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
@@ -420,7 +433,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
     if "device_work" in absent:
         absent = ["device_work"]  # links and calls of work that is not there are no second reason
     if absent:
-        reason = f"not recorded: {'; '.join(RECORDED[key] for key in absent)}"
+        reason = f"not recorded: {'; '.join(map(recording_words, absent))}"
         return Outcome(rule=rule.id, status="abstained", reason=reason, missing=tuple(absent))
     if rule.id in DISTORTED and (distorted := trace.fact(distortion)) is not None:
         return Outcome(rule=rule.id, status="abstained", reason=distorted)

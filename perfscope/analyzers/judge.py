@@ -36,7 +36,7 @@ from perfscope.analyzers.readers.load import (
 )
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.analyzers.readers.workers import LostTask, cores, work_here, work_through
-from perfscope.analyzers.registry import RULES, chosen_rules, recorded_by
+from perfscope.analyzers.registry import chosen_rules, recorded_by, rule_homes
 from perfscope.analyzers.selection import EVERYTHING, Selection, part_of
 from perfscope.analyzers.thresholds import Thresholds, changed
 from perfscope.model.errors import DataError, UsageError
@@ -203,11 +203,12 @@ def _is_remote_task(task: Task) -> bool:
 
 
 def _keeps_tables(rules: Sequence[Rule], tasks: Sequence[Task], *, anywhere: bool) -> bool:
-    """Whether all tables are kept: of one task alone, and where a rule that is not ours compares traces."""
+    """Whether all tables are kept: of one task alone, and where a rule compares more than digests of traces."""
     remote = any(map(_is_remote_task, tasks))
     if len(tasks) < 2 and not remote:
         return True
-    foreign = [rule.id for rule in rules if rule.compare is not None and rule.id not in RULES]
+    fits = {rule for rule, home in rule_homes().items() if home.compares_digests}
+    foreign = [rule.id for rule in rules if rule.compare is not None and rule.id not in fits]
     if foreign and (anywhere or remote):
         raise UsageError(
             f"rule {foreign[0]} compares whole traces, of which only digests come from elsewhere: name other rules "

@@ -3,7 +3,7 @@
 A rule's module has ``check(trace) -> Iterable[Finding]``; it may have ``compare(traces)`` for what shows only where
 several traces lie side by side, and ``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring
 is its page in ``docs/rules``. What it needs and judges is written here, so that a rule without its input is not
-imported; a rule of another package has ``NEEDS`` and maybe ``JUDGES`` in its module.
+imported. Rules of plug-ins are in their declarations (`perfscope.model.plugins.RuleHome`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.model.errors import UsageError, did_you_mean, log_failure
 from perfscope.model.finding import AbstainError, Finding, Rule, Subject
-from perfscope.model.plugins import installed
+from perfscope.model.plugins import RuleHome, named
 
 if TYPE_CHECKING:
     from perfscope.model.trace import Trace
@@ -46,12 +46,10 @@ RULES: dict[str, str] = {
     "input_stall": "perfscope.analyzers.time.rules.input_stall",
     "launch_bound": "perfscope.analyzers.time.rules.launch_bound",
     "link_contention": "perfscope.analyzers.ranks.rules.link_contention",
-    "low_precision_accumulation": "perfscope.analyzers.numerics.rules.low_precision_accumulation",
     "memory_fragmentation": "perfscope.analyzers.memory.rules.memory_fragmentation",
     "memory_leak": "perfscope.analyzers.memory.rules.memory_leak",
     "missing_remat": "perfscope.analyzers.checkpointing.rules.missing_remat",
     "needless_grad": "perfscope.analyzers.ops.rules.needless_grad",
-    "nonfinite": "perfscope.analyzers.numerics.rules.nonfinite",
     "nvlink_stall": "perfscope.analyzers.ranks.rules.nvlink_stall",
     "oom_near": "perfscope.analyzers.memory.rules.oom_near",
     "pageable_copy": "perfscope.analyzers.time.rules.pageable_copy",
@@ -75,7 +73,6 @@ RULES: dict[str, str] = {
     "unfused_ops": "perfscope.analyzers.ops.rules.unfused_ops",
     "unfused_optimizer": "perfscope.analyzers.ops.rules.unfused_optimizer",
     "unjitted_step": "perfscope.analyzers.time.rules.unjitted_step",
-    "unstable_scale": "perfscope.analyzers.numerics.rules.unstable_scale",
     "warmup_compile": "perfscope.analyzers.time.rules.warmup_compile",
 }
 
@@ -93,9 +90,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "host_callback": ("hlo",),
     "hung_collective": ("flight_record",),
     "input_stall": ("host_ops",),
-    "low_precision_accumulation": ("numerics",),
     "needless_grad": ("host_ops",),
-    "nonfinite": ("numerics",),
     "pageable_copy": ("device_work",),
     "repeated_work": ("hlo",),
     "repeated_reductions": ("host_ops",),
@@ -105,9 +100,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "small_kernels": ("device_work", "launch_links"),
     "step_growth": ("run_steps",),
     "unfused_optimizer": ("host_ops",),
-    "unstable_scale": ("numerics",),
 }
-"""Keys of ``perfscope.model.trace.RECORDED`` that a rule of ours needs; others say themselves what they lack."""
+"""Keys of ``perfscope.model.trace.RECORDED`` that a rule of the core needs."""
 
 JUDGES: dict[str, tuple[Subject, ...]] = {
     "blocking_collective": ("programs",),
@@ -142,41 +136,43 @@ JUDGES: dict[str, tuple[Subject, ...]] = {
     "unfused_ops": ("compile_log", "programs"),
     "unfused_optimizer": ("programs",),
 }
-"""What a rule of ours has findings on besides the recording of one process."""
+"""What a rule of the core has findings on besides the recording of one process."""
 
-ENTRY_POINTS = "perfscope.rules"
+
+def rule_homes() -> dict[str, RuleHome]:
+    """All rules, of the core and of plug-ins, sorted by id."""
+    own = {
+        rule: RuleHome(module=module, needs=NEEDS.get(rule, ()), judges=JUDGES.get(rule, ()), compares_digests=True)
+        for rule, module in RULES.items()
+    }
+    return dict(sorted({**named("rules"), **own}.items()))
 
 
 def rule_ids() -> tuple[str, ...]:
-    """Ids of all rules, ours and those of installed packages, sorted."""
-    return tuple(sorted({*RULES, *(entry.name for entry in installed(ENTRY_POINTS))}))
+    """Ids of all rules, of the core and of plug-ins, sorted."""
+    return tuple(rule_homes())
 
 
 def subjects_of(rule_id: str) -> tuple[Subject, ...]:
     """What a rule has findings on besides the recording of one process; nothing of one that is not installed."""
-    if rule_id in RULES:
-        return JUDGES.get(rule_id, ())
-    return load_rule(rule_id).judges if rule_id in rule_ids() else ()
+    home = rule_homes().get(rule_id)
+    return () if home is None else home.judges
 
 
 def load_rule(rule_id: str) -> Rule:
     """The rule of that id; dashes are taken as underscores. ``UsageError`` if there is none."""
     wanted = rule_id.replace("-", "_")
-    path = RULES.get(wanted)
-    if path is not None:
-        module = importlib.import_module(path)
-    else:
-        results = [entry for entry in installed(ENTRY_POINTS) if entry.name == wanted]
-        if not results:
-            hint = did_you_mean(rule_id, rule_ids()) or "; `perfscope rules` lists them"
-            raise UsageError(f"{rule_id}: no such rule{hint}")
-        module = results[0].load()
+    home = rule_homes().get(wanted)
+    if home is None:
+        hint = did_you_mean(rule_id, rule_ids()) or "; `perfscope rules` lists them"
+        raise UsageError(f"{rule_id}: no such rule{hint}")
+    module = importlib.import_module(home.module)
     return Rule(
         id=wanted,
         doc=module.__doc__ or "",
-        needs=tuple(getattr(module, "NEEDS", NEEDS.get(wanted, ()))),
+        needs=tuple(getattr(module, "NEEDS", home.needs)),
         check=module.check,
-        judges=tuple(getattr(module, "JUDGES", JUDGES.get(wanted, ()))),
+        judges=tuple(getattr(module, "JUDGES", home.judges)),
         compare=getattr(module, "compare", None),
         plan=getattr(module, "check_plan", None),
         replaces=getattr(module, "REPLACES", False),
@@ -201,11 +197,12 @@ def chosen_rules(
     be judged has (all for ``None``); a rule that needs more is not imported, it abstains.
     """
     reasons = off or {}
+    needs = {rule: home.needs for rule, home in rule_homes().items()}
     return tuple(
         _abstaining(rule, f"turned off in the configuration: {reasons[rule]}") if rule in reasons
-        else _loaded(rule) if recorded is None or "torch_plan" in recorded or recorded.issuperset(NEEDS.get(rule, ()))
-        else Rule(id=rule, doc="", needs=NEEDS[rule], check=_without_input)
-        for rule in (rule_ids() if rules is None else rules)
+        else _loaded(rule) if recorded is None or "torch_plan" in recorded or recorded.issuperset(needs.get(rule, ()))
+        else Rule(id=rule, doc="", needs=needs[rule], check=_without_input)
+        for rule in (needs if rules is None else rules)
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def show_page(rule: Rule) -> None:
     from rich.text import Text
 
     from perfscope.analyzers.thresholds import thresholds_of
-    from perfscope.model.trace import RECORDED
+    from perfscope.model.trace import recording_words
 
     sections = sections_of(inspect.cleandoc(rule.doc))
     lines = [Text(rule.id, style="bold")]
@@ -52,7 +52,7 @@ def show_page(rule: Rule) -> None:
         lead = f"{title}: " if title else ""
         body = [Text(re.sub(r"(^|:):$", r"\1", paragraph)) for paragraph in paragraphs(sections[title])]
         lines += [Text(lead, style="bold").append(body[0].plain, style="not bold"), *body[1:]]
-    needs = "; ".join(RECORDED.get(key, key) for key in rule.needs)
+    needs = "; ".join(recording_words(key) for key in rule.needs)
     lines.append(Text(f"Needs: {needs or NO_NEEDS}"))
     lines.append(Text(f"Silence: `# perfscope: ignore[{rule.id}] reason` at the end of the line that a finding names"))
     show(*lines)

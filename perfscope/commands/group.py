@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from perfscope.commands import COMMANDS, TASKS
 from perfscope.commands.options import Flags
 from perfscope.model.errors import PerfscopeError, did_you_mean
+from perfscope.model.plugins import load, named, plugins
 from perfscope.model.version import package_version
 
 FIRST_CONTACT = (
@@ -73,24 +73,25 @@ def _sentence(command: click.Command | None) -> str:
 
 
 class LazyGroup(VerbGroup):
-    """Finds verbs in ``COMMANDS``. A verb that cannot be imported fails when it is called, not before."""
+    """Finds verbs in ``COMMANDS`` and in plug-ins. A verb that cannot be imported fails when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all verbs, sorted."""
-        return sorted(COMMANDS)
+        return sorted({*COMMANDS, *named("commands")})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, imported now; ``None`` if there is no such verb."""
-        home = COMMANDS.get(cmd_name)
+        home = COMMANDS.get(cmd_name) or named("commands").get(cmd_name)
         if home is None:
             return None
-        module, _, attribute = home.partition(":")
         try:
-            command = getattr(importlib.import_module(module), attribute)
+            command = load(home)
+            added = [load(option) for plugin in plugins() for option in plugin.options.get(cmd_name, ())]
         except (ImportError, AttributeError) as error:
             return _broken(cmd_name, error)
         if not isinstance(command, click.Command):
             raise TypeError(f"{home} is not a click command")
+        command.params += [option for option in added if option not in command.params]
         return command
 
     def get_short_help(self, ctx: click.Context) -> str:
@@ -105,11 +106,14 @@ class LazyGroup(VerbGroup):
         return formatter.getvalue().rstrip("\n")
 
     def sections(self, ctx: click.Context) -> list[tuple[str, list[str]]]:
-        """By task; a verb that is in none (of an installed package) comes last."""
-        listed = {name for names in TASKS.values() for name in names}
-        others = [name for name in self.list_commands(ctx) if name not in listed]
-        tasks = [(task, [name for name in names if name in COMMANDS]) for task, names in TASKS.items()]
-        return [*tasks, *([("Others", others)] if others else [])]
+        """By task, verbs of plug-ins last in theirs; those without a task come at the end."""
+        of_plugins = named("tasks")
+        tasks = {task: list(names) for task, names in TASKS.items()}
+        listed = {name for names in tasks.values() for name in names}
+        for name in self.list_commands(ctx):
+            if name not in listed:
+                tasks.setdefault(of_plugins.get(name, "Others"), []).append(name)
+        return list(tasks.items())
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; what click would hide of a closed pipe is passed on to ``main()``."""

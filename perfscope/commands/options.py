@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.devices import Device
     from perfscope.dashboards.run_store import RunStore
     from perfscope.model.documents.stored_run import StoredRun
+    from perfscope.model.plugins import Plugin
 
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -81,6 +82,21 @@ def output_folder_option(what: str) -> Callable[[Decorated], Decorated]:
         show_default=True,
         help=f"Folder that keeps {what}.",
     )
+
+
+RECORDERS = "perfscope.recorders"
+"""Key of ``Context.meta``: the recorders of plug-ins that the user asked for, key of the recording -> class."""
+
+
+def records(plugin: Plugin, key: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    """Callback of a flag of `perfscope run` that takes one of a plug-in's recordings in place of a profile."""
+
+    def remember(context: click.Context, _: click.Parameter, value: bool) -> bool:
+        if value:
+            context.meta.setdefault(RECORDERS, {})[key] = plugin.recordings[key].recorder
+        return value
+
+    return remember
 
 
 # Requirements that several verbs have for their arguments.

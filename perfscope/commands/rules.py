@@ -78,12 +78,12 @@ def summary_of(rule: Rule) -> str:
 def _show_list(asked: list[Rule]) -> None:
     from rich.table import Table
 
-    from perfscope.model.trace import RECORDED
+    from perfscope.model.trace import recording_words
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("rule", no_wrap=True, style="bold")
     table.add_column("finds", ratio=3)
     table.add_column("needs", ratio=2)
     for rule in asked:
-        table.add_row(rule.id, summary_of(rule), "; ".join(RECORDED.get(key, key) for key in rule.needs) or "-")
+        table.add_row(rule.id, summary_of(rule), "; ".join(recording_words(key) for key in rule.needs) or "-")
     show(table)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.options import output_folder_option, quiet_option, screen, verbose_option
+from perfscope.commands.options import RECORDERS, output_folder_option, quiet_option, screen, verbose_option
 from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, WAIT_S, CaptureOptions, parse_steps
 from perfscope.model.errors import PerfscopeError, UsageError
 
@@ -90,12 +90,6 @@ def _is_launcher(word: str) -> bool:
     type=click.Choice(TOOLS),
     help="Record with Nsight Systems (nsys on PATH) around the whole program, not with the framework's profiler.",
 )
-@click.option(
-    "--numerics",
-    is_flag=True,
-    help="Record value ranges, NaN and infinity, loss scales and lost precision in all steps, and no times. "
-    "With --level deep ops are watched in all steps.",
-)
 @click.option("--steps", metavar="A:B", help="Steps of the timing pass, B not included; counted from 0.")
 @click.option(
     "--warmup",
@@ -147,7 +141,6 @@ def run(
     *,
     level: Any,
     capture: Any,
-    numerics: bool,
     steps: str | None,
     warmup: int,
     whole: bool,
@@ -175,8 +168,10 @@ def run(
     configuration = NO_CONFIGURATION if no_report else find_configuration()  # its errors come before a long run
     if whole and (steps is not None or step_annotation is not None):
         raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
-    if numerics and (capture is not None or level == "light" or steps is not None):
-        raise UsageError("--numerics records no profile: it goes without --capture, --steps and --level light")
+    recorders = context.meta.get(RECORDERS, {})
+    if recorders and (capture is not None or level == "light" or steps is not None):
+        option = f"--{next(iter(recorders))}"
+        raise UsageError(f"{option} records no profile: it goes without --capture, --steps and --level light")
     options = CaptureOptions(
         level=level,
         steps=None if steps is None else parse_steps(steps),
@@ -186,8 +181,8 @@ def run(
         quiet=quiet,
         xla_dump=xla_dump,
         capture=capture,
-        stacks=stacks and not numerics,
-        numerics=numerics,
+        stacks=stacks and not recorders,
+        recorders=recorders,
     )
     target = _target(context)
     follow = follow or (target.module and target.arguments[0] in LAUNCHERS)

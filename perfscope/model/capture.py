@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Literal, get_args
 
@@ -46,8 +46,8 @@ class CaptureOptions:
     """The profiler around the program; ``None``: the framework's own, inside it."""
     stacks: bool = True
     """Sample the Python stacks of threads and worker processes while steps run."""
-    numerics: bool = False
-    """Record statistics of tensors in all steps, and no profile."""
+    recorders: Mapping[str, str] = field(default_factory=dict)
+    """Recorders of plug-ins that run in all steps, in place of a profile: key of the recording -> class."""
     times_only: bool = False
     """Find the steps and time them, and record nothing: what the launches of an A/B comparison do."""
 

@@ -1,18 +1,180 @@
-"""Entry points of installed packages: readers and rules that others add."""
+"""Plug-ins: what a package adds to perfscope, declared once; found through the entry points ``perfscope.plugins``.
+
+perfscope's own plug-ins (`perfscope/plugins/`) are registered in its ``pyproject.toml`` in the same way as those of
+other packages. A declaration holds names, ``module`` or ``module:attribute``, which are imported when they are used.
+"""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perfscope.model.errors import log_failure
+
+if TYPE_CHECKING:
+    from perfscope.model.finding import Subject
+
+GROUP = "perfscope.plugins"
+
+_log = logging.getLogger(__name__)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+# Named tuples: making a dataclass takes ten times as long, and every command imports this module.
 
 
-def installed(group: str) -> tuple[EntryPoint, ...]:
-    """Entry points of a group. All packages' metadata are read once per ``sys.path``: a folder calls this per file."""
-    return tuple(_on_path(tuple(sys.path)).select(group=group))
+class RuleHome(NamedTuple):
+    """Where a rule is, and what must be known of it before it is imported."""
+
+    module: str
+    needs: tuple[str, ...] = ()
+    """Keys of ``Trace.recorded``; without them the rule abstains and is not imported."""
+    judges: tuple[Subject, ...] = ()
+    """What it has findings on besides the recording of one process."""
+    compares_digests: bool = False
+    """Whether its ``compare`` reads only what `analyzers/digest.py` keeps of a trace, so that ``--scheduler`` works."""
+
+
+class Recording(NamedTuple):
+    """What a plug-in records of a run in all steps, in place of a profile."""
+
+    what: str
+    """How `docs/model.md` and rules that lack it describe it."""
+    recorder: str
+    """Class that records in the user's process (`perfscope.profiler.session.recorders.Recorder`)."""
+    tools: tuple[str, ...]
+    """Names in the manifest of a run; ``torch_`` or ``jax_`` in front tells the framework."""
+    available: str
+    """Function that returns why nothing can be recorded in this process, or ``None``."""
+    read: str
+    """Function of a path that returns what was recorded, with ``notes``; it may raise ``DataError``."""
+
+
+class Plugin(NamedTuple):
+    """What a package adds. Of two equal names perfscope's core comes first, then the plug-ins by name."""
+
+    name: str
+    commands: Mapping[str, str] = _NOTHING
+    """Verb -> click command."""
+    tasks: Mapping[str, str] = _NOTHING
+    """Verb -> heading in the help (`perfscope.commands.TASKS`, or a new one)."""
+    options: Mapping[str, tuple[str, ...]] = _NOTHING
+    """Verb of the core -> ``click.Option`` objects with callbacks of their own (``expose_value=False``)."""
+    recordings: Mapping[str, Recording] = _NOTHING
+    """Key of ``Trace.recorded`` and ``Trace.documents`` -> what is recorded."""
+    results: Mapping[str, str] = _NOTHING
+    """Key of ``Analysis.results`` and of the JSON report -> function of a trace; ``None`` where there is no result."""
+    report: str = ""
+    """Module with ``sections(analysis)`` and ``facts(analysis)``: parts of every report, and sentences for its head."""
+    rules: Mapping[str, RuleHome] = _NOTHING
+    """Id -> rule."""
+    readers: Mapping[str, str] = _NOTHING
+    """Format -> module with ``sniff(path, head)`` and ``read(path)``."""
+    format_words: Mapping[str, str] = _NOTHING
+    """Format -> its name in errors, in the plural; without one the format itself."""
+    interventions: Mapping[str, str] = _NOTHING
+    """Name -> ``Intervention`` (`perfscope try`)."""
+    exports: Mapping[str, str] = _NOTHING
+    """Format -> module with ``SUFFIX``, ``FOLDER`` and ``write(subject, target)`` (`perfscope export`)."""
+
+
+class Entry(NamedTuple):
+    """An entry point: a name, what it points at, and the distribution (``your_package-1.0``) that has it."""
+
+    name: str
+    home: str
+    distribution: str
+
+
+def entries() -> tuple[Entry, ...]:
+    """Entry points of the group in all packages on ``sys.path``, sorted by name."""
+    return _on_path(tuple(sys.path))
+
+
+def plugins() -> tuple[Plugin, ...]:
+    """All plug-ins, sorted by name. One that cannot be loaded is logged and left out.
+
+    An entry point whose module is missing is ignored: the metadata of a development install may be older than its
+    files.
+    """
+    return _loaded(entries())
+
+
+def named(kind: str) -> dict[str, Any]:
+    """What all plug-ins declare of one kind, such as ``"commands"``: name -> value."""
+    found: dict[str, Any] = {}
+    for plugin in plugins():
+        for name, value in getattr(plugin, kind).items():
+            found.setdefault(name, value)
+    return found
+
+
+def load(home: str) -> Any:
+    """Import ``module`` or ``module:attribute``; ``ImportError`` or ``AttributeError`` if it is missing."""
+    module, _, attribute = home.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
 
 
 @cache
-def _on_path(_: tuple[str, ...]) -> Any:
-    return entry_points()
+def _loaded(found: tuple[Entry, ...]) -> tuple[Plugin, ...]:
+    declared = []
+    for entry in found:
+        try:
+            plugin = load(entry.home)
+            if not isinstance(plugin, Plugin):
+                raise TypeError(f"{entry.home} is not a Plugin")
+            declared.append(plugin)
+        except ModuleNotFoundError as error:
+            if not f"{entry.home.partition(':')[0]}.".startswith(f"{error.name}."):
+                log_failure(_log, f"plug-in {entry.name} cannot be loaded", error)
+        except Exception as error:  # a broken package of somebody else must not break every command
+            log_failure(_log, f"plug-in {entry.name} cannot be loaded", error)
+    return tuple(declared)
+
+
+# `importlib.metadata` finds the same entry points, and its import takes 30 ms, a third of `perfscope --help`.
+
+_SECTION = re.compile(rf"^\[{re.escape(GROUP)}\]\s*$(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(r"^([^\s=#;][^=]*?)\s*=\s*([\w.:]+)", re.MULTILINE)
+_INFO = (".dist-info", ".egg-info")
+
+
+@cache
+def _on_path(path: tuple[str, ...]) -> tuple[Entry, ...]:
+    seen: set[str] = set()
+    found: dict[str, Entry] = {}
+    for folder in path:
+        for name in _metadata(folder):
+            distribution = name.rpartition(".")[0]
+            key = re.sub(r"[-_.]+", "-", distribution.partition("-")[0]).lower()
+            if key in seen:  # an older one that a folder earlier on the path hides
+                continue
+            seen.add(key)
+            for entry in _entries(f"{folder or '.'}/{name}/entry_points.txt", distribution):
+                found.setdefault(entry.name, entry)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _metadata(folder: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder or ".") if name.endswith(_INFO)]  # noqa: PTH208 (of each folder)
+    except OSError:
+        return []
+
+
+def _entries(file: str, distribution: str) -> Iterator[Entry]:
+    try:
+        with open(file, encoding="utf-8", errors="replace") as stream:  # noqa: PTH123 (a Path each takes longer)
+            text = stream.read()
+    except OSError:
+        return
+    section = _SECTION.search(text)
+    for name, home in _LINE.findall(section.group(1)) if section else ():
+        yield Entry(name, home, distribution)

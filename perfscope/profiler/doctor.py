@@ -48,8 +48,8 @@ try:
         if torch.distributed.is_available() and getattr(torch.distributed, f"is_{name}_available")()]
 except Exception as error:
     found["problem"] = f"{type(error).__name__}: {error}"
-from perfscope.profiler.session.pass_runner import CAPTURES, unavailable
-found["captures"] = {tool: unavailable(tool) for tool in CAPTURES if not tool.startswith("jax_")}
+from perfscope.profiler.session.pass_runner import tools, unavailable
+found["captures"] = {tool: unavailable(tool) for tool in tools() if not tool.startswith("jax_")}
 print("\\n" + json.dumps(found))
 """
 
@@ -63,8 +63,8 @@ try:
     from perfscope.profiler.jax import compat as jax_compat
     found["jax"], found["jaxlib"] = jax_compat.version()
     found["apis"] = jax_compat.private_apis()
-    from perfscope.profiler.session.pass_runner import CAPTURES, unavailable
-    found["captures"] = {tool: unavailable(tool) for tool in CAPTURES if tool.startswith("jax_")}
+    from perfscope.profiler.session.pass_runner import tools, unavailable
+    found["captures"] = {tool: unavailable(tool) for tool in tools() if tool.startswith("jax_")}
     found["devices"] = [f"{one.platform} ({one.device_kind})" for one in jax.local_devices()]
 except Exception as error:
     found["problem"] = f"{type(error).__name__}: {error}"

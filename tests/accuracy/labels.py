@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.registry import rule_ids
 from tests.conftest import REPOSITORY
 
 WORKLOADS = REPOSITORY / "perfscope" / "workloads"
@@ -25,7 +25,7 @@ def labelled_lines() -> dict[tuple[str, int], tuple[str, frozenset[str]]]:
                 continue
             label = LABEL.search(text)
             rules = frozenset(label["rules"].split(", ")) if label else frozenset()
-            if not rules or not rules <= {*RULES, NO_RULE}:
+            if not rules or not rules <= {*rule_ids(), NO_RULE}:
                 raise ValueError(f"{path}:{number}: a label names rules: {text.strip()}")
             lines[path.relative_to(WORKLOADS).as_posix(), number] = text, rules
     return lines

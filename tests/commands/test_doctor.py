@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from perfscope.profiler import doctor as module
-from perfscope.profiler.session.pass_runner import CAPTURES
+from perfscope.profiler.session.pass_runner import tools
 from tests.session.programs import environment
 
 
@@ -33,7 +33,7 @@ def test_it_says_of_every_tool_whether_it_can_capture() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["schema"] == "perfscope.doctor/1"
-    assert set(report["captures"]) == set(CAPTURES)
+    assert set(report["captures"]) == set(tools())
     assert report["captures"]["torch_profiler"] is None
     checks = {check["name"]: check for check in report["checks"]}
     assert checks["torch"]["status"] == "ok"

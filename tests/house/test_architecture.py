@@ -83,6 +83,10 @@ PLANTED = [
     ("perfscope/commands", "import perfscope.dashboards.hosts.github"),
     ("perfscope/dashboards/report", "import dash"),
     ("perfscope/dashboards", "import jax"),
+    ("perfscope/analyzers", "import perfscope.plugins.numerics"),
+    ("perfscope/profiler", "def late():\n    from perfscope.plugins.numerics import capture"),
+    ("perfscope/workloads", "import perfscope.plugins.numerics"),
+    ("perfscope/plugins/numerics/rules", "def late():\n    import torch"),
 ]
 """Folder and an import that no module in it may have."""
 
@@ -190,7 +194,7 @@ def test_a_rule_is_called_what_its_file_is_called() -> None:
 
 def test_what_constructs_a_finding_is_a_rule() -> None:
     outside = []
-    for path in (PACKAGE / "analyzers").rglob("*.py"):
+    for path in (*(PACKAGE / "analyzers").rglob("*.py"), *(PACKAGE / "plugins").rglob("*.py")):
         source = path.read_text()
         if "Finding(" not in source:
             continue

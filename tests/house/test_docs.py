@@ -169,15 +169,16 @@ class TestTutorial:
 
     def test_a_package_of_its_own_adds_it_too(self, rule_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (table,) = blocks(self.page, "toml")
-        entry = table.splitlines()[1]
+        group, entry = table.splitlines()
         package = rule_path.parent / "your_package"
         package.mkdir()
-        (package / "__init__.py").touch()
+        (package / "__init__.py").write_text(titled(self.page)["your_package/__init__.py"])
         rule_path.rename(package / rule_path.name)
         info = rule_path.parent / "your_package-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: your-package\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[perfscope.rules]\n" + entry.replace('"', "") + "\n")
+        group = group.replace("project.entry-points.", "")
+        (info / "entry_points.txt").write_text(f"{group}\n{entry}\n".replace('"', ""))
         monkeypatch.syspath_prepend(rule_path.parent)
         importlib.invalidate_caches()
         assert "exposed_memsets" in registry.rule_ids()

@@ -191,7 +191,7 @@ NOT_IN_A_TRACE = (
     "perfscope.analyzers.hlo.module", "perfscope.analyzers.programs", "perfscope.analyzers.predict",
     "perfscope.analyzers.plans", "perfscope.analyzers.checkpointing.plans",
     "perfscope.analyzers.ops.rules.unfused_ops.graph",
-    "perfscope.analyzers.torch_compile.rules.graph_break", "perfscope.analyzers.numerics.rules.nonfinite",
+    "perfscope.analyzers.torch_compile.rules.graph_break", "perfscope.plugins.numerics.rules.nonfinite",
     "perfscope.analyzers.readers.compiled", "perfscope.model.documents.torch_plan", "perfscope.model.compile_log",
     "perfscope.model.op_graph", "perfscope.model.flight_recorder",
 )  # fmt: skip

@@ -22,9 +22,9 @@ COMPAT_FILES = {
     "profiler/ahead/torch/compat.py",
     "profiler/jax/compat.py",
     "profiler/jax/donation_warnings.py",
+    "plugins/numerics/torch/ops.py",
     "profiler/parity/torch_side.py",
     "profiler/torch/compat.py",
-    "profiler/torch/numerics/ops.py",
     "profiler/torch/op_graph/recorder.py",
 }
 EXCLUDED = {

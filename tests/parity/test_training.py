@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from perfscope.analyzers.parity import training
 from perfscope.analyzers.parity.training import Metric, compare_trainings
 from perfscope.commands.parity import parity
-from perfscope.model.documents.numerics import StepValues
 from perfscope.model.errors import DataError
+from perfscope.plugins.numerics.document import StepValues
 
 STEPS = 160
 

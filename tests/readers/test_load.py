@@ -7,7 +7,6 @@ import json
 import lzma
 import os
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
@@ -224,8 +223,7 @@ def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
 
 def test_readers_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(loading.READERS, "fake")
-    entry = EntryPoint(name="theirs", value="fake_reader", group=loading.ENTRY_POINTS)
-    monkeypatch.setattr(loading, "installed", lambda group: [entry] if group == "perfscope.readers" else [])
+    monkeypatch.setattr(loading, "named", lambda kind: {"theirs": "fake_reader"} if kind == "readers" else {})
     assert load_one(fake(tmp_path / "t", 4)).source.rank == 4
     assert loading.known_formats() == tuple(sorted({*READERS, "theirs"}))
 

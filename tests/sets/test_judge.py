@@ -24,7 +24,7 @@ from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import Task, TaskResult, load_path, load_paths, read_task
 from perfscope.analyzers.readers.run.parts import RunPart, divide_run
 from perfscope.analyzers.readers.scale_out import shown_url, without_secrets
-from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.registry import rule_ids
 from perfscope.dashboards.report import render
 from perfscope.model.documents.run import Capture, Process, Run, dump
 from perfscope.model.errors import DataError, UsageError
@@ -148,7 +148,7 @@ def test_a_rule_of_others_compares_whole_traces(megatron_files: Path, monkeypatc
 
     (rule,) = judging.chosen_rules(["straggler"])
     other = replace(rule, id="theirs", compare=compare)
-    assert other.id not in RULES
+    assert other.id not in rule_ids()
     monkeypatch.setattr(judging, "chosen_rules", lambda *_, **__: (other,))
     judge_paths([megatron_files], jobs=2)
     assert seen == [690] * 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.compare.ab.trials import GARBAGE_COLLECTION
-from perfscope.analyzers.registry import RULES
+from perfscope.analyzers.registry import rule_ids
 from perfscope.model.errors import UsageError
 from perfscope.profiler import interventions
 from perfscope.profiler.interventions import INTERVENTIONS, intervention_names, load_intervention
@@ -39,7 +39,7 @@ def test_every_intervention_of_every_module_is_listed() -> None:
 @pytest.mark.parametrize("name", sorted(INTERVENTIONS))
 def test_each_says_what_it_answers_changes_and_how_it_is_written(name: str) -> None:
     intervention = load_intervention(name)
-    assert set(intervention.answers) <= set(RULES)
+    assert set(intervention.answers) <= set(rule_ids())
     assert intervention.title
     assert intervention.may_change.endswith(".")
     assert 1 <= len(intervention.code.splitlines()) <= 3
@@ -79,16 +79,16 @@ def test_a_package_of_its_own_adds_one(tmp_path: Path, monkeypatch: pytest.Monke
         "NICE = Intervention(name='nice', title='be nice', family='nice', framework='any', answers=(),\n"
         "                    may_change='Nothing.', code='os.nice(-1)')\n"
         "WRONG = 1\n"
+        "from perfscope.model.plugins import Plugin\n"
+        "PLUGIN = Plugin(name='theirs', interventions={'nice': 'their_package:NICE', 'wrong': 'their_package:WRONG'})\n"
     )
     info = tmp_path / "their_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[perfscope.interventions]\nnice = their_package:NICE\nwrong = their_package:WRONG\n"
-    )
+    (info / "entry_points.txt").write_text("[perfscope.plugins]\ntheirs = their_package:PLUGIN\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     assert "nice" in intervention_names()
     assert load_intervention("nice").title == "be nice"
-    with pytest.raises(UsageError, match="no Intervention"):
+    with pytest.raises(UsageError, match="is not an Intervention"):
         load_intervention("wrong")

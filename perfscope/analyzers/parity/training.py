@@ -13,8 +13,8 @@ from msgspec import Struct, to_builtins
 
 from perfscope.analyzers.compare.statistics.estimators import two_sided_p
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.numerics import StepValues, load_numerics
 from perfscope.model.errors import DataError
+from perfscope.plugins.numerics import StepValues, load_numerics
 
 TRAINING_SCHEMA = "perfscope.training/1"
 HALVINGS = 4

@@ -25,10 +25,8 @@ from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_ru
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run, dump, list_numbers, missing_ranks
 from perfscope.model.errors import DataError, UsageError
-from perfscope.model.plugins import installed
+from perfscope.model.plugins import named
 from perfscope.model.trace import Trace
-
-ENTRY_POINTS = "perfscope.readers"
 
 COMMONEST = "kineto"
 """Asked first: a trace of it needs no other reader."""
@@ -200,17 +198,17 @@ def reader_of(path: Path) -> ModuleType | None:
 
 
 def _readers() -> Iterator[ModuleType]:
-    """Reader modules: the commonest, ours by name, those of installed packages; each is imported in its turn."""
+    """Reader modules: the commonest, those of the core by name, those of plug-ins; each is imported in its turn."""
     for _, home in sorted(READERS.items(), key=lambda item: (item[0] != COMMONEST, item[0])):
         yield importlib.import_module(home)
-    for entry in sorted(installed(ENTRY_POINTS), key=lambda entry: entry.name):
-        if entry.name not in READERS:
-            yield entry.load()
+    for name, home in sorted(named("readers").items()):
+        if name not in READERS:
+            yield importlib.import_module(home)
 
 
 def known_formats() -> tuple[str, ...]:
     """Names of all formats that can be read, sorted."""
-    return tuple(sorted({*READERS, *(entry.name for entry in installed(ENTRY_POINTS))}))
+    return tuple(sorted({*READERS, *named("readers")}))
 
 
 def of_ranks(given: Input, ranks: frozenset[int] | None) -> Input:

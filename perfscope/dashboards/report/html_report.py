@@ -17,7 +17,7 @@ from perfscope.dashboards.report.renderers.page import page
 from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.critical_path import critical_path_sections
 from perfscope.dashboards.report.sections.devices import device_sections, fold_devices
-from perfscope.dashboards.report.sections.numerics import numerics_sections
+from perfscope.dashboards.report.sections.plugins import plugin_sections
 from perfscope.dashboards.report.summary import Summary, coverage_sections, spread_text, step_text, summarize
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns
@@ -111,7 +111,7 @@ def overview_parts(
         "top": "".join(sections_html(summary.top)),
         "devices": "".join(sections_html(device_sections(summary.devices))),
         "steps": "".join(_step_cards(analysis)),
-        "numerics": "".join(sections_html(numerics_sections(analysis.numerics))),
+        "plugins": "".join(sections_html(plugin_sections(analysis))),
         "rest": "".join(
             (*sections_html(coverage_sections(summary)), *sections_html(tuple(origin_sections(analysis, summary))))
         ),

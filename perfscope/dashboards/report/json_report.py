@@ -32,6 +32,7 @@ from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.sections.generation import MOST_CALLS
 from perfscope.model.compile_log import CodeLine
 from perfscope.model.finding import Finding, Outcome, Span
+from perfscope.model.plugins import named
 from perfscope.model.torch_plan import PlanTotals
 from perfscope.model.trace import MISSING, Source
 from perfscope.model.untrusted_text import sanitize_value
@@ -62,7 +63,7 @@ def document(analysis: Analysis) -> dict[str, Any]:
         "large_parts": analysis.large,
         "hardware_counters": analysis.counted,
         "generations": analysis.generations,
-        "numerics": analysis.numerics,
+        **{name: analysis.results.get(name, ()) for name in sorted(named("results"))},
         "cores": analysis.cores,
         "critical_paths": analysis.paths,
         "what_ifs": analysis.what_ifs,

@@ -17,7 +17,7 @@ from perfscope.analyzers.coverage import (
     logs_alone,
     memory_alone,
     not_evaluated,
-    numerics_alone,
+    plugins_alone,
     programs_alone,
     recordable,
 )
@@ -38,8 +38,8 @@ from perfscope.dashboards.report.sections.hardware_counters import counted_secti
 from perfscope.dashboards.report.sections.jax_compile import jax_compile_fact, jax_compile_sections
 from perfscope.dashboards.report.sections.large_parts import large_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
-from perfscope.dashboards.report.sections.numerics import numerics_fact, numerics_sections
 from perfscope.dashboards.report.sections.plan import plan_sections
+from perfscope.dashboards.report.sections.plugins import plugin_facts, plugin_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
 from perfscope.dashboards.report.sections.top_work import top_sections, utilization_sentences
 from perfscope.model.documents.run import failure_of
@@ -162,7 +162,7 @@ def summarize(analysis: Analysis) -> Summary:
                 None,
                 (
                     generation_fact(analysis.generations),
-                    numerics_fact(analysis.numerics),
+                    *plugin_facts(analysis),
                     estimate_fact(analysis.estimate),
                     compiled,
                     jax_compile_fact(analysis.compile.jax),
@@ -207,7 +207,7 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
     return (
         *host_sections(analysis.hosts, analysis.warm_accounts),
         *generation_sections(analysis.generations),
-        *numerics_sections(analysis.numerics),
+        *plugin_sections(analysis),
         *critical_path_sections(analysis.paths),
         *plan_sections(analysis.plans),
         *estimate_sections(analysis.estimate),
@@ -303,7 +303,7 @@ def _part(analysis: Analysis) -> list[str]:
 def _facts(analysis: Analysis) -> list[str]:
     if programs_alone(analysis):
         return _assumed_devices(analysis)
-    if logs_alone(analysis) or memory_alone(analysis) or numerics_alone(analysis):
+    if logs_alone(analysis) or memory_alone(analysis) or plugins_alone(analysis):
         return []
     said = []
     timed = step_time(analysis)

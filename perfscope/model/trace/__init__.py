@@ -12,7 +12,7 @@ from perfscope.model.trace.tables import (
     MemoryCategory,
     SliceKind,
 )
-from perfscope.model.trace.trace import MEMORY_TABLES, RECORDED, Part, Source, Trace
+from perfscope.model.trace.trace import MEMORY_TABLES, RECORDED, Part, Source, Trace, recording_words
 
 __all__ = [
     "MEMORY_TABLES",
@@ -33,4 +33,5 @@ __all__ = [
     "Table",
     "Trace",
     "TraceBuilder",
+    "recording_words",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from perfscope.model import hooks
+from perfscope.model.plugins import named
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.trace.tables import TABLES, CallKind
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from perfscope.analyzers.devices.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.model.compile_log import CompileLog
-    from perfscope.model.documents.numerics import Numerics
     from perfscope.model.documents.run import ProgramFact
     from perfscope.model.documents.stacks import SampledLoader
     from perfscope.model.flight_recorder import FlightRecord
     from perfscope.model.jax_log import CompileEvent, HostRead
     from perfscope.model.memory import AllocatorCounters
     from perfscope.model.op_graph import OpGraph
+    from perfscope.model.plugins import Recording
     from perfscope.model.torch_plan import LoadedPlan
     from perfscope.model.trace.core_facts import CoreFacts
 
@@ -57,10 +58,20 @@ RECORDED: dict[str, str] = {
     "compile_log": "the log of torch.compile (`perfscope run`, or TORCH_TRACE=DIR)",
     "flight_record": "the NCCL flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
     "torch_plan": "what torch.compile would make of the program (`perfscope compile` of a PyTorch program)",
-    "numerics": "numerics of the tensors (`perfscope run --numerics ...`)",
     "op_graph": "the op graph of one step (structure pass of `perfscope run`)",
 }
-"""Kinds of data that a source may have recorded. A rule that needs an absent kind abstains."""
+"""Kinds of data that a source may have recorded, besides the recordings of plug-ins. A rule that needs an absent kind
+abstains.
+"""
+
+
+def recording_words(key: str) -> str:
+    """What a key of ``recorded`` stands for, in words; the key itself where no installed plug-in declares it."""
+    if key in RECORDED:
+        return RECORDED[key]
+    recording: Recording | None = named("recordings").get(key)
+    return key if recording is None else recording.what
+
 
 MEMORY_TABLES = ("frames", "held", "memory", "segments", "tensors")
 """Tables of memory. They point at each other and share addresses and a clock, so all five are of one pass."""
@@ -172,8 +183,8 @@ class Trace:
     """Reads of jax arrays by the host that a run of ours noted."""
     compile_log: CompileLog | None = None
     """The log of torch.compile."""
-    numerics: Numerics | None = None
-    """Values of tensors that a run recorded."""
+    documents: Mapping[str, Any] = field(default_factory=dict)
+    """Recordings of plug-ins, by their key of ``recorded``."""
     flight_record: FlightRecord | None = None
     """The dump of NCCL's flight recorder."""
     held_before: Trace | None = None
@@ -206,7 +217,7 @@ class Trace:
     def __post_init__(self) -> None:
         """``ValueError`` for undeclared keys in ``recorded``."""
         unknown = self.recorded - set(RECORDED)
-        if unknown:
+        if unknown and (unknown := unknown - set(named("recordings"))):
             raise ValueError(f"undeclared recorded keys {sorted(unknown)}")
         object.__setattr__(self, "strings", tuple(self.strings))
         if not isinstance(self.rows, Tables):

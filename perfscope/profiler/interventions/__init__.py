@@ -1,15 +1,12 @@
 """Interventions: changes of a program that are made from outside, to measure what they gain (`perfscope try`).
 
-The registry is a written list: name -> ``module:object`` of an `Intervention`. Installed packages add theirs through
-the entry point ``perfscope.interventions``.
+The registry is a written list: name -> ``module:object`` of an `Intervention`. Plug-ins declare theirs.
 """
 
 from __future__ import annotations
 
-import importlib
-
 from perfscope.model.errors import UsageError, did_you_mean
-from perfscope.model.plugins import installed
+from perfscope.model.plugins import load, named
 from perfscope.profiler.interventions.base import Intervention
 
 _HERE = "perfscope.profiler.interventions"
@@ -62,27 +59,20 @@ INTERVENTIONS: dict[str, str] = {
     "zero-grad-none": f"{_HERE}.optimizers:ZERO_GRAD_NONE",
 }
 
-ENTRY_POINTS = "perfscope.interventions"
-
 
 def intervention_names() -> tuple[str, ...]:
-    """Names of all interventions, ours and those of installed packages, sorted."""
-    return tuple(sorted({*INTERVENTIONS, *(entry.name for entry in installed(ENTRY_POINTS))}))
+    """Names of all interventions, those of plug-ins included, sorted."""
+    return tuple(sorted({*INTERVENTIONS, *named("interventions")}))
 
 
 def load_intervention(name: str) -> Intervention:
     """The intervention of that name; underscores are taken as dashes. ``UsageError`` if there is none."""
     wanted = name.replace("_", "-")
-    path = INTERVENTIONS.get(wanted)
-    if path is not None:
-        module, _, attribute = path.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-    else:
-        entries = [entry for entry in installed(ENTRY_POINTS) if entry.name == wanted]
-        if not entries:
-            hint = did_you_mean(name, intervention_names()) or "; `perfscope try --list` lists them"
-            raise UsageError(f"{name}: no such intervention{hint}")
-        found = entries[0].load()
+    home = {**named("interventions"), **INTERVENTIONS}.get(wanted)
+    if home is None:
+        hint = did_you_mean(name, intervention_names()) or "; `perfscope try --list` lists them"
+        raise UsageError(f"{name}: no such intervention{hint}")
+    found = load(home)
     if not isinstance(found, Intervention):
-        raise UsageError(f"{name}: what its package registers is no Intervention")
+        raise UsageError(f"{name}: {home} is not an Intervention")
     return found

@@ -67,7 +67,7 @@ class JaxSession:
         if self._options.xla_dump:
             self._dump = _ask_for_dump(self._run)
         self.hooks.install(finder, make_way=make_way, whole=whole)
-        if not self._options.numerics:  # which compiles further programs, and reads arrays
+        if not self._options.recorders:  # which compile further programs, and read arrays
             self._events.start()
             self._facts.watch()
             self._programs.start()
@@ -75,7 +75,7 @@ class JaxSession:
     def settled(self, source: Source | None) -> None:
         """Steps are known: from here on syncs are of interest."""
         self._marks = source is not Source.STEP_TRACE  # else the program marks its steps itself
-        wanted = self._options.level != "light" and not self._options.numerics
+        wanted = self._options.level != "light" and not self._options.recorders
         if wanted and not self._syncs_begun and compat.array_class() is not None:
             self._syncs_begun = True
             self._syncs.start()
@@ -104,7 +104,7 @@ class JaxSession:
 
     def save(self, directory: Path, *, last: bool = False) -> list[Capture]:
         """Write what came so far, and say what is there. Nothing for a program that imports jax without using it."""
-        if not compat.backends() or self._options.numerics:
+        if not compat.backends() or self._options.recorders:
             return []
         captures = [self._events.save(directory, self._run)]
         if self._syncs_begun:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from perfscope.model.capture import CaptureOptions
 from perfscope.model.documents.run import Capture
+from perfscope.model.plugins import Recording, load, named
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.session import process_state
@@ -25,7 +26,6 @@ CAPTURES: dict[str, str] = {
     "jax_events": "perfscope.profiler.jax.events",
     "jax_hlo": "perfscope.profiler.jax.hlo",
     "jax_memory": "perfscope.profiler.jax.memory",
-    "jax_numerics": "perfscope.profiler.numerics.capture",
     "jax_profiler": "perfscope.profiler.jax.profiler",
     "jax_sync": "perfscope.profiler.jax.host_syncs",
     "nsys": "perfscope.profiler.nsys.command",
@@ -34,10 +34,14 @@ CAPTURES: dict[str, str] = {
     "step_counters": "perfscope.profiler.session.step_counters",
     "torch_compile": "perfscope.profiler.torch.compile_log",
     "torch_memory": "perfscope.profiler.torch.memory",
-    "torch_numerics": "perfscope.profiler.numerics.capture",
     "torch_profiler": "perfscope.profiler.torch.profiler",
     "torch_tensors": "perfscope.profiler.torch.tensors",
 }
+
+
+def tools() -> tuple[str, ...]:
+    """Names of all capture tools, those of plug-ins included, sorted."""
+    return tuple(sorted({*CAPTURES, *_of_plugins()}))
 
 
 def load_capture(tool: str) -> ModuleType:
@@ -48,10 +52,16 @@ def load_capture(tool: str) -> ModuleType:
 def unavailable(tool: str) -> str | None:
     """Reason why a tool cannot capture here, or ``None`` if it can. A tool that cannot be loaded returns the error."""
     try:
-        reason: str | None = load_capture(tool).available()
+        available = load_capture(tool).available if tool in CAPTURES else load(_of_plugins()[tool])
+        reason: str | None = available()
     except Exception as error:  # this runs inside the user's program, which must go on whatever we break
         return f"{tool} cannot be loaded: {type(error).__name__}: {error}"
     return reason
+
+
+def _of_plugins() -> dict[str, str]:
+    recordings: Mapping[str, Recording] = named("recordings")
+    return {tool: recording.available for recording in recordings.values() for tool in recording.tools}
 
 
 # One pass while it runs: its capture, the steps in it, and the file it leaves.

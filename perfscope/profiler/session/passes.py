@@ -49,7 +49,7 @@ second begins (`annotate.py`), also the ranges of C++ around an optimizer that s
 
 def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pass, ...]:
     """Passes of a level, in the order they run."""
-    if options.times_only or options.numerics:
+    if options.times_only or options.recorders:
         return ()
     if options.capture is not None:
         return ()  # one tool at a time can use CUPTI, and the one around the program began first

@@ -18,12 +18,12 @@ from perfscope.model.documents.run import PROCESS_FILE, Process, dump
 from perfscope.model.files import write_atomically
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.nsys.marks import NsysMarks
-from perfscope.profiler.numerics.capture import NumericsCapture
 from perfscope.profiler.sampling import workers
 from perfscope.profiler.sampling.capture import StackCapture
 from perfscope.profiler.session import annotate, children, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
+from perfscope.profiler.session.recorders import Recorder, load_recorders
 from perfscope.profiler.session.step_counters import StepCounting
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.session.trial import ProcessInterventions
@@ -93,11 +93,11 @@ class Session:
         self.frameworks: list[Framework] = []
         self._jax: JaxSession | None = None
         self._compile: TorchCompileCapture | None = None
-        self._memory = MemoryRecorder(self._run, wanted=not (self.options.times_only or self.options.numerics))
-        deep = self.options.level == "deep"
-        self._numerics = NumericsCapture(lambda: self._finder, wanted=self.options.numerics, deep=deep)
+        profiles = not (self.options.times_only or self.options.recorders)
+        self._memory = MemoryRecorder(self._run, wanted=profiles)
+        self._recorders: list[Recorder] = []
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
-        self._counting = StepCounting(wanted=not (self.options.times_only or self.options.numerics))
+        self._counting = StepCounting(wanted=profiles)
         self._stacks = StackCapture(message, lambda: self._counting.cores.read(traced=True), lambda: self.stepping)
         self._facts = ProgramFacts()
         self._trial = ProcessInterventions(message) if message.trial else None
@@ -127,7 +127,7 @@ class Session:
     def may_follow(self) -> bool:
         """Whether a process that this one starts may capture in its place."""
         message, options = self.message, self.options
-        plain = not (message.trial or message.recording or options.times_only or options.numerics)
+        plain = not (message.trial or message.recording or options.times_only or options.recorders)
         return plain and not self.stepping
 
     def listen(self, framework: Framework) -> None:
@@ -155,7 +155,10 @@ class Session:
                 self._facts.watch()
                 self._memory.listen()
                 self._stacks.watch_loaders()
-            self._numerics.start(framework)
+            if len(self.frameworks) == 1:
+                self._recorders = load_recorders(self.options, lambda: self._finder)
+            for recorder in self._recorders:
+                recorder.start(framework)
             if self._finder.source is not None:
                 for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
                     self._forget(source)
@@ -287,8 +290,8 @@ class Session:
                     self._pass_ended()
             elif self._marks is not None:
                 self._marks.end()  # times under a profiler are not those of the program alone: none are kept
-            elif self._numerics.wanted:
-                pass  # nor are those of steps in which numerics are computed
+            elif self.options.recorders:
+                pass  # nor are those of steps in which a plug-in records
             elif self._settling > 0:
                 self._settling -= 1
             else:
@@ -320,7 +323,7 @@ class Session:
         fits = (
             steps
             and not self._settling
-            and not self._numerics.wanted
+            and not self.options.recorders
             and (not self._passes.to_come or number + steps <= self._first)
         )
         self._drained = bool(fits) and self._windows.before_step()
@@ -377,14 +380,16 @@ class Session:
                 self._jax.abandon_in_fork()
             self._stacks.abandon_in_fork(sample=sample)
             self._counting.abandon_in_fork()
-            self._numerics.abandon_in_fork()
+            for recorder in self._recorders:
+                recorder.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
             pass
 
     def _silence(self) -> None:
         annotate.listen(None)
         self._hooks.remove()
-        for side in (self._memory, self._compile, self._jax, self._stacks, self._counting, self._numerics, self._facts):
+        own = (self._memory, self._compile, self._jax, self._stacks, self._counting, self._facts)
+        for side in (*own, *self._recorders):
             if side is not None:
                 side.stop()
 
@@ -431,7 +436,8 @@ class Session:
             source = self._finder.source if self._finder.source is not None else self._finder.best()
             captures += self._compile.save(directory, self._run, source, last=last)
         captures += self._memory.save(directory)
-        captures += self._numerics.save(directory, self._run, last=last)
+        for recorder in self._recorders:
+            captures += recorder.save(directory, self._run, last=last)
         if any(capture.artifact for capture in captures):  # samples alone show nothing: they are laid over a trace
             captures += self._stacks.save(directory, self._run, last=last)
             captures += self._counting.save(directory, self._run, last=last)

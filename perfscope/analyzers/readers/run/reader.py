@@ -26,7 +26,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ from perfscope.model.capture import TOOLS, WINDOW_SIZES
 from perfscope.model.compile_log import CompileLog
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.counters import StepCounters, load_counters
-from perfscope.model.documents.numerics import load_numerics
 from perfscope.model.documents.run import Capture, Process, Run
 from perfscope.model.documents.stacks import StackSamples, load_stacks
 from perfscope.model.errors import DataError
@@ -67,6 +66,7 @@ from perfscope.model.intervals import intersection_total, union
 from perfscope.model.jax_log import HostRead
 from perfscope.model.memory import AllocatorCounters
 from perfscope.model.op_graph import OpGraph
+from perfscope.model.plugins import Recording, load, named
 from perfscope.model.trace import MISSING, Source, Trace, TraceBuilder
 from perfscope.model.units import format_ns
 
@@ -233,7 +233,9 @@ class _Captured(Struct, kw_only=True):
     """Of the program itself first, then of its workers."""
     counters: StepCounters | None = None
     logs: dict[str, Any] = field(default_factory=dict)
-    """``compile_events``, ``host_reads``, ``compile_log`` and ``numerics`` of the trace, those that were recorded."""
+    """``compile_events``, ``host_reads`` and ``compile_log`` of the trace, those that were recorded."""
+    documents: dict[str, Any] = field(default_factory=dict)
+    """What recorders of plug-ins recorded."""
 
     @property
     def main(self) -> Trace | None:
@@ -267,9 +269,6 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             captured.stacks.append(load_stacks(path))
         case "step_counters":
             captured.counters = load_counters(path)
-        case "torch_numerics" | "jax_numerics":
-            captured.logs["numerics"] = load_numerics(path)
-            captured.notes += captured.logs["numerics"].notes
         case "jax_hlo":
             captured.programs = path
         case "op_graph":
@@ -279,6 +278,16 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             log, notes = read_compile(path, None if main is None else main.rows["steps"])
             captured.logs["compile_log"] = log
             captured.notes += notes
+        case tool:
+            _attach_document(captured, tool, path)
+
+
+def _attach_document(captured: _Captured, tool: str, path: Path) -> None:
+    recordings: Mapping[str, Recording] = named("recordings")
+    for key, recording in recordings.items():
+        if tool in recording.tools:
+            captured.documents[key] = load(recording.read)(path)
+            captured.notes += captured.documents[key].notes
 
 
 def _reads_in_steps(reads: Sequence[HostRead], process: Process) -> tuple[HostRead, ...]:
@@ -373,13 +382,13 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     if main is None and captured.programs is not None:
         hlo, problems = _programs(captured.programs)
         notes += problems
-    if main is None and captured.op_graph is None and not hlo and not {"compile_log", "numerics"} & logs.keys():
+    if main is None and captured.op_graph is None and not hlo and not (captured.documents or "compile_log" in logs):
         return None
     if process.torch_compilations == 0:
         logs.setdefault("compile_log", CompileLog(path=str(path), rank=process.rank))
     step_times = _note_times(captured)
     recorded = frozenset() if main is None else main.recorded
-    recorded |= logs.keys()
+    recorded |= logs.keys() | captured.documents.keys()
     if hlo:
         recorded |= {"hlo"}
     if captured.op_graph is not None:
@@ -402,6 +411,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         core_facts=None if main is None else main.core_facts,
         program_facts=process.facts,
         why_no_step=why_no_step(part.run, process) if captured.op_graph is None and not hlo else None,
+        documents=captured.documents,
         **logs,
     )
 

@@ -31,12 +31,12 @@ MOST_ALIKE = 20
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: one screen, and below it what rules could not see and where it all came from."""
     parts = view["parts"]
-    numerics, *cells = [
+    of_plugins, *cells = [
         html.Div(Fragment(html=parts[name]), role="region", tabIndex=0, **{"aria-label": words})
         if parts.get(name)
         else None
         for name, words in (
-            ("numerics", "values of tensors"),
+            ("plugins", "results of plug-ins"),
             ("top", "what takes the time"),
             ("devices", "devices"),
             ("steps", "step times"),
@@ -52,7 +52,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             *_account(asked, view),
             _first(asked, view),
             *([Fragment(html=view["large"])] if view["large"] else []),
-            numerics,
+            of_plugins,
             html.Div([*filter(None, cells), *_missing(view)], className="ps-over-cells"),
             html.Details(
                 [html.Summary("What was not evaluated, what is clean, and the sources"),

@@ -9,10 +9,10 @@ from torch import nn
 
 
 def line_of(mark: str) -> str:
-    """``tests/numerics/planted.py:30`` of the line that ends with ``# mark``."""
+    """``tests/plugins/numerics/planted.py:30`` of the line that ends with ``# mark``."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = [index for index, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
-    return f"tests/numerics/planted.py:{number}"
+    return f"tests/plugins/numerics/planted.py:{number}"
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from perfscope.model.documents.numerics import (
+from perfscope.plugins.numerics.document import (
     FORMATS,
     FormatCounts,
     Kind,

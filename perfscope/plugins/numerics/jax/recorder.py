@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfscope.model.documents.numerics import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
-from perfscope.profiler.jax.numerics.program import (
+from perfscope.plugins.numerics.document import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
+from perfscope.plugins.numerics.history import History, Moment, TensorKey, state_of
+from perfscope.plugins.numerics.jax.program import (
     NotWatchedError,
     Signature,
     Walked,
@@ -30,7 +31,6 @@ from perfscope.profiler.jax.numerics.program import (
     signature_of,
 )
 from perfscope.profiler.jax.wrapped import WrappedFunction, is_traced, wrap_jit
-from perfscope.profiler.numerics.history import History, Moment, TensorKey, state_of
 from perfscope.profiler.parity.jax_walk import is_float
 from perfscope.profiler.parity.side import Lines
 from perfscope.profiler.patching import Undo

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfscope.model.documents.numerics import Loss, PrecisionLoss
-from perfscope.profiler.torch.numerics.statistics import HALF, extremes, plain
+from perfscope.plugins.numerics.document import Loss, PrecisionLoss
+from perfscope.plugins.numerics.torch.statistics import HALF, extremes, plain
 from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.op_graph.recorder import ModuleStack, OpFacts, StorageIds, facts_of
 

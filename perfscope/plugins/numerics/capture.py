@@ -1,4 +1,4 @@
-"""Numerics as a capture of `perfscope run`: from the import of torch or jax on, written with the manifest."""
+"""Numerics as a recorder of `perfscope run`: from the import of torch or jax on, written with the manifest."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perfscope.model.documents.numerics import NUMERICS_FILE, Numerics, dump_numerics
 from perfscope.model.documents.run import Capture
 from perfscope.model.files import write_atomically
+from perfscope.plugins.numerics.document import NUMERICS_FILE, Numerics, dump_numerics
 from perfscope.profiler.session.passes import Framework
 
 if TYPE_CHECKING:
+    from perfscope.model.capture import CaptureOptions
     from perfscope.profiler.session.steps import Source, StepFinder
 
 NAME = "numerics"
@@ -49,12 +50,10 @@ class Recorder(Protocol):
 
 
 class NumericsCapture:
-    """The numerics of a process, where they are ``wanted``."""
+    """The numerics of a process. With the level ``deep`` ops are watched in all steps."""
 
-    def __init__(self, finder: Callable[[], StepFinder], *, wanted: bool, deep: bool) -> None:
-        """Nothing is hooked yet. ``deep``: ops are watched in all steps."""
-        self._deep = deep
-        self.wanted = wanted
+    def __init__(self, options: CaptureOptions, finder: Callable[[], StepFinder]) -> None:
+        self._deep = options.level == "deep"
         self._due = 0.0
         self._written: Framework = "torch"
         self._finder = finder
@@ -62,9 +61,7 @@ class NumericsCapture:
 
     def start(self, framework: Framework) -> None:
         """Hook the framework, which is imported."""
-        if not self.wanted:
-            return
-        module = importlib.import_module(f"perfscope.profiler.{framework}.numerics.recorder")
+        module = importlib.import_module(f"perfscope.plugins.numerics.{framework}.recorder")
         self._recorders[framework] = module.Recorder(self._now, every_step=self._deep)
         self._recorders[framework].start()
 
@@ -81,7 +78,7 @@ class NumericsCapture:
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
         """Write it at the end, or before the program may be killed; of two frameworks, the one with more tensors."""
-        if not self.wanted or not self._recorders:
+        if not self._recorders:
             return []
         path = directory / NUMERICS_FILE
         tool = f"{self._written}_numerics"

@@ -15,9 +15,9 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.dashboards.report import render
-from perfscope.model.documents.numerics import FORMATS, Numerics, dump_numerics, load_numerics
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Source, Trace
+from perfscope.plugins.numerics.document import FORMATS, Numerics, dump_numerics, load_numerics
 from tests.rules import judged_by
 
 torch = pytest.importorskip("torch")
@@ -34,7 +34,7 @@ def _seeded() -> None:
 @pytest.fixture
 def recorded() -> Any:
     """Records what a call does: ``recorded(call)`` calls it with the counter of its steps."""
-    from perfscope.profiler.torch.numerics.recorder import Recorder
+    from perfscope.plugins.numerics.torch.recorder import Recorder
 
     def run(program: Callable[[list[int]], None], *, every_step: bool = False) -> Numerics:
         step = [0]
@@ -58,7 +58,7 @@ def load_again(numerics: Numerics) -> Numerics:
 
 def trace_of(numerics: Numerics) -> Trace:
     source = Source(path="run", format="run", rank=None, events_read=0, events_unplaced=0)
-    return Trace(source=source, strings=(), rows={}, recorded=frozenset({"numerics"}), numerics=numerics)
+    return Trace(source=source, strings=(), rows={}, recorded=frozenset({"numerics"}), documents={"numerics": numerics})
 
 
 def batches(count: int, *, dtype: Any = None, width: int = 8) -> list[Any]:
@@ -87,7 +87,7 @@ def test_formats_are_those_of_torch(index: int) -> None:
 
 
 def test_counts_are_those_of_the_tensor() -> None:
-    from perfscope.profiler.torch.numerics.statistics import counts, extremes
+    from perfscope.plugins.numerics.torch.statistics import counts, extremes
 
     values = torch.tensor([0.0, -0.0, 1.0, -7e4, 1e-5, 1e-9, float("inf"), float("nan")])
     zero, *lost, counted = counts(values).tolist()
@@ -99,8 +99,8 @@ def test_counts_are_those_of_the_tensor() -> None:
 
 
 def test_large_tensors_are_counted_in_part() -> None:
-    from perfscope.profiler.numerics.counting import MOST_COUNTED
-    from perfscope.profiler.torch.numerics.statistics import counts
+    from perfscope.plugins.numerics.counting import MOST_COUNTED
+    from perfscope.plugins.numerics.torch.statistics import counts
 
     values = torch.ones(MOST_COUNTED * 5 // 2)
     values[::64] = 0.0  # one column of 64: a distance of 4 or 8 would hit it far too often
@@ -111,14 +111,14 @@ def test_large_tensors_are_counted_in_part() -> None:
 
 def overflowing(step: list[int]) -> None:
     """From step 4 on, which is not watched by default."""
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     given = [batch * (1 if number < 4 else 20) for number, batch in enumerate(batches(8, dtype=torch.float16))]
     train(Blocks(500.0).half(), given, step, rate=1e-12)
 
 
 def test_overflow_is_named_at_its_op_line_and_step(recorded: Any) -> None:
-    from tests.numerics.planted import line_of
+    from tests.plugins.numerics.planted import line_of
 
     numerics = recorded(overflowing, every_step=True)
     (finding,) = judged_by("nonfinite")(trace_of(numerics)).findings
@@ -131,7 +131,7 @@ def test_overflow_is_named_at_its_op_line_and_step(recorded: Any) -> None:
 
 
 def test_where_ops_are_not_watched_the_module_is_named(recorded: Any) -> None:
-    from tests.numerics.planted import line_of
+    from tests.plugins.numerics.planted import line_of
 
     (finding,) = judged_by("nonfinite")(trace_of(recorded(overflowing))).findings
     assert finding.title == "output Blocks.blocks.1.down is not finite from step 4 on"
@@ -140,7 +140,7 @@ def test_where_ops_are_not_watched_the_module_is_named(recorded: Any) -> None:
 
 
 def test_what_happens_again_is_watched_then(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, line_of
+    from tests.plugins.numerics.planted import Blocks, line_of
 
     model = Blocks(500.0).half()
 
@@ -157,7 +157,7 @@ def test_what_happens_again_is_watched_then(recorded: Any) -> None:
 
 
 def test_its_twin_in_bfloat16_is_clean(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     given = [batch * 10 for batch in batches(8, dtype=torch.bfloat16)]
     numerics = recorded(lambda step: train(Blocks(500.0).bfloat16(), given, step, rate=1e-12))
@@ -168,7 +168,7 @@ def test_its_twin_in_bfloat16_is_clean(recorded: Any) -> None:
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_masks_of_infinity_are_clean(recorded: Any, trains: bool) -> None:
-    from tests.numerics.planted import Masked, train
+    from tests.plugins.numerics.planted import Masked, train
 
     model = Masked()
 
@@ -184,7 +184,7 @@ def test_masks_of_infinity_are_clean(recorded: Any, trains: bool) -> None:
 
 
 def test_a_loss_that_overflows_once(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     factors = [1e39 if step == 4 else 1.0 for step in range(8)]  # not watched; in the next step all parameters are NaN
     numerics = recorded(lambda step: train(Blocks(1.0), batches(8), step, factors=factors))
@@ -193,7 +193,7 @@ def test_a_loss_that_overflows_once(recorded: Any) -> None:
 
 
 def test_of_several_ranks_the_one_is_named_in_which_it_began(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     def rank(number: int, step: int) -> Trace:
         given = batches(6)
@@ -209,7 +209,7 @@ def test_of_several_ranks_the_one_is_named_in_which_it_began(recorded: Any) -> N
 
 
 def test_a_batch_with_nan_is_named(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     given = batches(4)
     given[2][1, 3] = float("nan")
@@ -220,7 +220,7 @@ def test_a_batch_with_nan_is_named(recorded: Any) -> None:
 
 @pytest.mark.parametrize(("length", "half", "status"), [(1 << 19, True, "flagged"), (128, True, "clean")])
 def test_softmax_in_float16(recorded: Any, length: int, half: bool, status: str) -> None:
-    from tests.numerics.planted import LongSoftmax, line_of
+    from tests.plugins.numerics.planted import LongSoftmax, line_of
 
     model = LongSoftmax(length, torch.float16)
 
@@ -238,7 +238,7 @@ def test_softmax_in_float16(recorded: Any, length: int, half: bool, status: str)
 
 @pytest.mark.parametrize(("planted", "status"), [(True, "flagged"), (False, "clean")])
 def test_variance_in_bfloat16(recorded: Any, planted: bool, status: str) -> None:
-    from tests.numerics.planted import Variance, line_of, train
+    from tests.plugins.numerics.planted import Variance, line_of, train
 
     numerics = recorded(lambda step: train(Variance(planted=planted), batches(3, width=64), step))
     outcome = judged_by("low_precision_accumulation")(trace_of(numerics))
@@ -254,7 +254,7 @@ def test_variance_in_bfloat16(recorded: Any, planted: bool, status: str) -> None
     [("bfloat16", 1e-9, "flagged"), ("bfloat16", 30.0, "clean"), ("bfloat16", 0.0, "clean"), ("float32", 1e-9, "none")],
 )
 def test_updates_too_small_for_bfloat16(recorded: Any, dtype: str, rate: float, status: str) -> None:
-    from tests.numerics.planted import train
+    from tests.plugins.numerics.planted import train
 
     model = torch.nn.Linear(8, 4, dtype=getattr(torch, dtype))
     numerics = recorded(lambda step: train(model, batches(3, dtype=getattr(torch, dtype)), step, rate=rate))
@@ -270,7 +270,7 @@ def scaler() -> Any:
 
 
 def test_a_scale_that_keeps_falling(recorded: Any) -> None:
-    from tests.numerics.planted import Rooted, train
+    from tests.plugins.numerics.planted import Rooted, train
 
     model, kept = Rooted(), scaler()
     numerics = recorded(lambda step: train(model, batches(40), step, scaler=kept))
@@ -283,7 +283,7 @@ def test_a_scale_that_keeps_falling(recorded: Any) -> None:
 
 
 def test_a_scale_that_settles_is_clean(recorded: Any) -> None:
-    from tests.numerics.planted import train
+    from tests.plugins.numerics.planted import train
 
     factors = [1e36] * 40  # times 65536 it is beyond float32, and fits after some halvings
     model = torch.nn.Linear(8, 4)
@@ -293,7 +293,7 @@ def test_a_scale_that_settles_is_clean(recorded: Any) -> None:
 
 
 def test_without_a_scaler_the_rule_is_not_evaluated(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     outcome = judged_by("unstable_scale")(trace_of(recorded(lambda step: train(Blocks(1.0), batches(3), step))))
     assert (outcome.status, outcome.reason) == ("abstained", "no torch.amp.GradScaler scaled a loss")
@@ -324,7 +324,7 @@ def test_values_of_steps(recorded: Any) -> None:
 
 
 def test_histories_stay_short() -> None:
-    from perfscope.profiler.numerics.history import MOST_AMAX, Row
+    from perfscope.plugins.numerics.history import MOST_AMAX, Row
 
     row = Row("")
     for moment in range(1000):
@@ -338,7 +338,7 @@ def test_torch_is_left_as_it_was(recorded: Any) -> None:
     from torch.nn.modules import module
 
     from perfscope.profiler.torch import compat
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     before = (torch.Tensor.backward, torch.compile, torch.amp.GradScaler.scale, torch.amp.GradScaler.update)
     recorded(lambda step: train(Blocks(1.0), batches(2), step))
@@ -350,7 +350,7 @@ def test_torch_is_left_as_it_was(recorded: Any) -> None:
 
 
 def test_results_stay_bit_identical(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     def weights(run: Callable[[Callable[[list[int]], None]], Any]) -> Any:
         torch.manual_seed(1)
@@ -363,7 +363,7 @@ def test_results_stay_bit_identical(recorded: Any) -> None:
 
 
 def test_a_compiled_model_is_compiled_once_and_seen_from_outside(recorded: Any) -> None:
-    from tests.numerics.planted import Blocks, train
+    from tests.plugins.numerics.planted import Blocks, train
 
     graphs = []
 
@@ -423,7 +423,7 @@ def test_run_and_report(tmp_path: Path) -> None:
 
     trace = perfscope.load(folder)
     analysis = analyze(trace)
-    assert trace.numerics is not None
+    assert "numerics" in trace.documents
     assert not len(trace.rows["kernels"])
     for form in ("html", "markdown", "text"):
         assert "Sequential.1" in render(analysis, form)

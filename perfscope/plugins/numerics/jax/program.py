@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfscope.model.documents.numerics import Kind
-from perfscope.profiler.jax.numerics.observer import HALF, LossNumbers, OpStatistics, wide_dtype
+from perfscope.plugins.numerics.document import Kind
+from perfscope.plugins.numerics.jax.observer import HALF, LossNumbers, OpStatistics, wide_dtype
 from perfscope.profiler.parity.jax_walk import Place, Walk, is_float
 from perfscope.profiler.parity.side import Lines
 

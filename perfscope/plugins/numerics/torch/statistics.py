@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from perfscope.model.documents.numerics import FORMATS
-from perfscope.profiler.numerics.counting import distance
+from perfscope.plugins.numerics.counting import distance
+from perfscope.plugins.numerics.document import FORMATS
 
 HALF = (torch.float16, torch.bfloat16)
 _FLOATS = (torch.float64, torch.float32, *HALF)

@@ -31,10 +31,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from perfscope.analyzers.numerics.summary import split_line
-from perfscope.model.documents.numerics import KINDS, Nonfinite, Numerics
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
+from perfscope.plugins.numerics.document import KINDS, Nonfinite, Numerics, numerics_of
+from perfscope.plugins.numerics.summary import split_line
 
 REPLACES = True
 
@@ -46,12 +46,12 @@ _DIVIDES = frozenset(
 
 def examined(trace: Trace) -> Scope:
     """Tensors that were looked at."""
-    return Scope(0 if trace.numerics is None else len(trace.numerics.tensors), "tensors")
+    return Scope(0 if (numerics := numerics_of(trace)) is None else len(numerics.tensors), "tensors")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding: where it began."""
-    numerics = trace.numerics
+    numerics = numerics_of(trace)
     if numerics is None:
         return
     events = _events(numerics)
@@ -87,7 +87,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     began = [
         (events[0].step, KINDS.index(events[0].kind), index)
         for index, trace in enumerate(traces)
-        if trace.numerics is not None and (events := _events(trace.numerics))
+        if (numerics := numerics_of(trace)) is not None and (events := _events(numerics))
     ]
     if len(began) > 1:
         first = traces[min(began)[2]]

@@ -10,7 +10,7 @@ from msgspec import Struct
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.model.documents.numerics import Kind, TensorStatistics
+    from perfscope.plugins.numerics.document import Kind, TensorStatistics
 
 MOST_ROWS = 50
 """Tensors of a report."""
@@ -67,7 +67,9 @@ class NumericsSummary(Struct, frozen=True, kw_only=True):
 
 def numerics_summary(trace: Trace) -> NumericsSummary | None:
     """What was recorded of numerics; ``None`` where it was not."""
-    numerics = trace.numerics
+    from perfscope.plugins.numerics.document import numerics_of
+
+    numerics = numerics_of(trace)
     if numerics is None:
         return None
     rows = sorted(map(_row, numerics.tensors), key=_risk, reverse=True)
@@ -92,7 +94,7 @@ def split_line(line: str) -> tuple[str | None, int | None]:
 
 
 def _row(tensor: TensorStatistics) -> TensorRow:
-    from perfscope.model.documents.numerics import FORMATS
+    from perfscope.plugins.numerics.document import FORMATS
 
     counted = tensor.counted
     values = [largest for _, largest in tensor.amax]
@@ -116,7 +118,7 @@ def _row(tensor: TensorStatistics) -> TensorRow:
 
 def _risk(row: TensorRow) -> tuple[float, ...]:
     """Not finite, then what the wider formats overflow and underflow, then the narrower ones."""
-    from perfscope.model.documents.numerics import FORMATS
+    from perfscope.plugins.numerics.document import FORMATS
 
     names = [item.name for item in FORMATS]
     lost = [part.get(name, 0.0) for name in names for part in (row.overflow, row.underflow)]
@@ -124,7 +126,7 @@ def _risk(row: TensorRow) -> tuple[float, ...]:
 
 
 def _formats(tensors: tuple[TensorStatistics, ...]) -> list[FormatRow]:
-    from perfscope.model.documents.numerics import FORMATS
+    from perfscope.plugins.numerics.document import FORMATS
 
     groups: dict[Kind, list[TensorStatistics]] = defaultdict(list)
     for tensor in tensors:

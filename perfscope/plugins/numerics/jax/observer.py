@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfscope.model.documents.numerics import FORMATS, Kind, Loss
 from perfscope.model.op_flops import JAX_PRODUCTS
-from perfscope.profiler.numerics.counting import distance
+from perfscope.plugins.numerics.counting import distance
+from perfscope.plugins.numerics.document import FORMATS, Kind, Loss
 from perfscope.profiler.parity.jax_walk import LAYOUT, Place, is_float, terms_of, widened
 
 MOST_OPS = 4_000

@@ -9,7 +9,8 @@ from perfscope.dashboards.report.blocks import Column, Section, Text, table, tab
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from perfscope.analyzers.numerics import FormatRow, NumericsSummary, TensorRow
+    from perfscope.analyzers.engine import Analysis
+    from perfscope.plugins.numerics.summary import FormatRow, NumericsSummary, TensorRow
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "e4m3", "float8_e5m2": "e5m2"}
 FEW = 8
@@ -24,18 +25,18 @@ _FORMATS: tuple[Column[FormatRow], ...] = (
 )
 
 
-def numerics_sections(summaries: Sequence[NumericsSummary]) -> tuple[Section, ...]:
-    """A section per process."""
-    return tuple(_section(summary, several=len(summaries) > 1) for summary in summaries)
+def sections(analysis: Analysis) -> Iterator[Section]:
+    """Yield a section for each process."""
+    summaries = analysis.results["numerics"]
+    for summary in summaries:
+        yield _section(summary, several=len(summaries) > 1)
 
 
-def numerics_fact(summaries: Sequence[NumericsSummary]) -> str:
-    """Sentence for the head of a report; ``''`` without numerics."""
-    if not summaries:
-        return ""
-    first = summaries[0]
+def facts(analysis: Analysis) -> Iterator[str]:
+    """Yield a sentence on the first process for the head of a report."""
+    first: NumericsSummary = analysis.results["numerics"][0]
     tensors = f"{first.tensors:,} tensors" if first.tensors != 1 else "1 tensor"
-    return f"numerics of {tensors} in {first.steps:,} steps, {_finite(first)}; recorded without times"
+    yield f"numerics of {tensors} in {first.steps:,} steps, {_finite(first)}; recorded without times"
 
 
 def _finite(summary: NumericsSummary) -> str:

@@ -22,14 +22,14 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils.hooks import unserializable_hook
 
-from perfscope.model.documents.numerics import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
-from perfscope.profiler.numerics.history import History, Moment, TensorKey, state_of
+from perfscope.plugins.numerics.document import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
+from perfscope.plugins.numerics.history import History, Moment, TensorKey, state_of
+from perfscope.plugins.numerics.torch.ops import OpResult, OpWatch, made_nonfinite
+from perfscope.plugins.numerics.torch.statistics import HALF, counts, extremes, plain
 from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.session.process_state import why_no_structure
 from perfscope.profiler.session.results import torch_tensors
 from perfscope.profiler.torch import compat
-from perfscope.profiler.torch.numerics.ops import OpResult, OpWatch, made_nonfinite
-from perfscope.profiler.torch.numerics.statistics import HALF, counts, extremes, plain
 from perfscope.profiler.torch.op_graph.capture import insert_lowest, remove_mode
 from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.op_graph.recorder import ModuleStack

@@ -9,7 +9,10 @@ import gzip
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+if TYPE_CHECKING:
+    from perfscope.model.trace import Trace
 
 NUMERICS_SCHEMA = "perfscope.numerics/1"
 NUMERICS_FILE = "numerics.json.gz"
@@ -163,6 +166,12 @@ def dump_numerics(numerics: Numerics) -> bytes:
     """As gzipped JSON; ``ValueError`` for numbers that are not finite."""
     text = json.dumps(asdict(numerics), separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode(), 1, mtime=0)
+
+
+def numerics_of(trace: Trace) -> Numerics | None:
+    """The numerics of a trace; ``None`` where none were recorded."""
+    numerics: Numerics | None = trace.documents.get("numerics")
+    return numerics
 
 
 def load_numerics(path: Path) -> Numerics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.model.documents.numerics import FORMATS
+from perfscope.plugins.numerics.document import FORMATS
 
 MOST_COUNTED = 1 << 20
 """Values of a tensor that are counted. All are looked at for the smallest and largest one."""

@@ -30,10 +30,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.numerics.summary import split_line
-from perfscope.model.documents.numerics import PrecisionLoss
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace
+from perfscope.plugins.numerics.document import PrecisionLoss, numerics_of
+from perfscope.plugins.numerics.summary import split_line
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Unit roundoff: the relative error of one rounding to nearest."""
@@ -47,12 +47,13 @@ UNCHANGED = 0.5
 
 def examined(trace: Trace) -> Scope:
     """Reductions and parameters of 16 bits."""
-    return Scope(0 if trace.numerics is None else trace.numerics.reductions, "reductions and parameters of 16 bits")
+    numerics = numerics_of(trace)
+    return Scope(0 if numerics is None else numerics.reductions, "reductions and parameters of 16 bits")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
     """A finding for each line whose reduction or difference loses precision, and one for all updates."""
-    losses = () if trace.numerics is None else trace.numerics.losses
+    losses = () if (numerics := numerics_of(trace)) is None else numerics.losses
     flagged = sorted(filter(_flagged, losses), key=lambda loss: -loss.error)
     for loss in flagged:
         if loss.how != "update":

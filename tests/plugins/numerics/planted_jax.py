@@ -14,10 +14,10 @@ Layer = Callable[[Any, Any], Any]
 
 
 def line_of(mark: str) -> str:
-    """``tests/numerics/planted_jax.py:30`` of the line that ends with ``# mark``."""
+    """``tests/plugins/numerics/planted_jax.py:30`` of the line that ends with ``# mark``."""
     lines = Path(__file__).read_text().splitlines()
     (number,) = [index for index, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
-    return f"tests/numerics/planted_jax.py:{number}"
+    return f"tests/plugins/numerics/planted_jax.py:{number}"
 
 
 def squared(x: Any, w: Any) -> Any:

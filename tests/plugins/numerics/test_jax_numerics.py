@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.model.documents.numerics import Numerics, dump_numerics
 from perfscope.model.trace import Source, Trace
+from perfscope.plugins.numerics.document import Numerics, dump_numerics
 from tests.rules import judged_by
 
 jax = pytest.importorskip("jax")
@@ -27,7 +27,7 @@ RULES = ("nonfinite", "low_precision_accumulation", "unstable_scale")
 @pytest.fixture
 def recorded() -> Any:
     """Records what a call does: ``recorded(call)`` calls it with the counter of its steps."""
-    from perfscope.profiler.jax.numerics.recorder import Recorder
+    from perfscope.plugins.numerics.jax.recorder import Recorder
 
     def run(program: Callable[[list[int]], Any], *, every_step: bool = False) -> Numerics:
         import msgspec
@@ -47,7 +47,9 @@ def recorded() -> Any:
 
 def judged(rule: str, numerics: Numerics) -> Any:
     source = Source(path="run", format="run", rank=None, events_read=0, events_unplaced=0)
-    trace = Trace(source=source, strings=(), rows={}, recorded=frozenset({"numerics"}), numerics=numerics)
+    trace = Trace(
+        source=source, strings=(), rows={}, recorded=frozenset({"numerics"}), documents={"numerics": numerics}
+    )
     return judged_by(rule)(trace)
 
 
@@ -63,7 +65,7 @@ def tensor(numerics: Numerics, kind: str, name: str) -> Any:
 @pytest.mark.parametrize("donate", [False, True])
 def test_overflow_is_named_at_its_op_line_and_step(recorded: Any, donate: bool) -> None:
     """In step 4, which is not watched by itself: the call is walked again with its arguments."""
-    from tests.numerics.planted_jax import line_of, squared, train
+    from tests.plugins.numerics.planted_jax import line_of, squared, train
 
     given = [normal(4, 8, seed=number, dtype="float16", scale=1.0 if number < 4 else 500.0) for number in range(7)]
     weights = [normal(8, 8, seed=9, dtype="float16", scale=0.5)]
@@ -76,7 +78,7 @@ def test_overflow_is_named_at_its_op_line_and_step(recorded: Any, donate: bool) 
 
 
 def test_the_round_of_a_scan_that_made_it(recorded: Any) -> None:
-    from tests.numerics.planted_jax import divided, line_of, train
+    from tests.plugins.numerics.planted_jax import divided, line_of, train
 
     weights = normal(4, 8, 8).at[2, 0, 0].set(60.0)
     numerics = recorded(lambda step: train(divided, weights, [normal(4, 8)] * 2, step, scanned=True))
@@ -87,7 +89,7 @@ def test_the_round_of_a_scan_that_made_it(recorded: Any) -> None:
 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_a_mask_is_no_defect(recorded: Any, scanned: bool) -> None:
-    from tests.numerics.planted_jax import masked, train
+    from tests.plugins.numerics.planted_jax import masked, train
 
     numerics = recorded(lambda step: train(masked, normal(2, 8, 8), [normal(4, 8)] * 3, step, scanned=scanned))
     outcome = judged("nonfinite", numerics)
@@ -96,7 +98,7 @@ def test_a_mask_is_no_defect(recorded: Any, scanned: bool) -> None:
 
 
 def test_what_is_recorded_of_a_training(recorded: Any) -> None:
-    from tests.numerics.planted_jax import masked, train
+    from tests.plugins.numerics.planted_jax import masked, train
 
     weights = {"first": normal(8, 8), "second": normal(8, 8, seed=1)}
 
@@ -111,7 +113,7 @@ def test_what_is_recorded_of_a_training(recorded: Any) -> None:
     for name in ("weights/0/first", "weights/0/second"):
         assert names["parameter", name].steps == 13
         assert names["parameter gradient", name].steps == len(numerics.watched)
-        assert names["output", name].line.startswith("tests/numerics/planted_jax.py:")
+        assert names["output", name].line.startswith("tests/plugins/numerics/planted_jax.py:")
     assert ("gradient", "input of weights/0/second") in names
     assert names["loss", "loss"].steps == names["input", "batch"].steps == 13
     assert numerics.watched == (0, 1, 10)
@@ -155,7 +157,7 @@ def test_the_state_of_an_optimizer_is_no_parameter(recorded: Any) -> None:
 
 @pytest.mark.parametrize("planted", [True, False])
 def test_a_variance_of_two_means_cancels(recorded: Any, planted: bool) -> None:
-    from tests.numerics.planted_jax import line_of, train, varied
+    from tests.plugins.numerics.planted_jax import line_of, train, varied
 
     layer = partial(varied, planted=planted)
     numerics = recorded(lambda step: train(layer, [normal(64, 64, scale=0.1)], [normal(4, 64)], step))
@@ -182,7 +184,7 @@ def test_a_sum_in_16_bits_is_computed_again(recorded: Any) -> None:
 
 @pytest.mark.parametrize(("rate", "status"), [(1e-9, "found"), (10.0, "clean")])
 def test_updates_that_change_nothing(recorded: Any, rate: float, status: str) -> None:
-    from tests.numerics.planted_jax import masked, train
+    from tests.plugins.numerics.planted_jax import masked, train
 
     weights = [normal(8, 8, dtype="bfloat16")]
     given = [normal(4, 8, dtype="bfloat16")] * 3
@@ -195,8 +197,8 @@ def test_counts_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
     import jax.numpy as jnp
 
-    from perfscope.profiler.jax.numerics.observer import statistics
-    from perfscope.profiler.torch.numerics.statistics import counts, extremes
+    from perfscope.plugins.numerics.jax.observer import statistics
+    from perfscope.plugins.numerics.torch.statistics import counts, extremes
 
     values = np.exp(np.random.default_rng(0).uniform(-60, 60, 10_000)).astype(np.float32)
     values[:8] = [0.0, -0.0, 1.0, -7e4, 1e-5, 448.0, 464.0, 465.0]
@@ -208,7 +210,7 @@ def test_counts_are_those_of_torch() -> None:
 
 
 def test_jax_is_left_as_it_was_and_results_are_bit_identical(recorded: Any) -> None:
-    from tests.numerics.planted_jax import masked, train
+    from tests.plugins.numerics.planted_jax import masked, train
 
     before = jax.jit
     weights, given = [normal(8, 8)], [normal(4, 8, seed=number) for number in range(4)]

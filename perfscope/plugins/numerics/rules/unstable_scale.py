@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.numerics.summary import split_line
-from perfscope.model.documents.numerics import StepValues
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import Trace
+from perfscope.plugins.numerics.document import StepValues, numerics_of
+from perfscope.plugins.numerics.summary import split_line
 
 MIN_SKIPPED = 3
 """Steps of the second half. Fewer are chance in a short run."""
@@ -45,7 +45,7 @@ def examined(trace: Trace) -> Scope:
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding; ``AbstainError`` without a loss scaler."""
-    steps, numerics = _scaled(trace), trace.numerics
+    steps, numerics = _scaled(trace), numerics_of(trace)
     if numerics is None or not steps:
         raise AbstainError("no torch.amp.GradScaler scaled a loss")
     late = steps[len(steps) // 2 :]
@@ -76,7 +76,8 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _scaled(trace: Trace) -> list[StepValues]:
-    return [] if trace.numerics is None else [step for step in trace.numerics.steps if step.scale is not None]
+    numerics = numerics_of(trace)
+    return [] if numerics is None else [step for step in numerics.steps if step.scale is not None]
 
 
 def _evidence(steps: list[StepValues], fell: tuple[int, ...]) -> tuple[dict[str, Cell], ...]:

@@ -1,1 +1,0 @@
-"""Values of tensors: what a process records of them, for torch and jax alike."""

@@ -1,0 +1,1 @@
+"""Tests of plug-ins, a folder each."""
