@@ -100,8 +100,7 @@ def entries() -> tuple[Entry, ...]:
 def plugins() -> tuple[Plugin, ...]:
     """All plug-ins, sorted by name. One that cannot be loaded is logged and left out.
 
-    An entry point whose module is missing is ignored: the metadata of a development install may be older than its
-    files.
+    An entry point whose module is missing is ignored: metadata may be of another version than the files.
     """
     return _loaded(entries())
 
@@ -141,15 +140,17 @@ def _loaded(found: tuple[Entry, ...]) -> tuple[Plugin, ...]:
 
 # `importlib.metadata` finds the same entry points, and its import takes 30 ms, a third of `perfscope --help`.
 
-_SECTION = re.compile(rf"^\[{re.escape(GROUP)}\]\s*$(.*?)(?=^\[|\Z)", re.MULTILINE | re.DOTALL)
-_LINE = re.compile(r"^([^\s=#;][^=]*?)\s*=\s*([\w.:]+)", re.MULTILINE)
+_SECTION = re.compile(rf"^\[(?:project\.entry-points\.\")?{re.escape(GROUP)}\"?\]\s*$(.*?)(?=^\[|\Z)", re.M | re.S)
+_LINE = re.compile(r"^([^\s=#;][^=]*?)\s*=\s*\"?([\w.:]+)", re.MULTILINE)
 _INFO = (".dist-info", ".egg-info")
+_CHECKOUT = f"{os.path.dirname(__file__)}/../../pyproject.toml"  # noqa: PTH120 (a Path takes longer)
+"""In a checkout, what perfscope registers; the metadata of its installation may be older."""
 
 
 @cache
 def _on_path(path: tuple[str, ...]) -> tuple[Entry, ...]:
-    seen: set[str] = set()
-    found: dict[str, Entry] = {}
+    found = {entry.name: entry for entry in _entries(_CHECKOUT, "perfscope")}
+    seen = {"perfscope"} if found else set()
     for folder in path:
         for name in _metadata(folder):
             distribution = name.rpartition(".")[0]
