@@ -208,7 +208,7 @@ def test_git_knows_no_way(kept: list[Path], tmp_path: Path) -> None:
     assert "git finds no path from it to HEAD" in words
     assert "shallow clone?" in words
     (tmp_path / ".git").rename(tmp_path / "git-is-gone")
-    assert "git knows no way" in notes(str(kept[2]), None, "main")[1]
+    assert "git finds no path" in notes(str(kept[2]), None, "main")[1]
 
 
 def test_the_same_machine_before_a_nearer_commit(
@@ -254,7 +254,7 @@ def test_what_is_said_is_in_every_report(kept: list[Path], line: list[str], caps
         (("compare", "baseline:nope", "latest"), 4, "baseline:nope: no such baseline in perfscope-runs/store.sq"),
         (("compare", "baseline:", "latest"), 4, "no such baseline"),
         (("compare", "--baseline", "nope", "RUN"), 4, "no such baseline"),
-        (("compare", "--baseline", "main", "RUN", "RUN"), 2, "name HEAD alone"),
+        (("compare", "--baseline", "main", "RUN", "RUN"), 2, "give HEAD alone"),
         (("compare", "--baseline",), 2, "needs HEAD"),
         (("compare", "--baseline", "main", "gone"), 4, "gone: no such file"),
         (("compare", "RUN"), 2, "compare needs BASE and HEAD"),
