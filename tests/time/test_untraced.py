@@ -108,3 +108,9 @@ def test_compiling_that_is_most_of_every_step_is_a_share_of_it_and_not_once() ->
     assert (kept.once, kept.untraced_ns_per_step) == (None, 1_800_000)
     warm = bounded(dataclasses.replace(slower, step_times_ns=(400_000,) * 4), "recompilation", finding)
     assert warm.once is not None
+
+
+def test_where_a_bare_step_is_shorter_than_the_waits_of_a_traced_one_a_share_stays_a_share() -> None:
+    """600 us of each traced step are the device's: a bare step of 300 us is of a machine that was less busy."""
+    result = bounded(steps(300), "unfused_ops", finding(600))
+    assert result.untraced_ns_per_step == 180_000, "60 % of it, as while traced, and not all of it"

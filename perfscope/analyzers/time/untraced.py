@@ -30,6 +30,9 @@ HOST_CAUSES: tuple[Cause, ...] = (
 )  # fmt: skip
 """Host time in which only the recorded ops are lengthened."""
 
+LEAST_LEFT = 0.2
+"""Of lengthened time: no profiler makes the host five times as slow, averaged over ops and what is between them."""
+
 LASTING_SHARE = 0.5
 """Of the recorded steps' time that is compiling, and of their length that the others have: those compile, too."""
 
@@ -67,8 +70,8 @@ def _untraced(trace: Trace, rule: str, finding: Finding, cost_ns: int) -> int | 
     if bare is None:
         return None
     lengthened = _lengthened_share(trace, rule, finding)
-    left = trace.fact(_host_share_left) if lengthened else 1.0
-    return min(round(cost_ns * (1 - lengthened * (1 - left))), round(bare))
+    left, kept = trace.fact(_shares_left)
+    return min(round(cost_ns * (lengthened * left + (1 - lengthened) * kept)), round(bare))
 
 
 def _bare_step_ns(trace: Trace) -> float | None:
@@ -109,25 +112,30 @@ def _lengthened_shares(trace: Trace) -> tuple[Mapping[Cause, float], ...]:
     return tuple(result)
 
 
-def _host_share_left(trace: Trace) -> float:
-    """Of the host's lengthened time what a bare step has, 0 to 1, by the device that waits least for it."""
+def _shares_left(trace: Trace) -> tuple[float, float]:
+    """Of the host's lengthened time, and of all other time, what a bare step has, 0 to 1.
+
+    By the device that waits least for the host.
+    """
     bare = _bare_step_ns(trace) or 0.0
     accounts, shares = trace.fact(step_accounts), trace.fact(_lengthened_shares)
-    return max(_share_left(*each, bare) for each in zip(accounts, shares, strict=True))
+    return max((_share_left(*each, bare) for each in zip(accounts, shares, strict=True)), default=(1.0, 1.0))
 
 
-def _share_left(account: StepAccount, shares: Mapping[Cause, float], bare_ns: float) -> float:
+def _share_left(account: StepAccount, shares: Mapping[Cause, float], bare_ns: float) -> tuple[float, float]:
     steps = np.sum(list(account.causes_ns.values()), axis=0)
     compiling = np.array(account.causes_ns["compilation"])
     warm = compiling == compiling.min()
     traced = float(np.mean((steps - compiling)[warm]))  # costs are means too
     if traced <= bare_ns:
-        return 1.0
+        return 1.0, 1.0
     parts = [share * np.array(account.causes_ns[cause]) for cause, share in shares.items()]
     lengthened = float(np.mean(np.sum(parts, axis=0)[warm]))
     kept = traced - lengthened
-    # Where a bare step is shorter than what no profiler lengthens, the machine was busier while traced.
-    return (bare_ns - kept) / lengthened if lengthened and bare_ns > kept else bare_ns / traced
+    left = (bare_ns - kept) / lengthened if lengthened else 0.0
+    if left >= LEAST_LEFT:
+        return left, 1.0
+    return bare_ns / traced, bare_ns / traced  # the machine was busier while traced: everything took longer
 
 
 # The step time of one trace.
