@@ -1,1 +1,1 @@
-"""PRESENTATION: reports, figures and pages that show what the analysers found."""
+"""Presentation: reports, figures and pages of what the analyzers computed."""

@@ -1,9 +1,9 @@
-"""The run store is optional: commands and pages take it from here, and this module alone imports it."""
+"""Access to the optional run store: commands and pages use this module, the only one that imports the store."""
 
 from perfscope.profiler import store
 
 LATEST = store.LATEST
-"""The schema that this perfscope writes."""
+"""Schema version that this perfscope writes."""
 RunStore = store.RunStore
 address = store.address
 check_name = store.check_name

@@ -43,7 +43,7 @@ LEAST_WORDS = 20
 """Characters on a page that has anything to say."""
 STATUS = "document.querySelector('.ps-tl-status')?.textContent || ''"
 DEAD_ENDS = (
-    "There is no such page", "cannot be shown", "No such run or trace", "No such comparison", "Nothing that is drawn",
+    "There is no such page", "cannot be shown", "No such run or trace", "No such comparison", "No drawn node",
     "No findings.",
 )  # fmt: skip
 

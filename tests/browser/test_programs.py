@@ -91,7 +91,7 @@ def test_a_search_finds_the_picture_of_an_instruction(tab: Tab, graph_server: Se
     _open_graph(tab, graph_server, "&find=%5Etwo%24")
     assert "two" in tab.page.inner_text(".ps-subjects .ps-here")
     _open_graph(tab, graph_server, "&find=nowhere&picture=9")
-    assert "Nothing that is drawn is called nowhere" in tab.page.inner_text("#page")
+    assert "No drawn node is called nowhere" in tab.page.inner_text("#page")
     assert tab.wrong == []
 
 

@@ -180,7 +180,7 @@ def test_where_a_rule_names_no_piece_it_leads_to_the_events_of_its_line(tmp_path
 
 def test_of_what_no_event_is_it_is_said(tmp_path: Path) -> None:
     row = _row(_ran().build(), tmp_path / "a", where=Where(file="other.py", line=3, op="aten::relu"))
-    assert (row["at"], row["none"]) == ([], "no recorded event is of its line, module, op, kernel or instruction")
+    assert (row["at"], row["none"]) == ([], "no recorded event belongs to its line, module, op, kernel or instruction")
     assert _row(_ran().build(), tmp_path / "b")["none"] == "it is about the recording as a whole"
 
 
@@ -195,5 +195,5 @@ def test_of_memory_of_the_detail_pass_it_is_said_and_its_page_is_named(tmp_path:
     trace = _ran().build()
     trace = dataclasses.replace(trace, detail=made.build())
     row = _row(trace, tmp_path, "peak_owner", cost_bytes=1 << 20, bytes_are="freed")
-    assert row["none"] == "its memory was recorded in the detail pass, behind the steps that the timeline shows"
+    assert row["none"] == "its memory was recorded in the detail pass, after the steps that the timeline shows"
     assert row["memory"]

@@ -1,6 +1,6 @@
-"""The exports, a written list: format -> module. One format a file.
+"""Export formats: name -> module. One module per format.
 
-An export's module has ``SUFFIX`` (of the file it writes by default), ``FOLDER`` (it writes a folder of
+An export's module has ``SUFFIX`` (of the file it writes by default), ``FOLDER`` (whether it writes a folder of
 files), and ``write(subject, target) -> list[str]``: remarks for the user, one sentence each.
 """
 
@@ -31,23 +31,23 @@ EXPORTS: dict[str, str] = {
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """What is exported: the traces of one job, and what the rules found in them (rule, finding)."""
+    """What is exported: the traces of one job, and the findings on them (rule, finding)."""
 
     traces: tuple[Trace, ...]
     findings: tuple[tuple[str, Finding], ...] = ()
 
 
 def module_of(form: str) -> ModuleType:
-    """The module of a format; ``UsageError`` if there is none of that name."""
+    """Return the module of a format; ``UsageError`` if the format is unknown."""
     if form not in EXPORTS:
         raise UsageError(f"{form}: no such export format; there are {', '.join(EXPORTS)}")
     return importlib.import_module(EXPORTS[form])
 
 
 def export(subject: Subject, form: str, target: str | Path) -> list[str]:
-    """Write ``subject`` in a format of ``EXPORTS``, whole or not at all; remarks for the user.
+    """Write ``subject`` in a format of ``EXPORTS``, in full or not at all; return remarks for the user.
 
-    ``DataError``: there is nothing that the format can hold, or ``target`` cannot be written.
+    ``DataError``: the format can hold nothing of it, or ``target`` cannot be written.
     """
     remarks: list[str] = module_of(form).write(subject, Path(target))
     return remarks

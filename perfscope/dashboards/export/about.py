@@ -1,4 +1,4 @@
-"""What an export says of its sources and devices, and of what the rules found."""
+"""Events that describe an export's sources, devices and findings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perfscope.model.untrusted_text import sanitize_value
 
 
 def about(trace: Trace, texts: Texts, home: Track, devices: Sequence[int]) -> Events:
-    """One instant for the source and one for each device, at the trace's first time."""
+    """One instant for the source and one per device, at the trace's first time."""
     rows = trace.rows["devices"]
     size = 1 + len(rows)
     start = first_ns(trace)
@@ -64,7 +64,7 @@ _WORD = re.compile(r"[\w:,.+-]{1,40}$")
 
 
 def _source(trace: Trace) -> dict[str, object]:
-    """What the reader of an export needs: nothing in it may be so long, or so secret, that it is cut or masked."""
+    """Fields of the source that readers of an export need, without those that would have to be cut or masked."""
     source = trace.source
     return {
         "format": source.format,
@@ -79,7 +79,7 @@ def _source(trace: Trace) -> dict[str, object]:
 
 
 def first_ns(trace: Trace) -> int:
-    """The first time of a trace; 0 where nothing has one."""
+    """The first time of a trace, ns; 0 if nothing has a time."""
     times = [
         int(rows[name].min())
         for rows in trace.rows.values()
@@ -95,13 +95,13 @@ def has_times(trace: Trace) -> bool:
 
 
 def found(findings: Sequence[tuple[str, Finding]], texts: Texts, tracks: Tracks, start_ns: int) -> list[Events]:
-    """Findings as instants at the beginning, the costliest first, with their advice and evidence as arguments.
+    """Findings as instants at the start, costliest first, with their advice and evidence as arguments.
 
-    They are not drawn as spans: a cost is a sum over the trace, after overlap, and lies nowhere.
+    They are not spans, because a cost is a sum over the trace, after overlap, and has no position in time.
     """
     if not findings:
         return []
-    marks = tracks.plain(tracks.process("findings"), "what was found")
+    marks = tracks.plain(tracks.process("findings"), "findings")
     size = len(findings)
     return [
         Events(
@@ -151,5 +151,5 @@ def _said(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, 
 
 
 def _evidence(row: Mapping[str, Cell]) -> str:
-    """``wait_ns=12000, op=aten::item``: what the row has."""
+    """``wait_ns=12000, op=aten::item``: the values that the row has."""
     return ", ".join(f"{key}={value}" for key, value in sanitize_value(row).items() if value is not None)

@@ -1,8 +1,8 @@
-"""Chrome's trace JSON in Kineto's words: for chrome://tracing, Perfetto, and tools that read torch.profiler's files.
+"""Chrome's trace JSON with Kineto's names: for chrome://tracing, Perfetto, and tools that read torch.profiler's files.
 
-The same tracks, lanes and arrows as the Perfetto export. Times are microseconds with three decimals after
+Tracks, lanes and arrows are the same as in the Perfetto export. Times are microseconds with three decimals after
 ``baseTimeNanoseconds``, so that viewers, which hold them as floating-point numbers, show them to the nanosecond;
-readers that know Kineto add the base. A name that ends in ``.gz`` is packed.
+readers that support Kineto add the base. A file whose name ends in ``.gz`` is compressed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ SUFFIX = ".trace.json.gz"
 FOLDER = False
 
 _BLOCK = 1 << 14
-"""Events that are made into text at once."""
+"""Events that are serialised at once."""
 _RAW = frozenset(
     {
         *(words.ARGUMENTS["slices"][name] for name in ("shapes", "dtypes", "strides", "values")),
         words.ARGUMENTS["collectives"]["ranks"],
     }
 )
-"""Arguments whose text is JSON already."""
+"""Arguments whose text is already JSON."""
 _MEMORY_NAMES = {"allocate": "[memory]", "free": "[memory]"}
-"""Kineto's name for both; its other allocator events it does not write."""
+"""Kineto's name of both kinds of event; it does not write other allocator events."""
 
 
 def write(subject: Subject, target: Path) -> list[str]:
@@ -61,7 +61,7 @@ def write(subject: Subject, target: Path) -> list[str]:
 
 
 def _head(traces: list[Trace], first: int) -> str:
-    """What stands before the events, in Kineto's keys."""
+    """The keys before the events, as Kineto writes them."""
     head: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": first}
     source = traces[0].source
     if len(traces) == 1 and source.rank is not None:
@@ -88,7 +88,7 @@ def _devices(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _texts(subject: Subject, traces: list[Trace], tracks: Tracks, first: int) -> Iterator[str]:
-    """The events as JSON, several joined with commas at a time."""
+    """The events as JSON, in batches joined with commas."""
     for index, trace in enumerate(traces):
         scene = Scene(trace, tracks, index=index, label=label_of(index, len(traces), trace.source.rank))
         yield from _events(scene.events(), scene.texts, tracks, first)
@@ -163,7 +163,7 @@ def _sample(track: Track, index: int, value: float) -> str:
 
 
 def _values(argument: Argument, part: slice, texts: Texts) -> Callable[[int], str]:
-    """The argument of a row as ``"name": value``, empty where the row has none."""
+    """The argument of a row as ``"name": value``, empty if the row lacks it."""
     values = argument.values[part].tolist()
     present = None if argument.present is None else argument.present[part].tolist()
     name = json.dumps(argument.name)
@@ -183,7 +183,7 @@ def _values(argument: Argument, part: slice, texts: Texts) -> Callable[[int], st
 
 
 def _json(text: str, *, raw: bool) -> str:
-    """A text as JSON: as it is where it is JSON already."""
+    """A text as a JSON value: unchanged if it is JSON already."""
     if raw:
         with contextlib.suppress(ValueError, RecursionError):  # cut to its length, or never JSON
             json.loads(text, parse_constant=_no_number)
@@ -192,5 +192,5 @@ def _json(text: str, *, raw: bool) -> str:
 
 
 def _no_number(name: str) -> None:
-    """Refuse ``NaN`` and its like, which Python reads and JSON has not."""
+    """Refuse ``NaN`` and infinities, which Python's parser accepts and JSON forbids."""
     raise ValueError(name)

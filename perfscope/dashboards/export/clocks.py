@@ -1,6 +1,6 @@
-"""The ranks of a job on one clock, where the user asks for it: by the ends of their collectives.
+"""Ranks of a job on one clock, on request, aligned by the ends of their collectives.
 
-Times are otherwise those that each rank recorded. How the offsets are found, and how far they may be off:
+Without alignment, times are as each rank recorded them. How offsets are computed, and their uncertainty:
 ``analyzers/ranks/matching.py``.
 """
 
@@ -14,21 +14,21 @@ from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.units import format_ns
 
 _TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns", "freed_ns")
-"""Columns that hold moments on the trace's clock."""
+"""Columns that hold points in time on the trace's clock."""
 
 
 def apart(traces: Sequence[Trace]) -> list[str]:
-    """What to tell of several ranks whose clocks stay as they are: a sentence where they differ noticeably."""
+    """A remark on the clocks of several ranks that are not aligned, if they differ noticeably."""
     return [
-        f"the clocks of the ranks are up to {format_ns(ranks.clocks.largest_offset_ns)} apart, and stay so: "
-        f"--align-clocks brings them to within {format_ns(ranks.clocks.worst_ns)}"
+        f"the clocks of the ranks are up to {format_ns(ranks.clocks.largest_offset_ns)} apart and are not aligned; "
+        f"--align-clocks aligns them to within {format_ns(ranks.clocks.worst_ns)}"
         for ranks in _judged(traces)
         if ranks.clocks.largest_offset_ns >= TOLD_NS
     ]
 
 
 def aligned(traces: Sequence[Trace]) -> tuple[tuple[Trace, ...], list[str]]:
-    """The traces with the times of each rank moved to the clock of its job's lowest rank, and what was done."""
+    """Return the traces with the times of each rank moved to the clock of its job's lowest rank, and remarks."""
     offsets: dict[int, int] = {}
     remarks = []
     for ranks in _judged(traces):
@@ -48,7 +48,7 @@ def _judged(traces: Sequence[Trace]) -> list[RankSet]:
 
 
 def moved(trace: Trace, by_ns: int) -> Trace:
-    """The trace with every moment ``by_ns`` later; itself for 0."""
+    """The trace with every point in time ``by_ns`` later; the trace itself for 0."""
     if not by_ns:
         return trace
     rows = {name: _moved(rows, by_ns) for name, rows in trace.rows.items()}

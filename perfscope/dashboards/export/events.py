@@ -1,4 +1,4 @@
-"""What the formats with a timeline are written from: texts that are fit to show, tracks, and events as columns."""
+"""Input of formats with a timeline: sanitised texts, tracks, and events as columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfscope.model.untrusted_text import TEXT_LIMIT, clean, shorten
 
 
 class Texts:
-    """Strings by code. The codes of the trace's text columns hold; ours come after them."""
+    """Strings by code: the codes of the trace's text columns are kept, the export's own follow."""
 
     def __init__(self, trace: Trace | None = None) -> None:
         self._texts = [] if trace is None else list(trace.strings)
@@ -27,7 +27,7 @@ class Texts:
         return len(self._texts)
 
     def code(self, text: str) -> int:
-        """Code of a text of ours."""
+        """Return the code of a text of the export."""
         result = self._codes.get(text)
         if result is None:
             result = self._codes[text] = len(self._texts)
@@ -35,7 +35,7 @@ class Texts:
         return result
 
     def shown(self, code: int) -> str:
-        """The text without secrets, control characters and endless names."""
+        """Return the text without secrets and control characters, cut to a maximal length."""
         result = self._shown.get(code)
         if result is None:
             result = self._shown[code] = fit(self._texts[code])
@@ -43,7 +43,7 @@ class Texts:
 
 
 def fit(text: str) -> str:
-    """An untrusted text as it may stand in a file that is passed on."""
+    """Clean an untrusted text for a file that may be shared."""
     return shorten(clean(text), TEXT_LIMIT)
 
 
@@ -52,11 +52,11 @@ Kind = Literal["process", "thread", "plain", "counter"]
 _LARGEST_ID = 2**31 - 1
 """Process and thread ids are 32-bit numbers in both formats."""
 _FIRST_MADE = 1 << 30
-"""Ids that we make for devices, streams and clashes begin here: above what systems hand out (2^22 on Linux)."""
+"""First id for devices, streams and clashes: above the ids that systems assign (2^22 on Linux)."""
 
 
 class Track(Struct, frozen=True, kw_only=True):
-    """One track. ``uuid`` is its number in the file; ``pid`` and ``tid`` are unique in it."""
+    """A track. ``uuid`` is its number in the file; ``pid`` and ``tid`` are unique in it."""
 
     uuid: int
     kind: Kind
@@ -65,11 +65,11 @@ class Track(Struct, frozen=True, kw_only=True):
     pid: int = 0
     tid: int = 0
     unit: str = ""
-    """Of a counter: ``B`` or as its source has it."""
+    """Unit of a counter: ``B``, or the source's own."""
 
 
 class Tracks:
-    """Makes tracks with ids that clash with no other, also where ranks of several hosts come together."""
+    """Creates tracks whose ids are unique, also if ranks of several hosts are merged."""
 
     def __init__(self) -> None:
         self.made: list[Track] = []
@@ -79,7 +79,7 @@ class Tracks:
         self._told: set[int] = set()
 
     def process(self, name: str, wanted: str = "") -> Track:
-        """The track of a process or device; ``wanted``: its id, if that is a number and free."""
+        """The track of a process or device; ``wanted``: the id it gets if that is a number and unused."""
         return self._add(Track(uuid=self._uuid(), kind="process", name=name, pid=self._id(wanted, self._pids)))
 
     def thread(self, process: Track, name: str, wanted: str = "") -> Track:
@@ -90,7 +90,7 @@ class Tracks:
         )
 
     def plain(self, parent: Track, name: str) -> Track:
-        """A track below another: a lane, or a row of its own in a process."""
+        """A track below another: a lane, or a separate row in a process."""
         made = Track(
             uuid=self._uuid(), kind="plain", name=name, parent=parent.uuid, pid=parent.pid, tid=self._made_id()
         )
@@ -103,14 +103,14 @@ class Tracks:
         )
 
     def told(self, track: Track) -> bool:
-        """True the first time it is asked of a track: whoever writes must describe it now."""
+        """Return True on the first call for a track: the caller must then describe the track."""
         if track.uuid in self._told:
             return False
         self._told.add(track.uuid)
         return True
 
     def top(self, uuid: int) -> Track:
-        """The topmost track above a track: its process."""
+        """The topmost track above a track, which is its process."""
         while self[uuid].parent:
             uuid = self[uuid].parent
         return self[uuid]
@@ -141,14 +141,14 @@ Value = Literal["flag", "float", "int", "text", "uint"]
 
 
 class Argument(Struct, frozen=True, kw_only=True):
-    """One argument of events: a column of values, and of which events it is."""
+    """An argument of events: a column of values, and the events that have it."""
 
     name: str
     value: Value
     values: Array
-    """Shape (n,); of text: codes."""
+    """Shape (n,); codes if the argument is text."""
     present: Array | None = None
-    """Flags of shape (n,); ``None``: every event has it."""
+    """Flags of shape (n,); ``None``: every event has the argument."""
 
 
 class Events(Struct, frozen=True, kw_only=True):
@@ -156,19 +156,19 @@ class Events(Struct, frozen=True, kw_only=True):
 
     kind: Literal["slices", "instants", "counters"]
     track: Array
-    """Uuid of the track; of slices that of the track before they are spread over lanes."""
+    """Uuid of the track; for slices the track before they are spread over lanes."""
     start_ns: Array
     end_ns: Array
-    """Of slices; the start of others."""
+    """End of a slice; other events: their start."""
     name: Array
-    """Codes; of counters unused."""
+    """Codes; unused for counters."""
     category: Array
     """Codes."""
     flow: Array
-    """Number of the arrow that an event is on, uint64; 0: none."""
+    """Number of the event's arrow, uint64; 0: none."""
     arguments: tuple[Argument, ...] = ()
     value: Array | None = None
-    """Of counters: the sample, float64."""
+    """Sample of a counter, float64."""
 
     def __len__(self) -> int:
         """Number of events."""
@@ -176,7 +176,7 @@ class Events(Struct, frozen=True, kw_only=True):
 
 
 def of_column(name: str, column: Column, values: Array) -> Argument:
-    """A declared column as an argument: absent where the source said nothing."""
+    """A declared column as an argument, absent where the source has no value."""
     present: Array | None = None
     if column.nullable or values.dtype.kind == "f":
         present = ~np.isnan(values) if values.dtype.kind == "f" else values != MISSING
@@ -193,13 +193,13 @@ def _value(column: Column, values: Array) -> Value:
 
 
 def op_of(rows: Rows) -> Argument:
-    """The number of the host op that each row belongs to."""
+    """Number of the host op that each row belongs to."""
     ops = rows["op"]
     return Argument(name=words.OP_ARGUMENT, value="int", values=ops, present=ops != MISSING)
 
 
 def spread(argument: Argument, rows: Array, size: int) -> Argument:
-    """An argument of some of ``size`` events: that of event ``rows[i]`` is ``values[i]``."""
+    """An argument of some of ``size`` events: event ``rows[i]`` has ``values[i]``."""
     values = np.zeros(size, argument.values.dtype)
     values[rows] = argument.values
     present = np.zeros(size, np.bool_)
@@ -213,12 +213,12 @@ def constant(code: int, size: int) -> Array:
 
 
 def no_flow(size: int) -> Array:
-    """Events that are on no arrow."""
+    """Arrow numbers of events without arrows."""
     return np.zeros(size, np.uint64)
 
 
 def together(parts: Sequence[Events]) -> Events:
-    """Events of one kind that share tracks as one; an argument that a part lacks is absent there."""
+    """Merge events of one kind that share tracks; an argument that a part lacks is absent there."""
     if len(parts) == 1:
         return parts[0]
     sizes = [len(part) for part in parts]

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, packed by their suffix."""
+"""Files and folders that appear complete or not at all, compressed by their suffix."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PACKED = ".gz"
 
 @contextlib.contextmanager
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """A stream whose bytes become ``target`` if nothing goes wrong; gzip where its name ends in ``.gz``.
+    """A stream whose bytes become ``target`` on success; gzip if its name ends in ``.gz``.
 
-    To a device or a pipe they go as they come. ``DataError`` if the folder is missing, not writable or full.
+    Bytes go straight to a device or pipe. ``DataError`` if the folder is missing, not writable or full.
     """
     scratch = None
     try:
@@ -50,9 +50,9 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes ``target`` if nothing goes wrong.
+    """A folder to fill, which becomes ``target`` on success.
 
-    ``UsageError`` if ``target`` exists and is no empty folder, ``DataError`` if it cannot be written.
+    ``UsageError`` if ``target`` exists and is not an empty folder, ``DataError`` if it cannot be written.
     """
     scratch = None
     try:
@@ -73,7 +73,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def _umask() -> int:
-    """The process's mask: scratch files are the owner's alone, an export is made to be passed on."""
+    """Return the process's umask: temporary files are private, but an export is meant to be shared."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

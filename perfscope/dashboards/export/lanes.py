@@ -1,9 +1,8 @@
-"""Spans of one track put on lanes where they nest, and the order in which a lane's begins and ends are written.
+"""Spans of one track distributed over lanes in which they nest, and the order of begin and end marks in a lane.
 
-Viewers of begin and end marks keep a stack a track: two spans that overlap without one holding the other would
-close each other. Such spans are normal on a device (programmatic dependent launch, copies beside kernels) and go to
-sibling lanes, so that none is lost. All arrays have shape (n,), times in ns, rows in nesting order: by start, then
-longest first.
+Viewers of begin and end marks keep one stack per track: two spans that overlap without nesting would close each other.
+Such spans are normal on a device (programmatic dependent launch, copies during kernels); they go to sibling lanes, so
+that none is lost. All arrays have shape (n,), times in ns, rows in nesting order: by start, longest first.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ Int = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MOST_NESTED = 16
-"""Lanes that are tried for a span one after the other. More overlaps at once are no nesting that anybody could
-follow: what is left then gets lanes without nesting, found by their end, so that no input takes quadratic time."""
+"""Most lanes that are tried for a span. A deeper overlap could not be followed by a reader: remaining spans get lanes
+without nesting, found by their ends, so that no input takes quadratic time."""
 
 
 def lanes(start: Int, end: Int) -> Int:
-    """Lane of each span; 0 for all where they nest. Rows of one lane nest."""
+    """Lane of each span, all 0 if the spans nest. Rows of one lane nest."""
     if nest(start, end):
         return np.zeros(len(start), np.int64)
     result = np.empty(len(start), np.int64)
@@ -50,7 +49,7 @@ def lanes(start: Int, end: Int) -> Int:
 
 
 def _first_fit(stacks: list[list[int]], begins: int, ends: int) -> int | None:
-    """The first lane whose open spans hold ``[begins, ends)`` or are over; ``None`` if ``MOST_NESTED`` do not."""
+    """The first lane whose open spans contain ``[begins, ends)`` or have ended; ``None`` if ``MOST_NESTED`` do not."""
     for index, stack in enumerate(stacks):
         while stack and stack[-1] <= begins:
             stack.pop()
@@ -64,7 +63,7 @@ def _first_fit(stacks: list[list[int]], begins: int, ends: int) -> int | None:
 
 
 def nest(start: Int, end: Int) -> bool:
-    """True if of any two spans that overlap one holds the other: each end then closes the span begun last."""
+    """True if of any two overlapping spans one contains the other, so that each end closes the latest begin."""
     rows, ends = sequence(start, end)
     depth = np.cumsum(np.where(ends, -1, 1))
     opened = np.empty(len(start), np.int64)
@@ -75,13 +74,13 @@ def nest(start: Int, end: Int) -> bool:
 def sequence(start: Int, end: Int) -> tuple[Int, Flags]:
     """``(row, is_end)`` of the begins and ends of one lane in the order they must be written, shapes (2n,).
 
-    By time; at one time the ends come first, the innermost of them first, then the begins, the outermost first. A
-    span without length ends right behind its begin.
+    Sorted by time; at equal times ends come before begins, inner ends before outer ends, and outer begins before inner
+    begins. A span of zero length ends right after its begin.
     """
     count = len(start)
     brief = end == start
     lasting = np.flatnonzero(~brief)
-    # by end, and of equal ends the later row first: it lies within the earlier one
+    # by end; for equal ends the later row first, because it is inside the earlier one
     closing = lasting[::-1][np.argsort(end[lasting][::-1], kind="stable")]
     closes = end[closing]
     rows = np.empty(count + len(closing), np.int64)
@@ -101,17 +100,17 @@ def sequence(start: Int, end: Int) -> tuple[Int, Flags]:
 
 
 class Placed(Struct, frozen=True, kw_only=True):
-    """Events with the track they lie on, and their order: one entry a begin, end, instant or sample."""
+    """Events with their tracks, in order: one entry per begin, end, instant or sample."""
 
     events: Events
     rows: Array
-    """Row of the event that each entry is of."""
+    """Row of the entry's event."""
     ends: Array
     """Flags: the entry is an end."""
 
 
 def placed(all_events: Iterable[Events], tracks: Tracks) -> Iterator[Placed]:
-    """Each group of events with its lanes made (below the track that they are of) and its order."""
+    """Place each group of events: create its lanes below the track of the events, and compute its order."""
     for events in all_events:
         if not len(events):
             continue

@@ -1,9 +1,9 @@
-"""Parquet: a file for every table, with every row and column as it is.
+"""Parquet: one file per table, with every row and column unchanged.
 
-``kernels.parquet`` and its sisters; ``sources.parquet`` says where each trace came from. Rows of several traces stand
-one after the other, with ``trace`` (a number) and ``rank`` in front. Text is a dictionary column, what the source
-did not say is null, and a column that points at rows of another table counts from 0 within its trace. Unit, meaning
-and target of each column are in the metadata of its field (``unit``, ``doc``, ``refers``).
+``kernels.parquet`` and the other tables; ``sources.parquet`` lists where each trace came from. Rows of several traces
+follow each other, with ``trace`` (a number) and ``rank`` as first columns. Text is a dictionary column, a missing value
+is null, and a column that points at rows of another table counts from 0 within its trace. Unit, meaning and target of
+each column are in the metadata of its field (``unit``, ``doc``, ``refers``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope.dashboards.export import Subject
 from perfscope.dashboards.export.files import whole_folder
-from perfscope.dashboards.export.perfetto import recorded_beside
+from perfscope.dashboards.export.perfetto import recorded_apart
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import TABLES, Trace
 from perfscope.model.trace.columns import MISSING, Column, Table
@@ -27,7 +27,7 @@ SUFFIX = "-parquet"
 FOLDER = True
 
 _ROW_GROUP = 1 << 20
-"""Rows that are held in memory as Arrow at once."""
+"""Rows held in memory as Arrow at once."""
 
 
 def write(subject: Subject, target: Path) -> list[str]:
@@ -48,8 +48,8 @@ def write(subject: Subject, target: Path) -> list[str]:
                     for low in range(0, len(trace.rows[name]), _ROW_GROUP):
                         writer.write_table(_rows(pa, schema, table, trace, index, low))
         pq.write_table(_sources(pa, subject), folder / "sources.parquet")
-    beside = recorded_beside(subject)
-    return [f"no tables, and not in it: {', '.join(beside)}"] if beside else []
+    apart = recorded_apart(subject)
+    return [f"not exported, because they are not tables: {', '.join(apart)}"] if apart else []
 
 
 def _schema(pa: Any, table: Table) -> Any:

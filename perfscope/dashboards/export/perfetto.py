@@ -1,9 +1,9 @@
 """Perfetto: all ranks in one protobuf trace, for ui.perfetto.dev and trace_processor.
 
-A process a rank and a device, a thread a host thread and a stream; steps, allocator events, counters and findings on
-tracks of their own; arrows from a launch to its work; every argument under its name. Times are the traces' own, whole
-nanoseconds. Spans of one track that overlap without nesting lie on lanes below it. What has no time (held memory,
-segments, stacks, compiled programs) is not in it: ``--to parquet`` keeps that.
+One process per rank and device, one thread per host thread and stream; steps, allocator events, counters and findings
+have their own tracks; arrows lead from a launch to its work; every argument keeps its name. Times are the traces' own,
+whole nanoseconds. Spans of one track that overlap without nesting are on lanes below it. Data without a time (held
+memory, segments, stacks, compiled programs) is left out: ``--to parquet`` keeps it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perfscope.model.trace.columns import Array
 from perfscope.model.wire import FIXED64, VARINT
 
 BLOCK = 1 << 16
-"""Begins and ends that are encoded at once: some 20 MB, whatever the size of the trace."""
+"""Begins and ends that are encoded at once: about 20 MB, whatever the size of the trace."""
 
 _PACKET = 1  # Trace.packet
 _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 8, 10, 11, 12, 13, 60  # TracePacket
@@ -45,12 +45,12 @@ _CATEGORY, _ANNOTATION, _TYPE, _NAME, _UUID, _DOUBLE, _FLOW = 3, 4, 9, 10, 11, 4
 _CATEGORIES, _NAMES, _ARGUMENT_NAMES, _TEXTS = 1, 2, 3, 29  # InternedData
 _BYTES = 3  # CounterDescriptor.Unit.UNIT_SIZE_BYTES
 _FOLD = 32
-"""Optional parts after which the shapes so far are renumbered: a block has at most 2^16 of them."""
+"""Number of optional parts after which shapes are renumbered: a block has at most 2^16 shapes."""
 _FIELDS = {"flag": 2, "uint": 3, "int": 4, "float": 5, "text": 17}  # DebugAnnotation
 
 
 class Sequence:
-    """Writes the packets of one sequence; of several sequences in one file each has its own number."""
+    """Writes the packets of one sequence; each sequence in a file has its own number."""
 
     def __init__(self, *, number: int, texts: Texts, tracks: Tracks) -> None:
         self._texts, self._tracks = texts, tracks
@@ -61,7 +61,7 @@ class Sequence:
         self._argument_names: dict[str, int] = {}
 
     def pieces(self, placed: Placed) -> Iterator[bytes]:
-        """The packets of a group of events, with those of the tracks and strings that they need before them."""
+        """The packets of a group of events, after those of the tracks and strings that they refer to."""
         for uuid in np.unique(placed.events.track).tolist():
             yield self.describe(self._tracks[uuid])
         for begin in range(0, len(placed.rows), BLOCK):
@@ -70,7 +70,7 @@ class Sequence:
             yield b"".join(self._block(placed, rows, ends))
 
     def describe(self, track: Track) -> bytes:
-        """The packets that say what a track is, those above it first; nothing if they are written already."""
+        """The packets that describe a track, parents first; nothing if they are already written."""
         packets = []
         if not self._begun:
             self._begun = True
@@ -104,7 +104,7 @@ class Sequence:
         return bytes_field(_PACKET, self._head, bytes_field(_INTERNED, *fresh)) if fresh else b""
 
     def _block(self, placed: Placed, rows: Array, ends: Array) -> list[bytes]:
-        """Packets of entries in their order. Entries of one shape are encoded together."""
+        """Packets of entries in order. Entries of one shape are encoded together."""
         events = placed.events
         time = np.where(ends, events.end_ns[rows], events.start_ns[rows])
         shape = np.where(ends, np.int64(-1), self._shapes(placed, rows))
@@ -129,11 +129,11 @@ class Sequence:
 
     @staticmethod
     def _shapes(placed: Placed, rows: Array) -> Array:
-        """A number for each entry: those of equal numbers have the same optional parts."""
+        """A number for each entry; entries with equal numbers have the same optional parts."""
         events = placed.events
         shape = (events.flow[rows] != 0).astype(np.int64)
         for index, argument in enumerate(argument for argument in events.arguments if argument.present is not None):
-            if index % _FOLD == _FOLD - 1:  # room for more bits
+            if index % _FOLD == _FOLD - 1:  # make room for more bits
                 shape = np.unique(shape, return_inverse=True)[1].astype(np.int64)
             present = np.ones(1, np.bool_) if argument.present is None else argument.present[rows]
             shape = shape << 1 | present
@@ -144,7 +144,7 @@ class Sequence:
         return [tag(_CATEGORY, VARINT), varints(placed.events.category[held] + 1)]
 
     def _said(self, placed: Placed, held: Array) -> list[Piece]:
-        """What events of one shape say, rows ``held``."""
+        """Fields of events of one shape, for the rows ``held``."""
         events, first = placed.events, int(held[0])
         pieces = [*self._category(placed, held), tag(_NAME, VARINT), varints(events.name[held] + 1)]
         if events.flow[first]:
@@ -194,7 +194,7 @@ def write(subject: Subject, target: Path) -> list[str]:
         for index, trace in enumerate(traces):
             scene = Scene(trace, tracks, index=index, label=label_of(index, len(traces), trace.source.rank))
             sequence = Sequence(number=index + 1, texts=scene.texts, tracks=tracks)
-            for track in scene.threads:  # also those without spans: allocator events name them
+            for track in scene.threads:  # also tracks without spans: allocator events name them
                 stream.write(sequence.describe(track))
             for events in placed(scene.events(), tracks):
                 for piece in sequence.pieces(events):
@@ -208,31 +208,31 @@ def write(subject: Subject, target: Path) -> list[str]:
 
 
 def label_of(index: int, count: int, rank: int | None) -> str:
-    """What the processes of a trace are called by where several are in one file."""
+    """Prefix of a trace's process names if a file has several traces."""
     if rank is not None:
         return f"rank {rank} · "
     return f"trace {index} · " if count > 1 else ""
 
 
 def left_out(subject: Subject) -> list[str]:
-    """What a timeline cannot hold, in one sentence each."""
+    """Data that a timeline cannot hold, one sentence each."""
     remarks = []
     silent = sum(not has_times(trace) for trace in subject.traces)
     if silent:
-        remarks.append(f"{silent} of {len(subject.traces)} traces have no times and are not in it")
+        remarks.append(f"{silent} of {len(subject.traces)} traces have no times and are left out")
     kept = ("held", "segments", "tensors", "frames")
     rows = {name: sum(len(trace.rows[name]) for trace in subject.traces) for name in kept}
     left = [f"{count:,} rows of {name}" for name, count in rows.items() if count]
     if left:
-        remarks.append(f"without a time, and not in it: {', '.join(left)}")
-    beside = recorded_beside(subject)
-    if beside:
-        remarks.append(f"recorded beside the timeline, and not in it: {', '.join(beside)}")
+        remarks.append(f"left out, because they have no time: {', '.join(left)}")
+    apart = recorded_apart(subject)
+    if apart:
+        remarks.append(f"left out, because they were recorded apart from the timeline: {', '.join(apart)}")
     return remarks
 
 
-def recorded_beside(subject: Subject) -> list[str]:
-    """What the traces hold besides their tables, by what it is."""
+def recorded_apart(subject: Subject) -> list[str]:
+    """What the traces hold besides their tables, by kind."""
     kinds = {
         "detail recordings": sum(trace.detail is not None for trace in subject.traces),
         "op graphs": sum(trace.op_graph is not None for trace in subject.traces),

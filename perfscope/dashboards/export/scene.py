@@ -1,8 +1,8 @@
-"""A trace as tracks and events: what a viewer of timelines draws. Nothing with a time is left out.
+"""A trace as tracks and events for a viewer of timelines. Everything that has a time is included.
 
-Host threads carry slices and runtime calls, streams kernels and copies, with waits on a lane of their own below the
-stream. Collectives and XLA instructions are arguments of the kernel, copy or span that is theirs; those without one
-have a track. Arrows lead from a call to all it launched.
+Host threads carry slices and runtime calls; streams carry kernels and copies, with waits on a separate lane below.
+Collectives and XLA instructions become arguments of their kernel, copy or span; those without one have a track. Arrows
+lead from a call to everything it launched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Scene:
     """The tracks of one trace and the events on them."""
 
     def __init__(self, trace: Trace, tracks: Tracks, *, index: int, label: str) -> None:
-        """``index``: of the trace in its file; ``label``: what the names of its processes begin with."""
+        """``index``: number of the trace in the file; ``label``: prefix of its process names."""
         self.trace, self.tracks, self.label = trace, tracks, label
         self.texts = Texts(trace)
         self._base_flow = (index + 1) << 40
@@ -44,10 +44,10 @@ class Scene:
         self.threads = self._host_threads()
         self.device_tracks = [self._device(row) for row in range(len(self._rows["devices"]))]
         self.streams: dict[tuple[int, int], Track] = {}
-        """(row of the device, stream) -> its track, as far as events were asked for."""
+        """(row of the device, stream) -> its track, for streams seen so far."""
 
     def events(self) -> Iterator[Events]:
-        """All events; those of kind ``slices`` that share a track come together."""
+        """All events; events of kind ``slices`` that share a track are adjacent."""
         yield about(self.trace, self.texts, self.home(), [track.uuid for track in self.device_tracks])
         yield from self.on_host()
         yield from self._on_devices()
@@ -56,7 +56,7 @@ class Scene:
         yield from counters(self.trace, self.tracks, self.texts, self.home)
 
     def home(self) -> Track:
-        """The process that holds what belongs to no thread and no stream."""
+        """The process for events without a thread or stream."""
         if self._processes:
             return next(iter(self._processes.values()))
         if self.device_tracks:
@@ -112,7 +112,7 @@ class Scene:
         return Argument(name=words.OP_ARGUMENT, value="int", values=np.arange(size), present=named)
 
     def _starts(self) -> Array:
-        """Arrow of each call: its own number, if it launched anything that is in the trace."""
+        """Arrow of each call: its own number, if it launched anything in the trace."""
         flow = no_flow(len(self._rows["calls"]))
         for table in ("kernels", "copies"):
             launched = np.unique(self._rows[table]["call"]).astype(np.int64)
@@ -175,7 +175,7 @@ class Scene:
         return worded(table, rows, column, name, self.texts)
 
     def _attached(self, table: str, owner: str) -> Iterator[Argument]:
-        """What the tables of collectives and instructions say of the rows of ``table``."""
+        """Columns of the collective and instruction tables for the rows of ``table``."""
         size = len(self._rows[table])
         for other in ("collectives", "hlo_ops"):
             rows = self._rows[other]
@@ -190,7 +190,7 @@ class Scene:
                 yield from _durations(part, self._rows[table], owners, size)
 
     def _owned(self, other: str, owner: str, table: str) -> Array:
-        """Rows of ``other`` that are shown on their kernel, copy or span: the only one of it, begun with it."""
+        """Rows of ``other`` shown on their kernel, copy or span because they are its only one and start with it."""
         rows, target = self._rows[other], self._rows[table]
         held = rows[owner]
         positions = np.maximum(held, 0)
@@ -203,7 +203,7 @@ class Scene:
         return np.flatnonzero(fits)
 
     def _alone(self, table: str, category: str, title: str, owners: dict[str, str]) -> Iterator[Events]:
-        """Rows that no other event stands for, on a track of their own."""
+        """Rows without another event to show them, on a track of their own."""
         rows = self._rows[table]
         rest = np.ones(len(rows), np.bool_)
         for target, owner in owners.items():
@@ -234,7 +234,7 @@ class Scene:
 
 
 def worded(table: str, rows: Rows, column: str, name: str, texts: Texts) -> Argument:
-    """A column of a table as an argument; the numbers of an enumeration as their names."""
+    """A column of a table as an argument; numbers of an enumeration become names."""
     values = rows[column]
     named = words.ENUMS.get((table, column))
     if named is None:
@@ -244,7 +244,7 @@ def worded(table: str, rows: Rows, column: str, name: str, texts: Texts) -> Argu
 
 
 def _durations(part: Rows, target: Rows, owners: Array, size: int) -> Iterator[Argument]:
-    """How long instructions ran where their span does not say it, and how long the calls took that began them."""
+    """Durations of instructions whose span lacks one, and of the calls that started them."""
     lasted = part["end_ns"] - part["start_ns"]
     differs = part["end_ns"] != target["end_ns"][owners]
     launch = part["launch_end_ns"]
@@ -262,7 +262,7 @@ _TOTALS = (("allocated_bytes", "memory allocated"), ("reserved_bytes", "memory r
 def memory(
     trace: Trace, tracks: Tracks, texts: Texts, home: Callable[[], Track], threads: Sequence[Track]
 ) -> Iterator[Events]:
-    """Allocator events as instants on one track, and what they sum to as counters that are drawn only."""
+    """Allocator events as instants on one track, and their sums as counters."""
     rows = trace.rows["memory"]
     if not len(rows):
         return
@@ -291,7 +291,7 @@ def memory(
 
 
 def _totals(trace: Trace, tracks: Tracks, texts: Texts, home: Callable[[], Track]) -> Iterator[Events]:
-    """The allocator's own totals where it writes them, otherwise the sum of the blocks in use."""
+    """The allocator's own totals if it writes them, else the sum of the blocks in use."""
     rows = trace.rows["memory"]
     told = False
     positions = np.stack((rows["on_device"].astype(np.int64), rows["ordinal"]))
@@ -327,7 +327,7 @@ def _counter(track: Track, time_ns: Array, value: Array, texts: Texts, category:
 
 
 def counters(trace: Trace, tracks: Tracks, texts: Texts, home: Callable[[], Track]) -> Iterator[Events]:
-    """The samples of each counter on a track of its own."""
+    """The samples of each counter, one track per counter."""
     rows = trace.rows["counters"]
     if not len(rows):
         return

@@ -1,8 +1,8 @@
 """speedscope (https://www.speedscope.app): stacks over time of every host thread, and device time by stack and scope.
 
-Three kinds of profiles in one file: a thread's spans as they were opened and closed; the time of kernels and copies
-by the host spans that launched them; the measured time of XLA instructions by the scope they come from. The last two
-are sums: their order says nothing. Times are ns after the first event, as whole numbers.
+Three kinds of profiles in one file: a thread's spans in the order they opened and closed; the time of kernels and
+copies by the host spans that launched them; the measured time of XLA instructions by scope. The last two are sums,
+whose order has no meaning. Times are ns after the first event, as whole numbers.
 File format: https://github.com/jlfwong/speedscope/blob/main/src/lib/file-format-spec.ts
 """
 
@@ -32,11 +32,11 @@ FOLDER = False
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 _BLOCK = 1 << 15
-"""Opened and closed frames that are made into text at once."""
+"""Opened and closed frames that are serialised at once."""
 
 
 def write(subject: Subject, target: Path) -> list[str]:
-    """Write ``subject`` to ``target``. ``DataError``: it holds no stacks: neither host spans nor measured programs."""
+    """Write ``subject`` to ``target``. ``DataError``: it has no stacks, neither host spans nor measured programs."""
     frames = _Frames()
     with whole_file(target) as stream:
         stream.write(b'{"profiles": [')
@@ -55,7 +55,7 @@ def write(subject: Subject, target: Path) -> list[str]:
 
 
 class _Frames:
-    """The frames that all profiles share."""
+    """The frames shared by all profiles."""
 
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []
@@ -63,7 +63,7 @@ class _Frames:
         self.profiles = 0
 
     def number(self, name: str, file: str | None = None, line: int | None = None) -> int:
-        """Number of a frame; its texts are made fit to show."""
+        """Number of a frame; its texts are sanitised."""
         key = (name, file, line)
         if key not in self._known:
             self._known[key] = len(self.frames)
@@ -74,7 +74,7 @@ class _Frames:
         return self._known[key]
 
     def begun(self) -> bytes:
-        """What stands before the next profile."""
+        """Text before the next profile."""
         self.profiles += 1
         return b",\n" if self.profiles > 1 else b"\n"
 
@@ -91,7 +91,7 @@ def _of_trace(subject: Subject, index: int, frames: _Frames, stream: IO[bytes]) 
 
 
 def _threads(trace: Trace, index: int, label: str, frames: _Frames, stream: IO[bytes]) -> None:
-    """One evented profile a thread; spans that overlap without nesting have one of their own."""
+    """One evented profile per thread, with a separate profile for spans that overlap without nesting."""
     tracks = Tracks()
     scene = Scene(trace, tracks, index=index, label=label)
     for group in placed(scene.on_host(), tracks):
@@ -126,7 +126,7 @@ Frame = tuple[str, str | None, int | None]
 
 
 def _launched(trace: Trace) -> dict[tuple[Frame, ...], int]:
-    """Time of kernels and copies by the spans around the op that launched them, outermost first, and their name."""
+    """Time of kernels and copies by the spans around the op that launched them, outermost first, then by their name."""
     slices = trace.rows["slices"]
     names, parents = slices["name"].tolist(), slices["parent"].tolist()
     paths: dict[int, tuple[Frame, ...]] = {MISSING: ()}
@@ -156,7 +156,7 @@ def _launched(trace: Trace) -> dict[tuple[Frame, ...], int]:
 
 
 def _scoped(trace: Trace) -> dict[tuple[Frame, ...], int]:
-    """Measured time of instructions by program and scope. Those around others are left out: their time is in these."""
+    """Measured time of instructions by program and scope. Enclosing instructions are left out: others cover them."""
     result: dict[tuple[Frame, ...], int] = {}
     if not len(trace.rows["hlo_ops"]):
         return result
@@ -180,7 +180,7 @@ def _scoped(trace: Trace) -> dict[tuple[Frame, ...], int]:
 
 
 def _sampled(name: str, stacks: dict[tuple[Frame, ...], int], frames: _Frames) -> bytes:
-    """Stacks and their time as a sampled profile, the longest first."""
+    """Stacks with their time as a sampled profile, longest first."""
     ordered = sorted(stacks.items(), key=lambda pair: -pair[1])
     profile = {
         "type": "sampled",

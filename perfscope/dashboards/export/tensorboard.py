@@ -1,10 +1,11 @@
-"""A log folder that TensorBoard's profile plugin and XProf open: ``plugins/profile/perfscope/RANK.xplane.pb``.
+"""A log folder for TensorBoard's profile plugin and XProf: ``plugins/profile/perfscope/RANK.xplane.pb``.
 
-A profile that was an XSpace to begin with is copied as its profiler wrote it: only so has XProf its programs and
-counters. Every other trace becomes an XSpace of its own: a plane for the host and one a device, a line a thread and
-a stream, with names, times, correlation ids and XLA instructions. XProf's trace viewer shows all of it; its other
-pages need what only its own profilers record, and stay empty. Allocator events, counters and waits of streams are not
-in it. Field numbers: ``tsl/profiler/protobuf/xplane.proto``.
+A source that was an XSpace is copied unchanged, because only the original has XProf's programs and counters. Any other
+trace becomes a new XSpace: one plane for the host and one per device, one line per thread and stream, with names,
+times,
+correlation ids and XLA instructions. XProf's trace viewer shows all of it; its other pages need records that only its
+own profilers make, and stay empty. Allocator events, counters and stream waits are left out.
+Field numbers: ``tsl/profiler/protobuf/xplane.proto``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FOLDER = True
 
 SESSION = ("plugins", "profile", "perfscope")
 LARGEST = (1 << 31) - 1
-"""Bytes of a protocol buffer that its readers accept."""
+"""Most bytes of a protocol buffer that its readers accept."""
 
 _PLANES, _HOSTNAMES = 1, 4  # XSpace
 _PLANE_NAME, _LINES, _EVENT_NAMES, _STAT_NAMES = 2, 3, 4, 5  # XPlane
@@ -86,7 +87,7 @@ def _space(trace: Trace, index: int) -> bytes:
     devices = {track.uuid: index + 1 for index, track in enumerate(scene.device_tracks)}
     stats = {name: number + 1 for number, name in enumerate((*_NUMBERS.values(), *_TEXTS.values()))}
     texts: dict[int, str] = {}
-    wait = scene.texts.code(words.SYNC)  # XProf would take waits for kernels
+    wait = scene.texts.code(words.SYNC)  # XProf would show waits as kernels
     for events in scene.events():
         if events.kind != "slices" or events.category[0] == wait:
             continue
@@ -124,14 +125,14 @@ def _plane(
 
 
 def _entry(field: int, key: int, text: str) -> bytes:
-    """An entry of a map from ids to metadata with that id and a name."""
+    """An entry of a map from ids to metadata."""
     return bytes_field(field, number_field(1, key), bytes_field(2, number_field(1, key), text_field(2, text)))
 
 
 def _line(
     name: str, number: int, events: Events, rows: Array, texts: Texts, stats: Mapping[str, int], used: dict[int, str]
 ) -> bytes:
-    """A track as a line: its events with whole picoseconds after its first one."""
+    """A track as a line: its events in whole picoseconds after the first."""
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     first = int(events.start_ns[rows[0]])
     offset = (events.start_ns[rows] - first) * _PS
@@ -163,7 +164,7 @@ def _stat(argument: Argument, rows: Array, texts: Texts, stats: Mapping[str, int
     if argument.name in _NUMBERS:
         name = number_field(1, stats[_NUMBERS[argument.name]])
         return nested(_STATS, [name, tag(_INT64, VARINT), varints(values)])
-    codes = values + 1 + len(stats)  # texts are named by stat metadata: numbers behind those of the stats
+    codes = values + 1 + len(stats)  # texts are named by stat metadata, numbered after the stats
     for code in np.unique(values).tolist():
         used[code + 1 + len(stats)] = texts.shown(code)
     return nested(_STATS, [number_field(1, stats[_TEXTS[argument.name]]), tag(_REFERENCE, VARINT), varints(codes)])

@@ -18,7 +18,7 @@ from perfscope.model.wire import BYTES, VARINT, write_varint
 
 Block = npt.NDArray[np.uint8]
 Piece = bytes | Block
-"""The same bytes for every row, or a block of shape (rows, width)."""
+"""Equal bytes for every row, or a block of shape (rows, width)."""
 
 
 def tag(number: int, kind: int) -> bytes:
@@ -38,12 +38,12 @@ def bytes_field(number: int, *parts: bytes) -> bytes:
 
 
 def text_field(number: int, text: str) -> bytes:
-    """A field that holds text; what is no Unicode (half a surrogate) is replaced."""
+    """A field that holds text; invalid Unicode (half a surrogate) is replaced."""
     return bytes_field(number, text.encode("utf-8", "replace"))
 
 
 def varints(values: Array) -> Block:
-    """Numbers of shape (n,) as varints of one width, shape (n, width). Negative ones as int64."""
+    """Numbers of shape (n,) as varints of one width, shape (n, width). Negative numbers as int64."""
     left = np.ascontiguousarray(values).astype(np.uint64, copy=False)
     width = max(1, -(-int(left.max()).bit_length() // 7)) if len(left) else 1
     block = np.empty((len(left), width), np.uint8)
@@ -54,7 +54,7 @@ def varints(values: Array) -> Block:
 
 
 def fixed64(values: Array) -> Block:
-    """64-bit numbers (or doubles) of shape (n,) as they lie in memory, shape (n, 8)."""
+    """64-bit numbers (or doubles) of shape (n,) as in memory, shape (n, 8)."""
     little = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
     return little.view(np.uint8).reshape(len(values), 8)
 
@@ -65,12 +65,12 @@ def width(pieces: Sequence[Piece]) -> int:
 
 
 def nested(number: int, pieces: Sequence[Piece]) -> list[Piece]:
-    """A message as a field: its key and length before its own fields."""
+    """A message as a field: key and length, then its fields."""
     return [tag(number, BYTES) + write_varint(width(pieces)), *pieces]
 
 
 def records(pieces: Sequence[Piece], count: int) -> list[bytes]:
-    """The rows, one after the other; ``count`` of them."""
+    """The rows concatenated; there are ``count``."""
     size = width(pieces)
     block = np.empty((count, size), np.uint8)
     index = 0

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def device_time(devices: Sequence[DeviceTime]) -> go.Figure:
-    """A bar a device (``analysis.devices``): compute, exposed communication and copies, idle; in ms.
+    """One bar per device (``analysis.devices``): compute, exposed communication and copies, idle; in ms.
 
-    Where there are many devices those that are alike share a bar, as in the reports.
+    With many devices, similar ones share a bar, as in the reports.
     """
     plotly = graph_objects()
     rows = fold_devices(devices)
@@ -45,7 +45,7 @@ def device_time(devices: Sequence[DeviceTime]) -> go.Figure:
 def kernel_time(trace: Trace, top: int = 20) -> go.Figure:
     """The ``top`` kernels by summed time in ms, and the rest as one bar. ``ValueError`` unless ``top`` > 0.
 
-    Sums count parallel streams side by side, so together they may exceed the time the device was busy.
+    Times of parallel streams are added, so the bars may sum to more than the device's busy time.
     """
     if top < 1:
         raise ValueError(f"top is {top}; it must be at least 1")
@@ -76,16 +76,16 @@ def kernel_time(trace: Trace, top: int = 20) -> go.Figure:
 
 
 MOST_SPANS = 5_000
-"""Bars that plotly still pans smoothly in a notebook."""
+"""Most bars that plotly still pans smoothly in a notebook."""
 
 
 def timeline(
     trace: Trace, start_ns: int | None = None, end_ns: int | None = None, limit: int = MOST_SPANS
 ) -> go.Figure:
-    """Kernels and copies that touch ``[start_ns, end_ns)``, a lane a stream, in ms from the window's start.
+    """Kernels and copies that touch ``[start_ns, end_ns)``, one lane per stream, in ms from the window's start.
 
-    Of more than ``limit`` the longest are drawn, and the title says how many there are. The window
-    is on the trace's clock and spans everything if left out.
+    Above ``limit`` only the longest are drawn, and the title has the total number. The window is on the trace's clock;
+    by default it covers everything.
     """
     plotly = graph_objects()
     first, last = trace.span_ns()
@@ -115,7 +115,7 @@ def timeline(
 
 
 def _longest_spans(trace: Trace, begin: int, finish: int, limit: int) -> dict[str, tuple[int, np.ndarray]]:
-    """(how many touch the window, rows of the longest) by kind, ``limit`` of all kinds together."""
+    """(number in the window, rows of the longest) by kind, with ``limit`` rows over all kinds."""
     result: dict[str, np.ndarray] = {}
     for kind in ("kernels", "communication", "copies"):
         table = trace.rows["copies" if kind == "copies" else "kernels"]

@@ -1,4 +1,4 @@
-"""What all figures are drawn with: plotly, where it is installed, and their layout."""
+"""Base of all figures: plotly, if it is installed, and the common layout."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 MS = 1_000_000
-"""ns of a millisecond: axes are in ms."""
+"""ns per millisecond: axes are in ms."""
 
 HEIGHT = 360
 """Pixels of a figure without rows: two fit on a laptop's screen."""
 
 MARK, RULE, FAILED = "#7b8794", "rgba(123,135,148,.35)", "#c4372b"
-"""Of lines: all are seen on a light and on a dark page."""
+"""Colours of lines, visible on light and dark pages."""
 
 LABEL_LIMIT = 60
-"""Characters of a name on an axis: more leaves no room for the bars."""
+"""Characters of a name on an axis: longer names leave no room for the bars."""
 
 
 def graph_objects() -> Any:
-    """``plotly.graph_objects``; ``UsageError`` names the extra where plotly is not installed."""
+    """Return ``plotly.graph_objects``; ``UsageError`` names the extra to install if plotly is missing."""
     try:
         import plotly.graph_objects
     except ImportError as error:
@@ -33,12 +33,12 @@ def graph_objects() -> Any:
 
 
 def plain(text: str) -> str:
-    """``text`` as plotly shows it literally: plotly reads a subset of HTML in every label."""
+    """Escape ``text`` for plotly, which parses a subset of HTML in every label."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def byte_unit(highest: float) -> tuple[str, int]:
-    """The unit of an axis that reaches up to ``highest`` bytes, and its size in bytes."""
+    """Unit of an axis that reaches ``highest`` bytes, and its size in bytes."""
     power = min(max(int(highest).bit_length() - 1, 0) // 10, len(UNITS) - 1)
     return UNITS[power], 1 << (10 * power)
 
@@ -47,7 +47,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def laid_out(figure: go.Figure, *, title: str, x: str, y: str | None = None, rows: int | None = None) -> go.Figure:
-    """The figure with its titles and, of horizontal bars, a height that fits ``rows`` of them."""
+    """Set the titles, and for horizontal bars a height that fits ``rows`` of them."""
     figure.update_layout(
         title={"text": plain(title)},
         xaxis={"title": {"text": x}},

@@ -1,4 +1,4 @@
-"""The heat map of ranks: who waits, and who works."""
+"""The heat map of ranks: which wait and which work."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 
 WAIT_COLOR, BUSY_COLOR = "200,48,32", "52,120,214"
-"""Red for waiting, which is lost, blue for work; faint where there is little of it, on a light and a dark page."""
+"""Red for waiting, blue for work; faint for small values; readable on light and dark pages."""
 MOST_NAMED = 40
-"""Columns whose names stand below the map."""
+"""Most columns with names below the map."""
 SHADES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_ROW_PX, LEAST_MAP_PX, MOST_MAP_PX = 26, 90, 520
 
 
 def heat_map(heat: Mapping[str, Any], kind: Literal["wait", "busy"]) -> go.Figure:
-    """Ranks against collectives (``wait``: how long each waited) or steps (``busy``: share its device worked in).
+    """Ranks by collectives (``wait``: time each waited) or by steps (``busy``: share in which its device worked).
 
-    ``heat``: ``rows`` (``label`` each), ``columns`` (their number), ``labels`` (a column each) and ``value`` (row by
-    row, ns or shares; ``None`` where there is none). Waits spread over decades: the colour is of their square root.
+    ``heat``: ``rows`` (each with ``label``), ``columns`` (their number), ``labels`` (one per column) and ``value`` (row
+    by
+    row, ns or shares; ``None``: no value). Waits span decades, so the colour follows their square root.
     """
     columns, rows = heat["columns"], heat["rows"]
     scale, color = (1e9, WAIT_COLOR) if kind == "wait" else (1, BUSY_COLOR)
@@ -61,7 +62,7 @@ def heat_map(heat: Mapping[str, Any], kind: Literal["wait", "busy"]) -> go.Figur
 
 
 def _distinct(labels: Sequence[str]) -> list[str]:
-    """Labels of a category axis: plotly takes equal ones for one category."""
+    """Make labels of a category axis unique: plotly merges equal ones."""
     seen: Counter[str] = Counter()
     result = []
     for label in labels:

@@ -1,4 +1,4 @@
-"""The figure of one metric over commits or time, with the changes of its level."""
+"""The figure of a metric over commits or time, with the changes of its level."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LINE_COLOR, CHANGE_COLOR = "#3f7fd6", "#c94f2d"
 SHORT = 8
 """Characters of a commit on the axis."""
 ROW_PX = 13
-"""Between the words of changes that stand side by side."""
+"""Pixels between the labels of neighbouring changes."""
 
 
 def metric_history(series: Mapping[str, Any], links: Sequence[str] = ()) -> go.Figure:
-    """A point a run, in the order of the series (a row of `views.history`), dashed where its level changed.
+    """One point per run, in the order of the series (a row of `views.history`), dashed where its level changed.
 
-    ``links``: of each point, what a click on it leads to. Times are in ms, bytes in KiB, MiB and so on.
+    ``links``: for each point, the address that a click opens. Times are in ms, bytes in KiB, MiB and so on.
     """
     points, plotly = series["points"], graph_objects()
     unit, scale = _unit(series)
@@ -57,7 +57,7 @@ def metric_history(series: Mapping[str, Any], links: Sequence[str] = ()) -> go.F
 
 
 def _unit(series: Mapping[str, Any]) -> tuple[str, float]:
-    """Unit of the axis, and what it is of the metric's own."""
+    """Unit of the axis, and its factor to the metric's own unit."""
     if series["unit"] == "bytes":
         return byte_unit(max(point["value"] for point in series["points"]))
     return ("ms", 1e6) if series["unit"] == "ns" else (series["unit"], 1)

@@ -39,16 +39,17 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
 NEAR = 1.5
-"""The device's size is drawn where the peak comes within it: else it would press all areas flat."""
+"""The device's size is drawn if the peak comes within this factor of it; otherwise it would flatten all areas."""
 MOST_STEP_NAMES = 12
-"""Steps whose numbers stand above the areas: more would run into each other."""
+"""Most steps with numbers above the areas: more would overlap."""
 
 
 def memory_timeline(trace: Trace, label: str | None = None) -> go.Figure:
-    """The `memory_curve` of a memory of ``trace``: by time, events or instructions, whatever it has.
+    """The `memory_curve` of a memory of ``trace``, by time, events or instructions, whichever it has.
 
-    ``label``: which memory (``cuda:0``, ``host``, a program's name), the one with the highest peak if left out.
-    At most 400 moments; of each part of the axis its highest is among them. ``UsageError`` if there is none.
+    ``label``: which memory (``cuda:0``, ``host``, a program's name); by default the one with the highest peak. At most
+    400
+    points, including the highest of each part of the axis. ``UsageError`` if the memory does not exist.
     """
     timeline = _memory_named(trace, label)
     figure = memory_curve(curve_of(trace, timeline))
@@ -57,9 +58,9 @@ def memory_timeline(trace: Trace, label: str | None = None) -> go.Figure:
 
 
 def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
-    """What `memory_curve` draws, as plain data. Positions are counted from ``first``, and bytes hold up to the next.
+    """The input of `memory_curve` as plain data. Positions count from ``first``; bytes are valid up to the next one.
 
-    ``first`` is a decimal number, since it may be beyond a float. ``areas``: bottom to top; they sum to what is in use.
+    ``first`` is a decimal text, because it may exceed a float. ``areas``: bottom to top; they sum to the bytes in use.
     """
     picture = memory_picture(trace, timeline)
     first = timeline.first
@@ -92,13 +93,13 @@ def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
 
 
 MOST_FAILURES = 200
-"""Failed allocations that are marked."""
+"""Most failed allocations that are marked."""
 
 
 def memory_curve(curve: Mapping[str, Any], at: int | None = None) -> go.Figure:
-    """Bytes in use by category as stacked areas, with what is reserved, the peak, phases and steps.
+    """Bytes in use by category as stacked areas, with reserved bytes, the peak, phases and steps.
 
-    ``curve``: as of `curve_of`. ``at``: a position that is marked. The data of a point is its position.
+    ``curve``: from `curve_of`. ``at``: a position to mark. The custom data of a point is its position.
     """
     figure = graph_objects().Figure()
     timed, positions = curve["axis"] == "ns", curve["positions"]
@@ -140,7 +141,7 @@ def memory_curve(curve: Mapping[str, Any], at: int | None = None) -> go.Figure:
     for name in dict.fromkeys(band["name"] for band in curve["phases"]):
         figure.add_bar(name=f"{name} (above)", x=[None], y=[None], marker={"color": PHASE_COLORS[name]})
     shapes += [_vertical(band["start"] / scale, color=RULE, dash="dot", width=1) for band in curve["steps"][1:]]
-    figure.layout.shapes += tuple(shapes)  # at once: plotly copies all of them for each that is added
+    figure.layout.shapes += tuple(shapes)  # at once: plotly copies all shapes for each one that is added
     for band in curve["steps"] if len(curve["steps"]) <= MOST_STEP_NAMES else ():
         figure.add_annotation(
             text=plain(f"step {band['name']}"), x=band["start"] / scale, y=1.06, yref="paper", showarrow=False,
@@ -152,7 +153,7 @@ def memory_curve(curve: Mapping[str, Any], at: int | None = None) -> go.Figure:
 
 
 def _vertical(x: float, **line: Any) -> dict[str, Any]:
-    """A line through the whole height at ``x``."""
+    """A vertical line of full height at ``x``."""
     return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 

@@ -1,4 +1,4 @@
-"""The roofline: achieved rates beside what the device allows."""
+"""The roofline: achieved rates and the device's limits."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ BOUNDS = {
     "link": ("links", "#8f63d4"),
     "": ("no roof known", "#4f8a66"),
 }
-"""What holds a point back: its words and its colour."""
+"""What limits a point: words and colour."""
 LEAST_DISC, MOST_DISC = 6, 46
-"""Pixels across of the shortest and the longest point."""
+"""Diameter of the shortest and of the longest point, pixels."""
 LEAST_INTENSITY = 1e-3
-"""FLOPs per byte. Fewer are a move with a counter beside it: no roof but that of memory is anywhere near."""
+"""Smallest intensity drawn, FLOPs per byte. Below it an op only moves data, and only the memory roof is near."""
 
 
 def roofline(
     points: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]], chosen: str | None = None
 ) -> go.Figure:
-    """FLOP/s against FLOPs per byte on logarithmic axes: a disc a point, as large as its time, and the devices' roofs.
+    """FLOP/s by FLOPs per byte on logarithmic axes: one disc per point, sized by time, and the devices' roofs.
 
-    ``points``: ``name``, ``line``, ``ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity`` (FLOP/byte),
-    ``of_roof`` and ``bound`` (of `BOUNDS`) each; those without a rate are left out. ``devices``: ``bandwidth``
-    (bytes/s) and ``peaks`` (``label``, ``flops``) each. ``chosen``: the name of points that are marked. The data of a
-    point is its name.
+    ``points``: each with ``name``, ``line``, ``ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity``
+    (FLOP/byte),
+    ``of_roof`` and ``bound`` (of `BOUNDS`); points without a rate are left out. ``devices``: each with ``bandwidth``
+    (bytes/s) and ``peaks`` (``label``, ``flops``). ``chosen``: name of the points to mark. The custom data of a point
+    is
+    its name.
     """
     figure = graph_objects().Figure()
     drawn = [point for point in points if (point["rate"] or 0) > 0 and (point["intensity"] or 0) >= LEAST_INTENSITY]
-    drawn.sort(key=lambda point: -point["ns"])  # so that small ones lie above large ones
+    drawn.sort(key=lambda point: -point["ns"])  # so that small discs are drawn over large ones
     longest = max((point["ns"] for point in drawn), default=1)
     for device in devices:
         ridges = [(peak["flops"] / device["bandwidth"], peak) for peak in device["peaks"]]
@@ -89,8 +91,7 @@ def roofline(
 
 
 LABEL_PX, LETTER = 11, 0.58
-"""Of the names of roofs, right of the picture, where no disc is: the size of the font, and a letter's mean width of it.
-"""
+"""Font size, and mean width of a letter, of the roofs' names right of the picture, where no disc is."""
 
 
 def _roof_label(peak: Mapping[str, Any]) -> str:
@@ -100,7 +101,7 @@ def _roof_label(peak: Mapping[str, Any]) -> str:
 
 
 def _round_marks(values: Sequence[float]) -> list[float]:
-    """Marks of a logarithmic axis around what is drawn: powers of ten, of few of them their double and half too."""
+    """Tick marks of a logarithmic axis: powers of ten; if there are few, also their double and half."""
     powers = range(int(np.log10(min(values)) // 1) - 1, int(np.log10(max(values)) // 1) + 2)
     return [float(f"{step}e{power}") for power in powers for step in ((1, 2, 5) if len(powers) < 7 else (1,))]
 

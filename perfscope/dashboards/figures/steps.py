@@ -1,4 +1,4 @@
-"""Figures of steps: where each goes, and how long each rank takes."""
+"""Figures of steps: the account of each step, and the step times of each rank."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
     from perfscope.model.documents.comparison import Account
 
 FEW_BARS = 6
-"""Fewer leave room beside them: one as wide as the figure looks like an area."""
+"""Fewer bars leave room at their sides: a bar as wide as the figure looks like an area."""
 MOST_STEP_BARS = 300
-"""Of an account: more are narrower than can be told apart; of several devices each has one bar then."""
+"""Most bars of an account: more are too narrow to distinguish. Beyond it each device has one bar."""
 
 
 SIDES_PX, ROW_PX, BETWEEN_PX, AROUND_PX = 100, 36, 80, 220
-"""Of the comparison of two accounts: its bars, the row of a cause, the room between, the title and the legend."""
+"""Layout of the comparison of two accounts: its bars, a row per cause, the space between, the title with the legend."""
 
 
 def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]] = ()) -> go.Figure:
-    """A bar a step (``analysis.accounts``), stacked by cause, in ms: the causes sum to the step exactly.
+    """One bar per step (``analysis.accounts``), stacked by cause, in ms; the causes sum to the step exactly.
 
-    Devices and ranks stand side by side. Where all steps together are more than ``MOST_STEP_BARS``, a bar is the mean
-    step of a device. ``links``: for each account an address for each step, kept as the ``customdata`` of its bars.
+    Devices and ranks are side by side. With more than ``MOST_STEP_BARS`` steps in all, a bar is the mean step of a
+    device.
+    ``links``: for each account one address per step, kept as the ``customdata`` of its bars.
     """
     plotly = graph_objects()
     shown = [account for account in accounts if account.whole_ns]
@@ -80,9 +81,9 @@ def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]]
 
 
 def account_change(account: Account) -> go.Figure:
-    """The mean step of both sides of a comparison as two bars, stacked by cause, and the change of each cause, in ms.
+    """The mean step of both sides as two bars stacked by cause, and the change of each cause, in ms.
 
-    ``account``: of a comparison's document. The causes sum to the bars, their changes to the change of the step.
+    ``account``: from a comparison's document. The causes sum to the bars, their changes to the change of the step.
     """
     plotly = graph_objects()
     order = [*CAUSE_COLORS, *(cause for cause in account.causes if cause not in CAUSE_COLORS)]
@@ -105,7 +106,7 @@ def account_change(account: Account) -> go.Figure:
             name=words, x=[delta / MS], y=[words], orientation="h", showlegend=False, width=0.34, hoverinfo="skip",
             marker={"color": color}, row=2, col=1,
         )  # fmt: skip
-        figure.add_annotation(  # above its bar: on a phone there is no room beside it
+        figure.add_annotation(  # above its bar: a phone has no room at its end
             text=f"{words} <b>{signed_ns(delta)}</b>", x=0, xref="x2 domain", xanchor="left", y=words, yref="y2",
             yshift=ROW_PX * 0.36, showarrow=False, font={"size": 11},
         )  # fmt: skip
@@ -118,7 +119,7 @@ def account_change(account: Account) -> go.Figure:
 
 
 def _account_label(account: StepAccount, accounts: Sequence[StepAccount]) -> str:
-    """The rank; the device where the rank has several, or is not known."""
+    """The rank; the device if the rank has several or is unknown."""
     alone = account.rank is not None and sum(other.rank == account.rank for other in accounts) == 1
     device = "" if account.device == MISSING or alone else f"device {account.ordinal}"
     rank = "" if account.rank is None else f"rank {account.rank}"
@@ -136,11 +137,11 @@ def _wholes_of(account: StepAccount, *, means: bool) -> list[int]:
 
 
 MOST_SYMBOLS = 40
-"""Markers that plotly tells apart; of more ranks some share theirs."""
+"""Number of markers that plotly distinguishes; with more ranks some share a marker."""
 
 
 def step_times(steps: Sequence[Step]) -> go.Figure:
-    """A point a step (``analysis.steps``) in ms, over its number; one colour a kind and a symbol a rank."""
+    """Step time (``analysis.steps``) in ms by step number; colour by kind, symbol by rank."""
     plotly = graph_objects()
     figure = plotly.Figure()
     kinds = sorted({(step.traced, -1 if step.rank is None else step.rank) for step in steps})

@@ -1,4 +1,4 @@
-"""The figure of a sweep: time beside memory of each variant."""
+"""The figure of a sweep: peak memory by time of each variant."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ GIB = 1 << 30
 
 
 def pareto(sweep: Sweep | str | Path) -> go.Figure:
-    """Peak in GiB against modelled ms of a step, a colour a choice, rings around the front. Both axes are logarithmic.
+    """Peak in GiB by modelled ms per step, coloured by choice, rings around the front. Both axes are logarithmic.
 
-    ``sweep``: the document, or the path of one or of a sweep's folder. ``UsageError`` where nothing was judged.
+    ``sweep``: the document, or the path of a document or of a sweep's folder. ``UsageError`` if nothing was evaluated.
     """
     plotly = graph_objects()
     document = sweep if isinstance(sweep, Sweep) else load(Path(sweep))

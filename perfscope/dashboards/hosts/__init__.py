@@ -1,4 +1,4 @@
-"""Code hosts (GitHub, GitLab): where the report of a change is posted, as one comment that is kept up to date."""
+"""Code hosts (GitHub, GitLab): the report of a change, posted as one comment that is kept up to date."""
 
 from perfscope.dashboards.hosts.github import Event, GitHub, read_event
 from perfscope.dashboards.hosts.gitlab import GitLab

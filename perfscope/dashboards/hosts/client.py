@@ -1,6 +1,6 @@
-"""The HTTP of a code host's API: JSON over TLS with one token, bounded in time and size.
+"""HTTP client for a code host's API: JSON over TLS with one token, bounded in time and size.
 
-The token goes to one server and nowhere else: no redirect is followed, and no address from an answer is asked.
+The token is sent to one server only: redirects are not followed, and addresses in an answer are not requested.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from perfscope.model.untrusted_text import sanitize
 
 SOCKET_SECONDS = 30.0
 ANSWER_SECONDS = 120.0
-"""For the whole of one answer: a server that sends a byte every 29 seconds is given up too."""
+"""Seconds for one whole answer, so that a server that sends one byte every 29 seconds is given up too."""
 MOST_TRIES = 4
 MOST_WAIT = 120.0
-"""Seconds of waiting in all, for one request: GitHub asks for 60 at its secondary limit, a job is billed by time."""
+"""Most seconds of waiting for one request: GitHub demands 60 at its secondary limit, and a job is billed by time."""
 ROWS = 100
-"""Rows of a page: the most that GitHub and GitLab give."""
+"""Rows per page: the maximum of GitHub and GitLab."""
 MOST_PAGES = 100
 MOST_BYTES = 64 << 20
-"""Of one answer: a hundred comments of GitHub's longest, in four-byte characters, are 26 MB."""
+"""Most bytes of an answer: a hundred of GitHub's longest comments, in four-byte characters, are 26 MB."""
 READ_AT_ONCE = 1 << 16
 MESSAGE_LIMIT = 200
 LOOPBACK = ("127.0.0.1", "::1")
-"""The only hosts that are spoken to without TLS. By number: a name can be made to lead elsewhere."""
+"""The only hosts that may be used without TLS. By number, because a name can be redirected."""
 
 RATE_LIMITED = 429
 FORBIDDEN = 403
@@ -44,7 +44,7 @@ Taken = TypeVar("Taken")
 
 
 class HostError(PerfscopeError):
-    """A code host refused, or did not answer as its documentation says. Exit code 4."""
+    """A code host refused a request, or its answer is not as documented. Exit code 4."""
 
     def __init__(self, line: str, status: int | None = None) -> None:
         super().__init__(line)
@@ -52,7 +52,7 @@ class HostError(PerfscopeError):
 
 
 class HostTroubleError(HostError):
-    """It broke or fell silent: whether it did what was asked is not known."""
+    """The connection failed: whether the request was carried out is unknown."""
 
 
 class _Response(Protocol):
@@ -60,15 +60,15 @@ class _Response(Protocol):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """urllib would send the Authorization header on to wherever an answer points."""
+    """Blocks redirects, because urllib would send the Authorization header to the address of the answer."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Never: a redirect is an answer like another, with a status that is told."""
+        """Return None: a redirect is an answer like any other, and its status is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer: its JSON, and the headers by their names in small letters."""
+    """An answer: its JSON, and the headers by lower-case name."""
 
     value: Any
     headers: Mapping[str, str]
@@ -76,14 +76,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Asks one server. ``base`` is the API's address, ``headers`` carry the token."""
+    """A client of one server. ``base`` is the API's address, ``headers`` carry the token."""
 
     host: str
-    """What the server is called in messages: ``GitHub``."""
+    """Name of the server in messages: ``GitHub``."""
     base: str
     headers: Mapping[str, str] = field(repr=False)
     missing: Mapping[int, str] = field(default_factory=dict)
-    """What is wrong where the server answers with such a status, and how to mend it."""
+    """Status -> the probable reason and its remedy."""
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
@@ -98,9 +98,9 @@ class Client:
         payload: Mapping[str, Any] | None = None,
         again: bool,
     ) -> Reply:
-        """One request. ``again``: it may be repeated where it is not known whether it was done.
+        """Send one request. ``again``: it may be repeated if its outcome is unknown.
 
-        ``HostError``: refused; ``HostTroubleError``: it broke, or fell silent, every time.
+        ``HostError``: refused; ``HostTroubleError``: the connection failed every time.
         """
         url = self.base.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
         body = None if payload is None else json.dumps(payload).encode()
@@ -123,7 +123,7 @@ class Client:
             waited += pause
 
     def rows(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[Mapping[str, Any]]:
-        """All rows of a list, over all its pages; pages are counted here, their links are not followed."""
+        """All rows of a list over all pages. Pages are counted here; links in answers are not followed."""
         for page in range(1, MOST_PAGES + 1):
             reply = self.ask("GET", path, query={**(query or {}), "per_page": ROWS, "page": page}, again=True)
             if not isinstance(reply.value, list):
@@ -141,13 +141,13 @@ class Client:
         )
 
     def unexpected(self, path: str) -> NoReturn:
-        """The answer has another shape than the host's documentation says."""
+        """The error for an answer whose shape differs from the documentation."""
         raise HostError(
-            f"{self.host}: {sanitize(path)}: the answer is not what its documentation says; is {self.base} its API?"
+            f"{self.host}: {sanitize(path)}: the answer does not match its documentation; is {self.base} its API?"
         )
 
     def taken(self, value: Any, path: str, take: Callable[[Mapping[str, Any]], Taken]) -> Taken:
-        """What ``take`` finds in an answer; `unexpected` where it has another shape."""
+        """Return ``take`` of an answer; raise `unexpected` if the answer has another shape."""
         try:
             return take(value)
         except (KeyError, TypeError, ValueError):
@@ -171,7 +171,7 @@ class Client:
         try:
             return Reply(value=json.loads(content) if content else None, headers=response_headers)
         except (ValueError, RecursionError) as error:
-            raise HostError(f"{what}: the answer is no JSON; is {self.base} the API's address?") from error
+            raise HostError(f"{what}: the answer is not JSON; is {self.base} the API's address?") from error
 
     def _read(self, response: _Response, what: str) -> bytes:
         end = time.monotonic() + ANSWER_SECONDS
@@ -191,14 +191,14 @@ class Client:
             raise HostTroubleError(line, status) from error
         seconds = _pause(error)
         if seconds is not None:
-            refusal = HostError(f"{line}: too many requests; it asks to wait {seconds:.0f} s", status)
+            refusal = HostError(f"{line}: too many requests; wait {seconds:.0f} s", status)
             raise _BusyError(seconds, refusal) from error
         why = self.missing.get(status)
         raise HostError(line if why is None else f"{line}: {why}", status) from error
 
 
 class _BusyError(Exception):
-    """The request was not looked at: too many came."""
+    """The request was rejected because there were too many."""
 
     def __init__(self, seconds: float, told: HostError) -> None:
         self.seconds = seconds
@@ -206,34 +206,34 @@ class _BusyError(Exception):
 
 
 def check_address(address: str) -> None:
-    """``UsageError`` unless it is https, or http to this machine itself, without a login in it."""
+    """``UsageError`` unless it is https, or http to this machine, without a login."""
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"{sanitize(address)}: no address: {error}") from error
+        raise UsageError(f"{sanitize(address)}: invalid address: {error}") from error
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment or not host:
-        raise UsageError(f"{sanitize(address)}: an API's address is https://HOST/PATH and no more")
+        raise UsageError(f"{sanitize(address)}: an API's address must be https://HOST/PATH")
     if parts.scheme != "https" and not (parts.scheme == "http" and host in LOOPBACK):
         raise UsageError(f"{sanitize(address)}: a token is sent over https only")
 
 
 def checked_token(token: str, variable: str) -> str:
-    """The token without the line end that a secret store left; ``UsageError`` if it cannot be one."""
+    """Return the token without the newline that a secret store may add; ``UsageError`` if it cannot be a token."""
     token = token.strip()
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"{variable}: holds characters that no token has")
+        raise UsageError(f"{variable}: contains characters that are not allowed in a token")
     return token
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """The proxy of the environment is asked for https (it sees no token then), and never for this machine itself."""
+    """Use the environment's proxy for https (which hides the token from it), and no proxy for this machine."""
     proxies = urllib.request.ProxyHandler({} if urlsplit(url).scheme == "http" else None)
     return urllib.request.build_opener(proxies, _NoRedirect)
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What the host says, in brackets; a redirect says where to."""
+    """The host's message in brackets; for a redirect its target."""
     location = error.headers.get("Location")
     if location is not None:
         return f" (moved to {sanitize(location, MESSAGE_LIMIT)}; not followed)"
@@ -246,9 +246,9 @@ def _message(error: urllib.error.HTTPError) -> str:
 
 
 def _pause(error: urllib.error.HTTPError) -> float | None:
-    """Seconds that the host asks to wait; ``None`` where it refused for another reason.
+    """Seconds to wait as the host demands; ``None`` if it refused for another reason.
 
-    GitHub says its limits with 403 or 429: ``retry-after``, or ``x-ratelimit-remaining: 0`` and when it ends
+    GitHub reports limits with 403 or 429: ``retry-after``, or ``x-ratelimit-remaining: 0`` with the end of the limit
     (docs.github.com, "Rate limits for the REST API"). GitLab: 429 with ``retry-after``.
     """
     if error.code not in (FORBIDDEN, RATE_LIMITED):

@@ -1,4 +1,4 @@
-"""Pull requests of GitHub and GitHub Enterprise Server, by REST; who the token is, by GraphQL."""
+"""Pull requests of GitHub and GitHub Enterprise Server by REST; the token's user by GraphQL."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ VERSION = "2022-11-28"
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*/(?!\.{1,2}$)[A-Za-z0-9._-]+")
 _MISSING = {
-    401: "the token is not valid, or no longer",
-    403: "the token may not do that: the job needs `permissions: pull-requests: write`, which the token of a pull "
+    401: "the token is invalid or expired",
+    403: "the token lacks permission: the job needs `permissions: pull-requests: write`, which the token of a pull "
     "request from a fork never has (docs/ci.md, two jobs)",
-    404: "no such pull request, or a token that may not see the repository (`permissions: pull-requests: write`)",
+    404: "no such pull request, or the token cannot access the repository (`permissions: pull-requests: write`)",
     410: "comments are switched off there",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitHub:
-    """One repository, seen with one token."""
+    """One repository, accessed with one token."""
 
     limit: ClassVar[int] = 60_000
-    """Characters; GitHub's own limit is 65,536."""
+    """Most characters of a comment; GitHub's own limit is 65,536."""
 
     rest: Client
     graphql: Client
@@ -49,7 +49,7 @@ class GitHub:
         graphql: str | None = None,
         variable: str = "GITHUB_TOKEN",
     ) -> GitHub:
-        """``api`` and ``graphql``: addresses of the APIs (github.com's, if not given; GraphQL beside the other)."""
+        """``api`` and ``graphql``: addresses of the APIs (default github.com's; GraphQL's is derived from ``api``)."""
         check_repository(repository)
         headers = {
             "Authorization": f"Bearer {checked_token(token, variable)}",
@@ -64,7 +64,7 @@ class GitHub:
         )
 
     def myself(self) -> str:
-        """The login of the token. A job's token has no user (``GET /user`` is refused), but is GraphQL's viewer."""
+        """The token's login. A job's token has no user (``GET /user`` is refused), but GraphQL knows its viewer."""
         try:
             reply = self.graphql.ask("POST", "", payload={"query": "query { viewer { login } }"}, again=True)
             login = reply.value["data"]["viewer"]["login"]
@@ -83,18 +83,19 @@ class GitHub:
             yield self.rest.taken(row, path, _comment)
 
     def create(self, change: int, body: str) -> Comment:
-        """A new comment."""
+        """Create a comment."""
         return self._write("POST", f"/repos/{self.repository}/issues/{change}/comments", body, again=False)
 
     def update(self, change: int, comment: Comment, body: str) -> Comment:
-        """The comment with another text."""
+        """Replace the text of a comment."""
         return self._write("PATCH", f"/repos/{self.repository}/issues/comments/{comment.number}", body, again=True)
 
     def pull_of(self, *, sha: str, owner: str, branch: str, head_repository: str) -> int | None:
-        """The open pull request whose last commit is ``sha``; ``None``: there is none (it was closed, or moved on).
+        """The open pull request whose last commit is ``sha``; ``None`` if none is (closed, or it has new commits).
 
-        Looked for by branch, as a fork's commits are not this repository's (``/commits/SHA/pulls`` knows none of them);
-        commit and repository must be those of the run all the same. ``HostError`` if several have that commit.
+        Found by branch, because a fork's commits are not in this repository (``/commits/SHA/pulls`` does not list
+        them); commit
+        and repository are compared with the run's. ``HostError`` if several pull requests have that commit.
         """
         path = f"/repos/{self.repository}/pulls"
         result = []
@@ -104,7 +105,7 @@ class GitHub:
                 result.append(number)
         if len(result) > 1:
             named = ", ".join(f"#{number}" for number in result)
-            raise HostError(f"GitHub: {named} all end with {sha[:12]}; say which: --pr")
+            raise HostError(f"GitHub: {named} all end with {sha[:12]}; choose one with --pr")
         return result[0] if result else None
 
     def _write(self, method: str, path: str, body: str, *, again: bool) -> Comment:
@@ -113,39 +114,39 @@ class GitHub:
 
 
 def check_repository(repository: str) -> None:
-    """``UsageError`` unless it is ``OWNER/NAME``."""
+    """``UsageError`` unless it has the form ``OWNER/NAME``."""
     if _REPOSITORY.fullmatch(repository) is None:
-        raise UsageError(f"{sanitize(repository)}: a repository is OWNER/NAME")
+        raise UsageError(f"{sanitize(repository)}: a repository must be OWNER/NAME")
 
 
 def graphql_beside(api: str) -> str:
-    """GraphQL's address: ``/graphql`` on github.com, ``/api/graphql`` beside ``/api/v3`` on a server of one's own."""
+    """GraphQL's address: ``/graphql`` on github.com; on an own server ``/api/graphql``, next to ``/api/v3``."""
     return f"{api.removesuffix('/v3')}/graphql" if api.endswith("/api/v3") else f"{api}/graphql"
 
 
 def _comment(row: Mapping[str, Any]) -> Comment:
-    # The user of an account that is gone is null.
+    # The user of a deleted account is null.
     author = row["user"]["login"] if row["user"] is not None else ""
     return Comment(number=int(row["id"]), author=str(author), body=str(row["body"] or ""), place=str(row["html_url"]))
 
 
 def _head(row: Mapping[str, Any]) -> tuple[int, str, str]:
-    # The repository of a fork that is gone is null.
+    # The repository of a deleted fork is null.
     repository = row["head"]["repo"]
     return int(row["number"]), str(row["head"]["sha"]), "" if repository is None else str(repository["full_name"])
 
 
-# Which pull request a job of GitHub is about: what the event that started it says.
+# Find the pull request of a GitHub job from the event that started it.
 
 
 MOST_BYTES = 64 << 20
-"""Of an event; GitHub caps payloads at 25 MB."""
+"""Most bytes of an event; GitHub's limit is 25 MB."""
 _REF = re.compile(r"refs/pull/([1-9][0-9]{0,9})/(?:merge|head)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The run of another workflow that has ended: whose commit, of which branch of which repository."""
+    """A finished run of another workflow: its commit, branch and repository."""
 
     sha: str
     owner: str
@@ -156,9 +157,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """``number`` of the pull request, or the ``run`` (`workflow_run`) by whose commit it is to be found.
+    """``number`` of the pull request, or the ``run`` (`workflow_run`) whose commit leads to it.
 
-    ``foreign``: its commits are in another repository (a fork); ``None`` where the event does not say.
+    ``foreign``: its commits are in another repository (a fork); ``None`` if the event lacks this.
     """
 
     number: int | None = None
@@ -167,9 +168,9 @@ class Event:
 
 
 def read_event(path: str | None, ref: str | None) -> Event:
-    """The event in the file of ``GITHUB_EVENT_PATH``, else what ``GITHUB_REF`` (``refs/pull/7/merge``) says.
+    """Read the event in the file of ``GITHUB_EVENT_PATH``, else use ``GITHUB_REF`` (``refs/pull/7/merge``).
 
-    GitHub wrote the file; nothing in it is from a report. ``DataError`` if it cannot be read.
+    GitHub wrote the file; no text of a report is in it. ``DataError`` if it cannot be read.
     """
     event = Event() if path is None else _event(_read(path), path)
     if event.number is None and event.run is None and ref is not None:
@@ -190,9 +191,9 @@ def _read(path: str) -> Mapping[str, Any]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: the event is no JSON") from error
+        raise DataError(f"{path}: the event is not JSON") from error
     if not isinstance(value, dict):
-        raise DataError(f"{path}: the event is no JSON object")
+        raise DataError(f"{path}: the event is not a JSON object")
     return value
 
 
@@ -202,7 +203,7 @@ def _event(event: Mapping[str, Any], path: str) -> Event:
             return Event(run=_run(event["workflow_run"]))
         if "pull_request" in event:
             pull = event["pull_request"]
-            # The repository of a fork that is gone is null: foreign too.
+            # The repository of a deleted fork is null: foreign too.
             head = (pull["head"]["repo"] or {}).get("full_name")
             return Event(number=int(pull["number"]), foreign=head != pull["base"]["repo"]["full_name"])
         if "issue" in event and "pull_request" in event["issue"]:

@@ -15,19 +15,19 @@ from perfscope.model.untrusted_text import sanitize
 API = "https://gitlab.com/api/v4"
 
 _MISSING = {
-    401: "the token is not valid, or no longer; a job's own token (CI_JOB_TOKEN) cannot write notes: GITLAB_TOKEN is "
+    401: "the token is invalid or expired; a job's own token (CI_JOB_TOKEN) cannot write notes: set GITLAB_TOKEN to "
     "a project access token",
-    403: "the token may not do that: it needs the scope `api` and the role Reporter",
-    404: "no such merge request, or a token that may not see the project (scope `api`, role Reporter)",
+    403: "the token lacks permission: it needs the scope `api` and the role Reporter",
+    404: "no such merge request, or the token cannot access the project (scope `api`, role Reporter)",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitLab:
-    """One project, seen with one token; ``web``: its address in a browser, empty if not known."""
+    """One project, accessed with one token; ``web``: its address in a browser, empty if unknown."""
 
     limit: ClassVar[int] = 1_000_000
-    """Characters; also GitLab's own limit of a note."""
+    """Most characters of a note; also GitLab's own limit."""
 
     rest: Client
     project: str
@@ -39,13 +39,13 @@ class GitLab:
     ) -> GitLab:
         """``project``: its number, or its path."""
         if not project or not project.isprintable():
-            raise UsageError(f"{sanitize(project)}: a project is its number, or GROUP/NAME")
+            raise UsageError(f"{sanitize(project)}: a project must be its number or GROUP/NAME")
         headers = {"PRIVATE-TOKEN": checked_token(token, variable)}
         client = Client(host="GitLab", base=(api or API).rstrip("/"), headers=headers, missing=_MISSING)
         return cls(rest=client, project=project, web=web.rstrip("/"))
 
     def myself(self) -> str:
-        """The user of the token; a project access token has a bot's."""
+        """The token's user; a project access token has a bot user."""
         name = self.rest.taken(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["username"])
         if not isinstance(name, str):
             self.rest.unexpected("/user")
@@ -59,13 +59,13 @@ class GitLab:
                 yield self.rest.taken(row, path, lambda row: self._comment(change, row))
 
     def create(self, change: int, body: str) -> Comment:
-        """A new note."""
+        """Create a note."""
         path = self._notes(change)
         reply = self.rest.ask("POST", path, payload={"body": body}, again=False)
         return self.rest.taken(reply.value, path, lambda row: self._comment(change, row))
 
     def update(self, change: int, comment: Comment, body: str) -> Comment:
-        """The note with another text."""
+        """Replace the text of a note."""
         path = f"{self._notes(change)}/{comment.number}"
         reply = self.rest.ask("PUT", path, payload={"body": body}, again=True)
         return self.rest.taken(reply.value, path, lambda row: self._comment(change, row))

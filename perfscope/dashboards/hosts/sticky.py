@@ -1,4 +1,4 @@
-"""The one comment of a change: found by its first line and its author, then replaced; made where there is none."""
+"""The single comment of a change: found by its first line and author and replaced, or created."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from perfscope.dashboards.hosts.client import HostTroubleError
 from perfscope.dashboards.report.compare.render import marker
 
 MOST_POSTS = 3
-"""Times a new comment is tried. Between two it is looked for: a server that broke may have made it all the same."""
+"""Attempts to create a comment. Before each it is searched for, because a failed request may have created it."""
 
 _MARKER = re.compile(r"\s*<!-- perfscope-report:[^\n]*-->[^\n]*\n?")
 _COMMAND = re.compile(r"(?m)^([ \t]*)/")
-"""A line of a comment that begins so is an order to GitLab (``/merge``) and to many bots (``/lgtm``)."""
-_CUT = "\n\n*Cut here: a comment holds no more. The whole report is in the job's artifact.*\n"
+"""Start of a line that is a command to GitLab (``/merge``) and to many bots (``/lgtm``)."""
+_CUT = "\n\n*Cut here: a comment cannot hold more. The whole report is in the job's artifact.*\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comment:
-    """A comment as the host lists it; ``place`` is its address in a browser, empty where the host does not say."""
+    """A comment as the host lists it; ``place`` is its address in a browser, empty if unknown."""
 
     number: int
     author: str
@@ -31,7 +31,7 @@ class Comment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posted:
-    """What was done; ``twins``: further comments of the same key and author, left as they are."""
+    """The outcome; ``twins``: other comments with the same key and author, left unchanged."""
 
     done: Literal["created", "updated", "unchanged"]
     place: str
@@ -39,11 +39,11 @@ class Posted:
 
 
 class CodeHost(Protocol):
-    """What posting needs of a host. Each method raises ``HostError``; ``change`` is the number of the PR or MR."""
+    """The methods of a host that posting needs. Each raises ``HostError``; ``change`` is the number of the PR or MR."""
 
     @property
     def limit(self) -> int:
-        """Characters of a comment."""
+        """Most characters of a comment."""
 
     def myself(self) -> str:
         """The name under which the token's comments appear."""
@@ -52,16 +52,16 @@ class CodeHost(Protocol):
         """All comments, oldest first."""
 
     def create(self, change: int, body: str) -> Comment:
-        """A new comment; ``HostTroubleError`` where it may or may not be there now."""
+        """Create a comment; ``HostTroubleError`` if it may or may not exist now."""
 
     def update(self, change: int, comment: Comment, body: str) -> Comment:
-        """The comment with another text."""
+        """Replace the text of a comment."""
 
 
 def compose(text: str, key: str, limit: int, link: str | None = None) -> str:
-    """The comment, at most ``limit`` characters: its marker, ``text`` with no line that is an order to a bot, a link.
+    """The comment, at most ``limit`` characters: marker, ``text`` without lines that are commands to a bot, link.
 
-    A marker that the text already has is replaced.
+    An existing marker in the text is replaced.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _COMMAND.sub(r"\1&#47;", _MARKER.sub("", text, count=1) if _MARKER.match(text) else text)
@@ -70,7 +70,7 @@ def compose(text: str, key: str, limit: int, link: str | None = None) -> str:
 
 
 def _fitted(text: str, limit: int) -> str:
-    """``text`` cut at the end of a line, what it left open closed, and said."""
+    """``text`` cut at the end of a line, with open blocks closed and a note."""
     if len(text) <= limit:
         return text
     kept = text[: limit - len(_CUT) - len("\n```") - 40 * len("\n</details>")]
@@ -82,7 +82,7 @@ def _fitted(text: str, limit: int) -> str:
 
 
 def post(host: CodeHost, change: int, key: str, body: str) -> Posted:
-    """Make the change's comment of that key say ``body``.
+    """Create or update the change's comment with that key so that it contains ``body``.
 
     Only a comment of the same author is replaced: anyone can write the marker, and a token that may write comments
     may often edit those of others.
@@ -112,5 +112,5 @@ def _first_line(body: str) -> str:
 
 
 def _plain(body: str) -> str:
-    """Hosts store lines with other ends, and without the last one."""
+    """Normalise line ends and the final newline, which hosts change."""
     return body.replace("\r\n", "\n").strip()

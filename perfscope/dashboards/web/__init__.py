@@ -1,1 +1,1 @@
-"""The dashboard: a web application that shows runs, traces and comparisons."""
+"""The dashboard: a Dash app with its server, pages, views and timeline."""

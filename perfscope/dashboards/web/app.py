@@ -1,4 +1,4 @@
-"""``create_app``: the dashboard around its pages. All is served locally; nothing of a trace is kept in memory."""
+"""``create_app``: the frame of the dashboard. All is served locally; traces are not kept in memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 TICK_MS = 1_000
-"""Between two looks at what is being read."""
+"""Milliseconds between two checks of what is being read."""
 ASSETS = Path(__file__).parent / "assets"
 START = "overview"
 INDEX = """<!DOCTYPE html>
@@ -57,7 +57,7 @@ INDEX = """<!DOCTYPE html>
         </footer>
     </body>
 </html>"""
-"""The page around everything: Dash's own, with the language that screen readers ask for."""
+"""Dash's own page, with the language attribute that screen readers need."""
 
 
 def create_app(
@@ -71,10 +71,10 @@ def create_app(
     perfetto: Mapping[str, Any] | None = None,
     editor: str | None = None,
 ) -> Dash:
-    """The whole dashboard as a Dash app; ``app.server`` is what a WSGI server runs.
+    """Return the dashboard as a Dash app; ``app.server`` is the application for a WSGI server.
 
-    ``base_path`` begins and ends with ``/``: where a proxy has put it. ``perfetto``: as of `ui.Exports`.
-    ``editor``: the address that opens a line, with ``{file}`` and ``{line}``.
+    ``base_path`` begins and ends with ``/``: the prefix set by a proxy. ``perfetto``: as in `ui.Exports`.
+    ``editor``: address that opens a source line, with ``{file}`` and ``{line}``.
     """
     app = Dash(
         __name__,
@@ -112,9 +112,9 @@ def create_app(
 
 
 def _answer_errors(app: Dash, base_path: str) -> None:
-    """Requests that no page of ours makes are refused in one line; an error of our own is one line in the log.
+    """Answer requests that none of our pages makes with one line, and log an internal error in one line.
 
-    Dash answers both with 500 and writes a traceback.
+    Dash would answer both with 500 and write a traceback.
     """
     from flask import request
     from werkzeug.exceptions import HTTPException
@@ -135,14 +135,14 @@ def _answer_errors(app: Dash, base_path: str) -> None:
         if isinstance(error, CallbackException):
             return "perfscope: the callback has other inputs\n", HTTPStatus.BAD_REQUEST
         log_failure(_log, f"internal error in {request.path}", error)
-        return "perfscope: internal error, which the server's log names\n", HTTPStatus.INTERNAL_SERVER_ERROR
+        return "perfscope: internal error, see the server's log\n", HTTPStatus.INTERNAL_SERVER_ERROR
 
     app.server.before_request(refuse_unknown_callback)
     app.server.register_error_handler(Exception, answer)
 
 
 def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None, editor: str | None) -> Any:
-    """What stays while pages change: header, menu, the place for a page."""
+    """The parts that stay when pages change: header, menu, and the place of the page."""
     listed = _listed(shelf)
     picker = dmc.Select(
         id="which",
@@ -202,12 +202,12 @@ def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None, edi
 
 
 def _listed(shelf: Shelf) -> list[dict[str, str]]:
-    """What the picker offers: everything that is open now."""
+    """The options of the picker: everything that is open."""
     return [{"value": item.key, "label": sanitize(item.title)} for item in shelf.items()]
 
 
 def _mark_of_list(listed: list[dict[str, str]]) -> str:
-    """Changes with what is open; a browser sends it back every second, and not the list."""
+    """A text that changes with the open items; the browser sends it back every second instead of the list."""
     return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
 
 
@@ -226,7 +226,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         Input("tick", "n_intervals"),
         State("drawn", "data"),
         State("listed", "data"),
-        running=[(Output("tick", "disabled"), True, False)],  # a later tick would make this answer an old one
+        running=[(Output("tick", "disabled"), True, False)],  # a later tick would make this answer obsolete
     )
     def draw(pathname: str | None, search: str | None, _: int, drawn: str | None, listed: str | None) -> Any:
         asked = asked_for(pathname, search, shelf, workshop, base_path)
@@ -262,7 +262,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         Input("dark", "checked"),
     )
 
-    app.clientside_callback(  # on a phone the menu is a row wider than the screen: the page that is open is in sight
+    app.clientside_callback(  # on a phone the menu is wider than the screen: scroll the open page's entry into view
         "function(){setTimeout(function(){"
         "var menu=document.getElementById('menu'),here=menu&&menu.querySelector('.ps-here');"
         "if(here){menu.scrollLeft=here.offsetLeft-menu.offsetLeft-(menu.clientWidth-here.offsetWidth)/2}},0)}",
@@ -276,7 +276,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         prevent_initial_call=True,
     )
     def delete(clicks: int | None, rows: list[dict[str, Any]] | None) -> Any:
-        """Remove the runs that are ticked, as ``perfscope runs --delete`` does."""
+        """Delete the ticked runs, as ``perfscope runs --delete`` does."""
         items = [shelf.find(str(row.get("key"))) for row in rows or ()] if clicks else []
         lines = []
         for item in items:
@@ -293,7 +293,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         prevent_initial_call=True,
     )
     def act(clicks: list[int | None]) -> Any:
-        """Buttons about the reading of an item: cancel, again."""
+        """Handle the buttons that cancel or repeat the reading of an item."""
         asked = dash.ctx.triggered_id
         item = None if not any(clicks) or not isinstance(asked, dict) else find_work(shelf, str(asked["key"]))
         if item is None or not isinstance(asked, dict):
@@ -306,7 +306,7 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
 
 
 def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: Workshop, base_path: str) -> Asked:
-    """What an address asks for; pages and keys that nothing has are the first ones."""
+    """Parse an address; unknown pages and keys become the first ones."""
     page = (pathname or "").removeprefix(base_path).strip("/") or START
     parameters = dict(parse_qsl((search or "").removeprefix("?"), keep_blank_values=True, max_num_fields=40))
     known = page in PAGES
@@ -329,7 +329,7 @@ def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: 
 
 
 def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
-    """What makes the page, and what it depends on: where that is unchanged nothing is drawn again."""
+    """Return the function that makes the page and the state it depends on; the page is redrawn only if that changes."""
     if not asked.page:
         return lambda: said("There is no such page."), "none"
     module = page_module(asked.page)
@@ -338,7 +338,7 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
         return lambda: module.layout(asked, None), "static" if mark is None else mark(asked)
     if asked.item is None or state is None:
         return lambda: said(
-            "No such run or trace is open here (any more).", dcc.Link("what is", href=asked.link("runs"))
+            "No such run or trace is open here, or not any more.", dcc.Link("what is", href=asked.link("runs"))
         ), "no item"
     view = None if state.folder is None else read_view(state.folder, module.VIEW)
     if view is None:
@@ -355,26 +355,27 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
         page = module.layout(complete, view["view"])
         return [*banner, *(page if isinstance(page, list) else [page])]
 
-    # Overview says how far a running program is, by its manifests, which are written more often than it is read.
+    # The overview shows the progress of a running program from its manifests, which are written more often than it is
+    # read.
     growth = asked.item.fingerprint() if asked.page == START and asked.item.running() else ""
     return drawn, f"{named} {state.stage if state.stale else ''} {text} {growth}"
 
 
 def _planned(state: Readiness) -> str:
-    """That nothing of this ran, in a sentence; ``''`` where it did, or while that is not known yet."""
+    """A sentence that nothing of this ran; ``''`` if it ran, or while this is unknown."""
     held = None if state.folder is None else read_view(state.folder, START)
     return "" if held is None else str(held.get("view", {}).get("planned", ""))
 
 
 def _live(state: Readiness, asked: Asked) -> Any:
     if state.stage == "gone":
-        return html.Span("its files are gone; this is what they held", className="ps-warn")
+        return html.Span("its files are gone; this is their last content", className="ps-warn")
     if state.stage == "failed" and state.folder is not None:
         return html.Span(f"its files have changed and cannot be read: {sanitize(state.told)}", className="ps-warn")
     if state.stale and state.stage in ("working", "waiting"):
         return "its files have changed: reading them again"
     if asked.item is not None and asked.item.running():
-        return "in progress: this is what there is so far"
+        return "in progress: this is the state so far"
     return ""
 
 

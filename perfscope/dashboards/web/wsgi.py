@@ -1,9 +1,9 @@
 """The dashboard for a WSGI server with several processes: ``gunicorn 'perfscope.dashboards.web.wsgi:application()'``.
 
-What `perfscope serve` takes as options comes from the environment: ``PERFSCOPE_SERVE_PATHS`` (separated by ``:``),
-``PERFSCOPE_SERVE_TOKEN_FILE``, ``PERFSCOPE_SERVE_HOSTS`` (names under which browsers ask, separated by ``,``),
-``PERFSCOPE_SERVE_BASE_PATH``, ``PERFSCOPE_SERVE_PERFETTO_UI`` (address of the page that "Open in Perfetto" opens;
-without it there is none) and ``PERFSCOPE_SERVE_CACHE``. All processes share what was read, on disk.
+The options of `perfscope serve` come from the environment: ``PERFSCOPE_SERVE_PATHS`` (separated by ``:``),
+``PERFSCOPE_SERVE_TOKEN_FILE``, ``PERFSCOPE_SERVE_HOSTS`` (host names that browsers use, separated by ``,``),
+``PERFSCOPE_SERVE_BASE_PATH``, ``PERFSCOPE_SERVE_PERFETTO_UI`` (address of the page behind "Open in Perfetto"; without
+it the entry is absent) and ``PERFSCOPE_SERVE_CACHE``. All processes share what was read, on disk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PREFIX = "PERFSCOPE_SERVE_"
 
 
 def application(environment: Mapping[str, str] | None = None) -> Any:
-    """The WSGI application. ``UsageError`` without a token's file: a server for many always asks for one."""
+    """The WSGI application. ``UsageError`` without a token file: a server for several users always needs a token."""
     held = os.environ if environment is None else environment
     file = held.get(f"{PREFIX}TOKEN_FILE")
     if not file:
-        raise UsageError(f"{PREFIX}TOKEN_FILE: name a file with the token that the pages ask for")
+        raise UsageError(f"{PREFIX}TOKEN_FILE: name a file with the token that opens the pages")
     names = tuple(filter(None, held.get(f"{PREFIX}HOSTS", "").split(",")))
     base = f"/{held.get(f'{PREFIX}BASE_PATH', '').strip('/')}/".replace("//", "/")
     paths = held.get(f"{PREFIX}PATHS", RUNS_FOLDER).split(os.pathsep)

@@ -1,4 +1,4 @@
-// Formats, cells and the look of tables. dash-ag-grid finds functions and components by these two names.
+// Formats, cells and style of tables. dash-ag-grid finds functions and components by these two names.
 (function () {
   "use strict";
   const functions = (window.dashAgGridFunctions = window.dashAgGridFunctions || {});
@@ -8,7 +8,7 @@
   const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 
   functions.psNs = (value) => (absent(value) ? "" : window.perfscope_ui.wire.format_ns(value));
-  // Of a line in a file what tells it from its neighbours, which is its end.
+  // The end of a source place, which distinguishes it from its neighbours.
   functions.psLine = (value) => {
     if (absent(value) || value.length <= LINE_CHARS) return value;
     const parts = value.split("/");
@@ -35,7 +35,7 @@
     return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(value >= 10 ? 1 : 2)} ${units[at]}`;
   };
 
-  // Keys in a grid: arrows walk, Enter follows a cell's link, Tab leaves (a table of 300 rows is one stop, not 2,000).
+  // Keys in a grid: arrows move, Enter follows a cell's link, Tab leaves (a table of 300 rows is one stop, not 2,000).
   functions.psEnter = (params) => {
     const link = params.event.key === "Enter" && params.event.target.querySelector && params.event.target.querySelector("a[href]");
     if (link) link.click();
@@ -43,8 +43,8 @@
   };
   functions.psLeave = () => false;
 
-  // On a phone no column takes more than half of the grid, so that a name and its numbers are seen together; a name
-  // that is too long for that is wrapped. What columns were before is kept, for when the phone is turned.
+  // On a phone no column takes more than half of the grid, so that a name and its numbers are visible together; longer
+  // names wrap. Earlier widths are kept for when the phone is turned.
   const NARROW_PX = 560, LEAST_PX = 70, SHARE = 0.5;
   function fit(api, grid) {
     let usual = null;
@@ -60,7 +60,7 @@
     };
   }
 
-  // The grid's own theme in the page's colours, so that light and dark follow the switch.
+  // The grid's theme in the page's colours, so that light and dark follow the switch.
   functions.psTheme = (quartz) => quartz.withParams({
     backgroundColor: "var(--card)", foregroundColor: "var(--ink)", borderColor: "var(--line)", accentColor: "var(--link)",
     headerBackgroundColor: "var(--code)", headerTextColor: "var(--soft)", textColor: "var(--ink)", chromeBackgroundColor: "var(--code)",
@@ -68,7 +68,7 @@
     fontFamily: "system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif",
   });
 
-  // A cell that leads to another page, with what another column holds, or with its value as a regular expression.
+  // A cell that links to another page, with another column's value, or its own as a regular expression.
   components.PsLink = function (props) {
     if (absent(props.value)) return null;
     const source = props.source && props.data[props.source];
@@ -79,7 +79,7 @@
     return React.createElement("a", { href, className: "ps-code", tabIndex: -1 }, String(props.value));
   };
 
-  // A cell that leads to where its row says.
+  // A cell that links to the address in its row.
   components.PsTo = function (props) {
     if (absent(props.value)) return null;
     return React.createElement("a", { href: props.data.href, tabIndex: -1 }, String(props.value));

@@ -1,15 +1,15 @@
-// The page around the pages: light or dark, and the keys that lead from page to page.
+// Around the pages: light or dark theme, and keys that open pages.
 (function () {
   "use strict";
   const KEPT = "perfscope-scheme", WAIT_MS = 1200;
   const asks = window.matchMedia("(prefers-color-scheme: dark)");
-  let switched = false; // the first call is the switch as it was drawn
+  let switched = false; // the first call is the initial state of the switch
 
   function kept() {
     try { return window.localStorage.getItem(KEPT); } catch (error) { return null; }
   }
 
-  // Of the system, until someone uses the switch; then that, in this browser.
+  // The system's theme until the switch is used; then the switch, in this browser.
   function scheme(on) {
     if (switched) {
       try { window.localStorage.setItem(KEPT, on ? "dark" : "light"); } catch (error) { /* a browser that keeps nothing */ }
@@ -25,7 +25,7 @@
     if (!kept() && box && box.checked !== asks.matches) { switched = false; box.click(); }
   });
 
-  // g and a letter: a page. /: the search of the page, else the list of runs.
+  // g and a letter: open a page. /: the page's search, else the list of runs.
   let began = 0;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;

@@ -1,10 +1,9 @@
-"""The pages of the dashboard, a written list in the order of the menu: name -> module. One page a file.
+"""Pages of the dashboard in the order of the menu: name -> module. One module per page.
 
-A page's module has ``TITLE``, ``VIEW`` (the data it shows: a name of ``views.VIEWS``, or ``None`` for a page about no
-item), ``layout(asked, view)``, and maybe ``GRIDS`` (names of its grids), ``CHART`` (name of its chart)
-and ``register(app)`` for callbacks of its own.
-A page about no item may have ``mark(asked)``: a text that changes when it must be drawn again; without it the page is
-drawn once.
+A page's module has ``TITLE``, ``VIEW`` (name in ``views.VIEWS`` of the data it shows, or ``None`` for a page without an
+item), ``layout(asked, view)``, and optionally ``GRIDS`` (names of its grids), ``CHART`` (name of its chart) and
+``register(app)`` for its own callbacks. A page without an item may have ``mark(asked)``: a text that changes when the
+page must be redrawn; without it the page is drawn once.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ PAGE_KEYS: dict[str, str] = {
     "overview": "o", "timeline": "t", "kernels": "k", "flame": "f", "roofline": "r", "memory": "m", "ranks": "a",
     "graph": "g", "compile": "c", "compare": "d", "history": "h", "tries": "y", "findings": "i", "runs": "u",
 }  # fmt: skip
-"""Page -> the key that leads to it after ``g``; `assets/keys.js` reads them from the menu."""
+"""Page -> the key that opens it after ``g``; `assets/keys.js` reads these from the menu."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What an address asks for. ``parameters`` are untrusted; ``item`` and ``folder``: of a page with a view.
+    """A parsed address. ``parameters`` are untrusted; ``item`` and ``folder``: for a page with a view.
 
-    ``came_from``: of a page about no item, the one that was looked at before: the menu leads back to it.
+    ``came_from``: on a page without an item, the item shown before; the menu leads back to it.
     """
 
     page: str
@@ -64,22 +63,22 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     @property
     def whose(self) -> str | None:
-        """The key of the item that the page is about, or that was looked at before it."""
+        """The key of the page's item, or of the item shown before."""
         item = self.item or self.came_from
         return None if item is None else item.key
 
     def link(self, page: str, **parameters: str) -> str:
-        """The address of a page about the same item."""
+        """The address of a page on the same item."""
         return address(self.base_path, page, self.whose, **parameters)
 
 
 def address(base_path: str, page: str, key: str | None, **parameters: str) -> str:
-    """The address of a page; what it shows stands in it whole, so that it can be sent to a colleague."""
+    """The address of a page. It contains the whole state of the page, so that it can be sent to a colleague."""
     held = {"run": key} if key is not None else {}
     query = urlencode({**held, **parameters})
     return f"{base_path}{page}" + (f"?{query}" if query else "")
 
 
 def page_module(name: str) -> ModuleType:
-    """The module of a page; ``KeyError`` if there is none of that name."""
+    """Return the module of a page; ``KeyError`` if the page does not exist."""
     return importlib.import_module(PAGES[name])

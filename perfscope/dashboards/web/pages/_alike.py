@@ -1,4 +1,4 @@
-"""What an item can be compared with: runs of the same program, programs with programs, files of its kind."""
+"""Items that an item can be compared with: runs of the same program, programs with programs, files of one kind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from perfscope.dashboards.web.server.shelf import Item
 from perfscope.model.documents import run_folders
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
-"""As the store names the folder of a run: when, what, and a number of its own."""
+"""Name of a run's folder in the store: time, program, and a number."""
 
 
 def alike(items: Iterable[Item], item: Item) -> list[Item]:
-    """The items that ``item`` can be compared with: those before it first, of them those with a tag, the newest first.
+    """The items that ``item`` can be compared with: earlier ones first, among them tagged ones first, newest first.
 
-    ``items``: the newest first. Runs that recorded nothing are left out.
+    ``items``: newest first. Runs that recorded nothing are left out.
     """
     every = list(items)
     index = next((index for index, each in enumerate(every) if each.key == item.key), 0)
@@ -30,12 +30,12 @@ def alike(items: Iterable[Item], item: Item) -> list[Item]:
 
 
 def tags(item: Item) -> tuple[str, ...]:
-    """The tags of a run: it is one to come back to."""
+    """The tags of a run, which mark it as a reference."""
     return run_folders.tags_of(item.path) if item.kind == "run" else ()
 
 
 def _kind(item: Item) -> tuple[str, bool, bool, str]:
-    """Runs, with what was compiled or planned in them, or files by their ending; and of a run its program."""
+    """Runs by program and by what was compiled or planned in them; files by suffix."""
     folder = item.kind != "file"
     return (
         item.kind if folder else PurePath(item.path.name.removesuffix(".gz").removesuffix(".xz")).suffix,
@@ -46,7 +46,7 @@ def _kind(item: Item) -> tuple[str, bool, bool, str]:
 
 
 def _program(item: Item) -> str:
-    """The script of a run, else its name; where no manifest can be read, what its folder is called."""
+    """The script of a run, else its name; without a readable manifest the name of its folder."""
     listed = _listed(item, item.growth())
     if listed.run is not None:
         return listed.run.script or listed.run.name

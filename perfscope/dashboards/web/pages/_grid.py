@@ -1,4 +1,4 @@
-"""Tables of views as grids: sorted, searched, with units, and as a file to take away."""
+"""Tables of views as grids: sortable, searchable, with units, and downloadable."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NUMBERS = {
 """Formats of assets/grid.js by unit."""
 
 LINES = frozenset({"line", "place", "where", "from_line", "to_line"})
-"""Columns with lines of files."""
+"""Columns that hold places in source files."""
 
 FEW_ROWS = 18
 ROW_PX, HEAD_PX = 34, 50
 HEAD_ROOM_PX, LETTER_PX = 52, 8
-"""Of a column's title: what stands beside its words (padding, the filter's sign), and a letter at most on average."""
+"""Pixels next to the words of a column title (padding, filter sign), and the largest mean width of a letter."""
 
 
 def grid(
@@ -42,14 +42,14 @@ def grid(
 ) -> Any:
     """The grid of a table (`views._tables.table`) with its search and its CSV.
 
-    ``name``: of the page, for the ids; ``table``: its name in the view, for the download. ``links``: column -> (page,
-    parameter, what the parameter is with ``{}`` for the value as a regular expression); a page may be an address.
-    ``by``: column -> (page, parameter, column that holds what the parameter is; empty: no link in that row).
-    ``key`` and ``view``: whose table it is, where that is not the item and the page.
-    ``picks``: rows can be ticked (``selectedRows`` of the grid), and there is no file to take away. A column whose
-    title is empty is not shown; one named ``href`` is where the first column leads to, ``whole``
-    what is shown on it under the pointer. Columns that hold nothing in any
-    row make room, and are named below the grid.
+    ``name``: of the page, for ids; ``table``: its name in the view, for the download. ``links``: column -> (page,
+    parameter, template of the parameter, with ``{}`` for the value as a regular expression); a page may be an address.
+    ``by``: column -> (page, parameter, column with the parameter's value; empty: no link in that row).
+    ``key`` and ``view``: where the table comes from, if not from the item and the page.
+    ``picks``: rows can be ticked (``selectedRows`` of the grid), and there is no download. A column without title is
+    hidden; the column ``href`` is the link of the first column, ``whole`` its tooltip. Columns that are empty in every
+    row
+    are hidden and named below the grid.
     """
     columns = [
         _column(column, asked, (links or {}).get(column["key"]), (by or {}).get(column["key"]))
@@ -92,7 +92,8 @@ def grid(
                     "tabToNextCell": {"function": "psLeave(params)"},
                     "rowHeight": ROW_PX,
                     "tooltipShowDelay": 400,
-                    "suppressContentVisibilityAuto": True,  # or what is below the fold is empty in print and pictures
+                    # otherwise rows below the fold are empty in print and in pictures
+                    "suppressContentVisibilityAuto": True,
                     **ticks,
                 },
                 style={"height": f"{HEAD_PX + 14 + ROW_PX * min(max(len(rows), 3), FEW_ROWS)}px"},
@@ -104,7 +105,7 @@ def grid(
 
 
 def register_grid(app: Any, name: str) -> None:
-    """What is typed above a grid is searched in it; on a phone its columns make room for each other."""
+    """Connect the search above a grid to it; on a phone, adapt the widths of its columns."""
     app.clientside_callback(
         ClientsideFunction(namespace="perfscope_grid", function_name="fit"),
         Output(f"{name}-grid", "className"),

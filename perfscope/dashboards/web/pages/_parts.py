@@ -1,4 +1,4 @@
-"""Pieces that pages share: tabs that are links, bars with their numbers, where a timeline begins, where nothing is."""
+"""Parts shared by pages: tabs, bars with their numbers, origins of timelines, texts of empty pages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from perfscope.model.untrusted_text import sanitize
 def tabs(
     asked: Asked, parameter: str, words: Mapping[str, str], here: str, *, label: str, without: Sequence[str] = ()
 ) -> Any:
-    """Links to the same page with another value of ``parameter``; ``words``: value -> what stands on its tab.
+    """Links to the same page with another value of ``parameter``; ``words``: value -> text of its tab.
 
-    ``without``: parameters of the address that mean nothing on another tab.
+    ``without``: parameters of the address that have no meaning on another tab.
     """
     kept = {key: value for key, value in asked.parameters.items() if key not in without}
     links = [
@@ -32,13 +32,13 @@ def tabs(
 
 
 def tab(word: str, href: str, *, here: bool) -> Any:
-    """One of several links, of which the open one is marked."""
+    """One of several links; the open one is marked."""
     link = dcc.Link(word, href=href, className="ps-tab" + (" ps-here" if here else ""))
     return html.Div(link, **({"aria-current": "true"} if here else {}))
 
 
 def picker(name: Any, items: Iterable[Any], chosen: str | None, **options: Any) -> Any:
-    """A list to choose an item of the shelf (or a work) from, by its title; ``options``: of `dmc.Select`."""
+    """A list to choose an item of the shelf (or a work) by title; ``options``: of `dmc.Select`."""
     data = [{"value": item.key, "label": sanitize(item.title)} for item in items]
     return dmc.Select(
         **{"id": name, "data": data, "value": chosen, "placeholder": "run or trace", "searchable": True,
@@ -47,33 +47,33 @@ def picker(name: Any, items: Iterable[Any], chosen: str | None, **options: Any) 
 
 
 def chosen(asked: Asked, parameter: str, known: Mapping[str, str]) -> str:
-    """The value that the address asks for if there is such a one, else the first."""
+    """The value in the address if it is known, else the first known value."""
     wanted = asked.parameters.get(parameter, "")
     return wanted if wanted in known else next(iter(known), "")
 
 
 def origins(asked: Asked) -> dict[str, str]:
-    """What stands at 0 in the timeline, by number of the trace; empty while it is still being made."""
+    """The event at 0 of each trace's timeline, by trace number; empty while the timeline is being made."""
     held = None if asked.folder is None else read_view(asked.folder, "timeline")
     result = {} if held is None else held.get("view", {})
     return {str(item["trace"]): item["origin"] for item in result.get("traces", ()) if item["events"]}
 
 
 OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph": "graph"}
-"""Pages that have something of programs and snapshots, which hold no time."""
+"""Pages that can show programs and snapshots, which have no times."""
 SHOWN = {"compile": ("html", "tables"), "memory": ("html", "memories", "planned"), "graph": ("subjects",)}
-"""Of their views, what they draw."""
+"""Fields of these pages' views that are drawn."""
 NOTHING_RAN = "This was never run, so there is nothing to show here."
 
 
 def planned(asked: Asked) -> bool:
-    """Whether it was compiled or planned and never ran."""
+    """Whether it was compiled or planned but never ran."""
     held = None if asked.folder is None else read_view(asked.folder, "overview")
     return bool(held and held.get("view", {}).get("planned"))
 
 
 def nothing(asked: Asked, words: str) -> list[Any]:
-    """What stands on a page that has nothing to show: why, and the pages that have something of the same item."""
+    """The content of a page without data: the reason, and the pages that have data on the same item."""
     links = [dcc.Link(name, href=asked.link(page)) for page, name in OTHERS.items() if _has(asked, page)]
     see = [html.P(["See: ", *(part for link in links for part in (link, " · "))][:-1], className="ps-note")]
     return [
@@ -83,7 +83,7 @@ def nothing(asked: Asked, words: str) -> list[Any]:
 
 
 def empty_pages(asked: Asked) -> Mapping[str, str]:
-    """Pages that have nothing of the item that is looked at -> why; none while that is not known yet."""
+    """Pages without data on the item -> the reason; empty while this is unknown."""
     item = asked.item or asked.came_from
     folder = asked.folder
     if folder is None and item is not None:
@@ -93,7 +93,7 @@ def empty_pages(asked: Asked) -> Mapping[str, str]:
 
 
 def _has(asked: Asked, page: str) -> bool:
-    """Whether a page has more than words; true while that is not known yet."""
+    """Whether a page has more than text; true while this is unknown."""
     held = None if asked.folder is None else read_view(asked.folder, page)
     if held is None:
         return True
@@ -102,7 +102,7 @@ def _has(asked: Asked, page: str) -> bool:
 
 
 def pictures(asked: Asked) -> dict[int, str]:
-    """Number of a finding -> the first picture of the graph that is about it; empty while they are being made."""
+    """Number of a finding -> the first picture of the graph about it; empty while pictures are being made."""
     held = None if asked.folder is None else read_view(asked.folder, "graph")
     result: dict[int, str] = {}
     for number, subject in enumerate(({} if held is None else held.get("view", {})).get("subjects", ())):
@@ -112,10 +112,11 @@ def pictures(asked: Asked) -> dict[int, str]:
 
 
 def chart(name: str, figure: Any, label: str, *, legend: bool = False) -> Any:
-    """A plotly figure in the colours of the page; what is clicked stands in the address (`register_chart`).
+    """A plotly figure in the colours of the page; a click is stored in the address (`register_chart`).
 
-    ``label``: what it shows, for who cannot see it; the same must be on the page as words or as a table. ``legend``:
-    what colours stand for as text above it: plotly's legend of many names leaves a narrow screen no room.
+    ``label``: description for screen readers; the page must have the same as words or as a table. ``legend``: meaning
+    of
+    the colours as text above it, because plotly's legend of many names leaves no room on a narrow screen.
     """
     above = [_legend({trace.name: _color(trace) for trace in figure.data if trace.name})] if legend else []
     if legend:
@@ -134,7 +135,7 @@ def _color(trace: Any) -> str:
 
 
 def _legend(colors: Mapping[str, str]) -> Any:
-    """Names with the colours that stand for them."""
+    """Names with their colours."""
     entries = [
         html.Span([html.Span(className="ps-swatch", style={"background": color}), name])
         for name, color in colors.items()
@@ -154,10 +155,10 @@ CLICKED = """function(click, figure) {
 
 
 def register_chart(app: Any, name: str) -> None:
-    """A click on a point of the chart puts its data (of a heat map ``ROW.COLUMN``) as ``at`` into the address.
+    """Store the data of a clicked point (in a heat map ``ROW.COLUMN``) as ``at`` in the address.
 
-    The page is then drawn for the new address, and says what was clicked. Data that begins with ``/`` is the address
-    of another page.
+    The page is then redrawn for the new address and describes the point. Data that begins with ``/`` is the address of
+    another page.
     """
     app.clientside_callback(
         CLICKED,
@@ -199,16 +200,16 @@ def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title:
     return html.Section([html.H2(title), *note, _legend(colors), *drawn], className="ps-card ps-bars")
 
 
-# Pages that show the cards of the HTML report: one layout, so that they are alike.
+# Pages that show cards of the HTML report share one layout.
 
 
 def cards(title: str, view: dict[str, Any], *, nothing: str) -> list[Any]:
-    """A heading and the cards of ``view["html"]``; ``nothing``: said where there are none, and how to get them."""
+    """A heading and the cards of ``view["html"]``; ``nothing``: text shown without cards, with a way to get them."""
     shown = Fragment(html=view["html"]) if view["html"] else html.P(nothing, className="ps-card")
     return [html.H1(title, className="ps-title"), shown]
 
 
-# What stands in the place of a page whose data is not there: how far it is, or the one line that says why not.
+# Content of a page whose data is not ready: the progress, or the reason for the failure.
 
 
 def said(line: str, *more: Any) -> Any:
@@ -217,7 +218,7 @@ def said(line: str, *more: Any) -> Any:
 
 
 def progress(title: str, key: str, state: Readiness) -> Any:
-    """How far a child is, with a button that ends it; of one that failed why, with one that begins again."""
+    """Progress of a child with a button to cancel it; for a failed child the reason with a button to retry."""
     if state.stage in ("working", "waiting"):
         return html.Div(
             [
@@ -233,5 +234,5 @@ def progress(title: str, key: str, state: Readiness) -> Any:
 
 
 def mark_of(state: Readiness) -> str:
-    """What `progress` depends on."""
+    """The state that `progress` depends on."""
     return f"{state.stage} {state.told} {int(state.seconds)}"

@@ -1,4 +1,4 @@
-"""Compare: what changed from one run to another, how sure that is, and where; both timelines one below the other."""
+"""Compare: the difference between two runs, its certainty and its places; both timelines one below the other."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from perfscope.dashboards.web.ui import Flame, Fragment, Timeline
 from perfscope.model.documents.comparison import Account
 from perfscope.model.untrusted_text import sanitize
 
-# Two timelines below a comparison: whose they are, what they begin with, and the rows of the waterfall as links.
+# Two timelines below a comparison: their sources, their start, and links from the rows of the waterfall.
 
 
 KEPT = ("t0", "t1", "base_step", "head_step")
-"""Of the address, that both timelines begin with."""
+"""Parameters of the address from which both timelines start."""
 
 
 def choices(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> dict[str, tuple[Item, ...]]:
-    """Whose timelines can be shown, by side."""
+    """Items whose timelines can be shown, by side."""
     if isinstance(work, Pair):
         return {"base": (work.base,), "head": (work.head,)}
     return launches_of(work, view.get("paths", {}), asked.shelf, sets=bool(view.get("sets")))
 
 
 def sides_of(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> dict[str, Item]:
-    """Whose timelines are shown: those that the address names (``base_run``, ``head_run``), else the first pair."""
+    """The items whose timelines are shown: ``base_run`` and ``head_run`` of the address, else the first pair."""
     held = choices(asked, work, view)
     if not all(held.get(side) for side in SIDES):
         return {}
@@ -47,7 +47,7 @@ def sides_of(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> dict[st
 
 
 def falls(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> dict[str, Any]:
-    """Rows of the waterfall by place as links: to the timelines below, or where there are none to those of a side."""
+    """Rows of the waterfall by place, linked to the timelines below, or else to the timelines of one side."""
     result = {}
     for place, names in view.get("places", {}).items() if sides else ():
         patterns = {side: f"^({'|'.join(map(re.escape, names[side]))})$" for side in SIDES if names[side]}
@@ -58,7 +58,7 @@ def falls(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> dict[st
 
 
 def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
-    """Both timelines from the beginning of a step each; they move together."""
+    """Both timelines, each starting at a step; they move together."""
     if not sides:
         return []
     about = "On one scale, each from its first step or the chosen one; they scroll and zoom together."
@@ -69,7 +69,7 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
     ]
     states = [asked.workshop.state(item) for item in sides.values()]
     if any(state.folder is None and state.stage in ("working", "waiting") for state in states):
-        return [*drawn, html.P("They are being read.", className="ps-card")]
+        return [*drawn, html.P("The timelines are being read.", className="ps-card")]
     at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters} | {"link": "compare"}
     for (side, item), state in zip(sides.items(), states, strict=True):
         held = None if state.folder is None else read_view(state.folder, "timeline")
@@ -77,7 +77,7 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
             [f"{side}: ", dcc.Link(sanitize(item.title), href=address(asked.base_path, "timeline", item.key))]
         )
         if held is None or not any(item["events"] for item in held.get("view", {}).get("traces", ())):
-            nothing = "There are no timed events in it."
+            nothing = "It has no timed events."
             drawn += [head, html.P(nothing if state.stage == "ready" else sanitize(state.told), className="ps-card")]
             continue
         url = f"{asked.base_path}api/timeline/{item.key}/"
@@ -87,7 +87,7 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
 
 
 def _pickers(asked: Asked, held: dict[str, tuple[Item, ...]], sides: dict[str, Item]) -> list[Any]:
-    """Of several launches a side, which two are shown."""
+    """Pickers for the two launches shown, if a side has several."""
     if all(len(items) < 2 for items in held.values()):
         return []
     selects = [
@@ -99,7 +99,7 @@ def _pickers(asked: Asked, held: dict[str, tuple[Item, ...]], sides: dict[str, I
 
 
 def register_pair(app: Any) -> None:
-    """What is picked of several launches stands in the address."""
+    """Store the picked launches in the address."""
     base_path = app.config.requests_pathname_prefix
 
     @app.callback(
@@ -109,7 +109,7 @@ def register_pair(app: Any) -> None:
         prevent_initial_call=True,
     )
     def picked(keys: list[str | None], held: list[dict[str, str]]) -> Any:
-        """Other launches, from their first steps."""
+        """Other launches, starting at their first steps."""
         wanted = {f"{side}_run": key for side, key in zip(SIDES, keys, strict=False) if key}
         if len(wanted) < len(SIDES) or not held or wanted.items() <= held[0].items():
             return no_update
@@ -122,7 +122,7 @@ VIEW = None
 LABEL_CHARS = 60
 FIRST_CAUSES = 6
 PICKER = {"base": "100%", "sm": 440}
-"""Width of a list to choose a side from: the names of runs begin alike."""
+"""Width of a list to choose a side from: names of runs have long common beginnings."""
 CHART = "compare-account"
 WIDTHS = {"head": "width: head", "base": "width: base"}
 TREE_WORDS = {
@@ -134,7 +134,7 @@ GRIDS = ("compare-parts", "compare-kernels")
 
 
 def layout(asked: Asked, view: None) -> Any:
-    """The page: pickers, and what the child made of the two that the address names."""
+    """The page: pickers, and the result of the child for the two items in the address."""
     page = [html.H1(TITLE, className="ps-title"), _pickers_compare(asked)]
     work = _work(asked)
     if isinstance(work, str):
@@ -148,7 +148,7 @@ def layout(asked: Asked, view: None) -> Any:
 
 
 def mark(asked: Asked) -> str:
-    """Changes with what is open, with how far the comparison is, and when both timelines can be shown."""
+    """Changes with the open items, the progress of the comparison, and the readiness of both timelines."""
     items = " ".join([*(item.key for item in asked.shelf.items()), *(item.key for item in stored(asked.shelf))])
     work = _work(asked)
     if isinstance(work, str):
@@ -192,11 +192,11 @@ def register(app: Any) -> None:
 
 
 def _work(asked: Asked) -> Pair | Stored | str:
-    """What is to be compared, or why nothing is."""
+    """The comparison to show, or the reason why there is none."""
     kept = asked.parameters.get("stored")
     if kept is not None:
         work = find_work(asked.shelf, kept)
-        return work if isinstance(work, Stored) else "No such comparison is open here (any more)."
+        return work if isinstance(work, Stored) else "No such comparison is open here, or not any more."
     keys = [asked.parameters.get(side, "") for side in SIDES]
     if not any(keys) and len(asked.shelf.items()) < 2 and not stored(asked.shelf):
         return "Only one run is open here. To compare two: perfscope serve BASE HEAD."
@@ -206,7 +206,7 @@ def _work(asked: Asked) -> Pair | Stored | str:
         return "Both sides are the same run: choose another."
     sides = [asked.shelf.find(key) for key in keys]
     if sides[0] is None or sides[1] is None:
-        return "No such run or trace is open here (any more)."
+        return "No such run or trace is open here, or not any more."
     return Pair(base=sides[0], head=sides[1])
 
 
@@ -222,7 +222,7 @@ def _pickers_compare(asked: Asked) -> Any:
     }
     now = {name: asked.parameters[name] for name in (*SIDES, "stored") if asked.parameters.get(name)}
     if not now and asked.came_from is not None:
-        now["head"] = asked.came_from.key  # what was looked at is most often what is behind the change
+        now["head"] = asked.came_from.key  # the item shown before is usually the head
     selects = [
         picker(f"compare-{side}", (), now.get(side), label=side, data=_offered(items, choice, now.get(other)), w=PICKER)
         for side, other in (SIDES, SIDES[::-1])
@@ -243,7 +243,7 @@ def _pickers_compare(asked: Asked) -> Any:
 
 
 def _offered(items: Sequence[Item], choice: dict[str, dict[str, str]], other: str | None) -> list[dict[str, Any]]:
-    """What one side can be: what can be compared with the ``other`` side first, where that is chosen."""
+    """Options for one side: first what can be compared with the ``other`` side, if that is chosen."""
     item = next((item for item in items if item.key == other), None)
     same = [] if item is None else [each.key for each in alike(items, item)]
     rest = [choice[key] for key in choice if key not in same]
@@ -282,7 +282,7 @@ def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]
 
 
 def _account(view: dict[str, Any]) -> list[Any]:
-    """Where the step goes on both sides, as a figure with its numbers."""
+    """Account of the step on both sides, as a figure with its numbers."""
     account = view["account"]
     if account is None:
         return []
@@ -295,7 +295,7 @@ def _account(view: dict[str, Any]) -> list[Any]:
 
 
 def _flame(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
-    """Both call trees as one flame graph; the address says whose width it has."""
+    """Both call trees as one flame graph; the address selects the side that gives the widths."""
     flame = view["flame"]
     if flame is None:
         return []
@@ -338,7 +338,7 @@ def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
 
 
 def _looks(asked: Asked, entry: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
-    """Links into the timeline of each side that has something there."""
+    """Links into the timeline of each side that has events of the place."""
     links: list[Any] = []
     for side, item in sides.items():
         for index, name in enumerate(entry[side]):

@@ -23,7 +23,7 @@ NOTHING = (
 )
 KINDS = {
     "frames": ("Frames", "Code objects that dynamo compiled or gave up; time measured, by the log's phases."),
-    "breaks": ("Graph breaks", "Lines at which a graph ended, and why; those that cost a whole frame first."),
+    "breaks": ("Graph breaks", "Lines at which a graph ended, with the reason; breaks that cost a whole frame first."),
     "recompiles": ("Recompilations", "Frames that were compiled again, and the guard that failed."),
     "graphs": ("Graphs", "Graphs that inductor compiled, the largest first."),
     "kernels": ("Compiled kernels", "Kernels and library calls of inductor's code; time measured where one ran."),
@@ -39,7 +39,7 @@ LINKS = {
     "recompiles": {"function": ("flame", "find", "{}")},
     "kernels": {"name": ("timeline", "find", "^{}$")},
 }
-"""A cell that leads on: a function to the flame graph, a kernel to the timeline."""
+"""Links of cells: a function to the flame graph, a kernel to the timeline."""
 COLORS = ("#3f7fd6", "#e0892b", "#2a9d8f", "#9465c2", "#d4526e", "#c6b132", "#a7afb9")
 
 

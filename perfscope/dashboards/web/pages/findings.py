@@ -1,4 +1,4 @@
-"""Findings: each with its evidence, what to do about it, where to look at it, and what nobody looked at."""
+"""Findings: evidence, advice and links for each; rules that were not evaluated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOW = {"piece": "", "line": "events of its line: ", "name": "events of its op or
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page; ``rule`` in the address shows those of one rule, ``at`` the one of that number."""
+    """The page; ``rule`` in the address selects the findings of a rule, ``at`` a finding by number."""
     rule, text = asked.parameters.get("rule", ""), asked.parameters.get("at", "")
     numbered = list(enumerate(view["findings"]))
     rows = [(index, row) for index, row in numbered if (not rule or row["rule"] == rule) and text in ("", str(index))]
@@ -43,7 +43,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _rule_page(rule: str) -> list[Any]:
-    """What the rule looks for, as `perfscope rules RULE` shows it."""
+    """The description of a rule, as shown by `perfscope rules RULE`."""
     head = html.Summary(f"What {rule} looks for, and what it assumes")
     return [html.Details([head, html.Pre(inspect.cleandoc(load_rule(rule).doc))], className="ps-card ps-rule")]
 

@@ -1,4 +1,4 @@
-"""Flame graph: time as a tree of the host's stacks, of device work by who asked for it, or of scopes."""
+"""Flame graph: time as a tree of host stacks, of device work by the stack that launched it, or of scopes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = (
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page: one tree at a time, the first that has any time unless the address names one."""
+    """The page: one tree at a time, by default the first that has any time."""
     if not view["kinds"]:
         return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
     names = {kind: KINDS[kind][0] for kind in view["kinds"]}

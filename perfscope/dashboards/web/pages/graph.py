@@ -1,4 +1,4 @@
-"""Graph: what stands around a finding, with the bytes between, what is one kernel and what could be."""
+"""Graph: the neighbours of a finding with the bytes between them; current and possible kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = "There is no instruction or op to draw a graph around."
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page: the picture that the address asks for by number (``picture``) or holds what it looks for (``find``)."""
+    """The page: the picture selected by number (``picture``) or found by name (``find``)."""
     title = html.H1(TITLE, className="ps-title")
     lacks = [html.P(said, className="ps-card") for said in view["lacks"]]
     subjects = view["subjects"]
@@ -66,7 +66,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, word: str) -> Any:
-    """The pictures there are, and a search in what they show; a form, so that the address holds it."""
+    """The list of pictures and a search in them; a form, so that the address holds the choice."""
     fields = [
         dcc.Input(type="search", id="graph-find", name="find", value=word, placeholder="instruction, op or line",
                   className="ps-tl-find"),
@@ -83,7 +83,7 @@ def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, w
         words = html.Span(f" {item['why']}{tags}", className="ps-soft")
         here = {"aria-current": "true"} if index == number else {}
         rows.append(html.Li([link, words], className="ps-here" if index == number else "", **here))
-    none = [html.P(f"Nothing that is drawn is called {word}.")] if not found else []
+    none = [html.P(f"No drawn node is called {word}.")] if not found else []
     left = f" {view['left']:,} smaller ones are left out." if view["left"] else ""
     return html.Div(
         [
@@ -107,12 +107,12 @@ def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, w
 
 
 def _plain(find: str) -> str:
-    """The name that a pattern of another page's link finds: no untrusted pattern is run here."""
+    """The name that the pattern of another page's link matches: untrusted patterns are not executed."""
     return re.sub(r"\\(.)", r"\1", find[:400].removeprefix("^").removesuffix("$")).removeprefix("aten::")
 
 
 def _found(subjects: list[dict[str, Any]], word: str) -> list[int]:
-    """Pictures that hold the word: first those about it, then those that show exactly it, then the others."""
+    """Pictures that contain the word: those about it first, then those that show exactly it, then the others."""
     if not word:
         return list(range(len(subjects)))
     ranked = []

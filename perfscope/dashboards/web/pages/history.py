@@ -1,4 +1,4 @@
-"""History: how metrics went from commit to commit, and between which their level changed."""
+"""History: metrics from commit to commit, and the commits between which their level changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_STORE = (
 
 
 def layout(asked: Asked, view: None) -> Any:
-    """The page; ``metric`` in the address shows that one alone, ``store`` is one of several."""
+    """The page; ``metric`` in the address selects one metric, ``store`` one of several stores."""
     page = [html.H1(TITLE, className="ps-title")]
     held = stores(asked.shelf)
     if not held:
@@ -47,7 +47,7 @@ def layout(asked: Asked, view: None) -> Any:
 
 
 def mark(asked: Asked) -> str:
-    """Changes with the stores and how far their reading is."""
+    """Changes with the stores and the progress of their reading."""
     held = stores(asked.shelf)
     if not held:
         return "no store"
@@ -78,7 +78,7 @@ def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
 def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     if view["runs"] < LEAST_RUNS:
         few = f"{view['runs']} run{'s' * (view['runs'] != 1)} that finished is in {kept.path}: a history needs two."
-        return [said(few, html.P("perfscope run makes one, perfscope history takes it in."))]
+        return [said(few, html.P("perfscope run records a run, perfscope history adds it."))]
     metric = asked.parameters.get("metric", "")
     metric = metric if metric in view["metrics"] else ""
     named = {} if "store" not in asked.parameters else {"store": kept.key}
@@ -129,7 +129,7 @@ def _program(
 
 
 def _drawn(asked: Asked, series: dict[str, Any], runs: Mapping[str, str], numbers: Iterator[int]) -> list[Any]:
-    """The figure of a metric, its runs below; a click on a point compares its run with the one before it."""
+    """The figure of a metric with its runs below; a click on a point compares its run with the one before it."""
     points, table = series["points"], Fragment(html=series["html"])
     title = html.H3(f"{series['metric']}: {points[-1]['said']}", style={"fontSize": "14.5px", "margin": "14px 0 2px"})
     if len(points) < LEAST_RUNS or (number := next(numbers)) >= MOST_CHARTS:
@@ -146,7 +146,7 @@ def _drawn(asked: Asked, series: dict[str, Any], runs: Mapping[str, str], number
 
 
 def register(app: Any) -> None:
-    """The metric that is picked stands in the address; points lead to comparisons."""
+    """Store the picked metric in the address; points lead to comparisons."""
     for number in range(MOST_CHARTS):
         register_chart(app, f"{CHART}-{number}")
 

@@ -1,4 +1,4 @@
-"""Kernels: where the time goes by name, with what launched it and the line of the program."""
+"""Kernels: time by name, with the launching op and the source line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KINDS = {
     "ops": ("Host ops", "Self time by name: time in an op without the ops it calls."),
     "instructions": (
         "Instructions",
-        "Instructions of compiled XLA programs, except those that enclose others (loops).",
+        "Instructions of compiled XLA programs, without instructions that enclose others (loops).",
     ),
 }
 USUAL = ("kernels", "instructions", "ops")
-"""What is shown first: of a JAX program on the CPU its ops say less than its instructions."""
+"""Kinds in the order of preference: for a JAX program on the CPU, instructions mean more than ops."""
 GROUPS = {
     "what": "category",
     "op": "op",
@@ -40,7 +40,7 @@ NOTHING = "No kernels, ops or instructions with a time were recorded."
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page: one kind at a time, the first that has rows unless the address names one."""
+    """The page: one kind at a time, by default the first that has rows."""
     there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
     if not there:
         return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
@@ -68,7 +68,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _groups(asked: Asked, view: dict[str, Any], kind: str, group: str) -> list[Any]:
-    """By what rows can be put together, where any row says it."""
+    """Ways to group rows, if any row has a value for them."""
     words = {"": "by name"} | {
         key: f"by {word}" for key, word in GROUPS.items() if view["tables"].get(f"{kind}-{key}", {}).get("rows")
     }

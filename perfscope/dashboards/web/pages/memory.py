@@ -1,4 +1,4 @@
-"""Memory: each memory over time with the blocks alive at any moment, and who holds its peak."""
+"""Memory: each memory over time with the blocks alive at any moment, and the owners at its peak."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOTHING = (
 )
 ONE_MOMENT = "This is a snapshot of one moment, without a history: there is no curve, only the holders below."
 MOST_DIGITS = 20
-"""Of a position in an address."""
+"""Most digits of a position in an address."""
 KINDS = {
     "blocks": "blocks",
     "modules": "by module",
@@ -39,7 +39,7 @@ KINDS = {
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page; the address says which memory, which moment and which table."""
+    """The page; the address selects the memory, the moment and the table."""
     memories = view["memories"]
     if not memories:
         drawn = "".join((view["html"], view["planned"]))
@@ -76,13 +76,13 @@ def _said(memory: dict[str, Any]) -> str:
         "instruction": " The axis is the program's schedule, instruction by instruction.",
     }[memory["axis"]]
     if memory["detail"]:
-        axis += " That pass ran after the steps shown in the timeline, so no moment of it is there."
+        axis += " That pass ran after the steps shown in the timeline, which therefore lacks it."
     notes = "".join(f" Note: {note}." for note in memory["notes"])
     return f"From {memory['known_from']} ({memory['basis']}).{capacity}{axis}{notes}"
 
 
 def _curve(asked: Asked, memory: dict[str, Any]) -> list[Any]:
-    """The picture, and the blocks alive at the moment that the address names, the peak unless it does."""
+    """The picture, and the blocks alive at the moment in the address, by default at the peak."""
     if not memory["moving"]:
         return [html.P(ONE_MOMENT, className="ps-card")]
     assert asked.folder is not None
@@ -117,7 +117,7 @@ def _curve(asked: Asked, memory: dict[str, Any]) -> list[Any]:
 
 
 def _alive_html(curve: dict[str, Any], index: int) -> str:
-    """What is in use at a moment by category, and its largest blocks."""
+    """Use at a moment by category, and its largest blocks."""
     place, (numbers, more, rest) = curve["moments"][index], curve["alive"][index]
 
     def words(position: int) -> str:
@@ -141,7 +141,7 @@ def _alive_html(curve: dict[str, Any], index: int) -> str:
 
 
 def _in_timeline(asked: Asked, curve: dict[str, Any], position: int, origin: int) -> str:
-    """The address of the timeline around a position, a step wide where it is in one."""
+    """The address of the timeline around a position, as wide as its step if it is in one."""
     step = next((band for band in curve["steps"] if band["start"] <= position < band["end"]), None)
     around = curve["span"] // 20 if step is None else (step["end"] - step["start"]) // 2
     center = int(curve["first"]) + position - origin

@@ -1,4 +1,4 @@
-"""Overview: the numbers at the top, the findings to begin with, where the time goes, what was not recorded."""
+"""Overview: key figures, first findings, where the time goes, and what was not recorded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FIGURE_PX = 280
 ACCOUNT_KEYS = ("rank", "device", "ordinal", "name", "numbers", "causes_ns")
 
 MOST_ALIKE = 20
-"""Runs that are offered to be compared with; Compare has all."""
+"""Most runs offered for a comparison; the page Compare has all."""
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page: one screen, and below it what rules could not see and where it all came from."""
+    """The page: one screen, then rules that were not evaluated and the sources."""
     parts = view["parts"]
     of_plugins, *cells = [
         html.Div(Fragment(html=parts[name]), role="region", tabIndex=0, **{"aria-label": words})
@@ -65,7 +65,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _progress(asked: Asked) -> list[Any]:
-    """How far a program that still runs is, and how fast its last steps were; how one that failed ended."""
+    """Progress of a running program with the speed of its last steps, or the end of a failed one."""
     run = None if asked.item is None or asked.item.kind != "run" else run_folders.listed(asked.item.path).run
     if asked.item is None or run is None:
         return []
@@ -87,7 +87,7 @@ def _progress(asked: Asked) -> list[Any]:
 
 
 def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:
-    """Where every step went, and beside it what bound the steps."""
+    """The account of every step, and next to it what bound the steps."""
     parts = view["parts"]
     accounts = [StepAccount(**{key: item[key] for key in ACCOUNT_KEYS}) for item in view["accounts"]]
     cells = []
@@ -116,7 +116,7 @@ def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:
 
 
 def _path(asked: Asked, path: dict[str, Any]) -> Any:
-    """The critical path of the only recording: its largest members, each a search in the timeline."""
+    """The critical path of a single recording: its largest members, each linked to a search in the timeline."""
     heads = [html.Th("on the path"), html.Th("time", className="ps-n"), html.Th("share", className="ps-n")]
     rows = [
         html.Tr(
@@ -141,7 +141,7 @@ def _on_path(asked: Asked, row: dict[str, Any]) -> Any:
 
 
 def _compare(asked: Asked) -> Any:
-    """The way to compare this with what it can be compared with: the first is a link, the others a list."""
+    """Ways to compare this item: a link to the first candidate, the others in a list."""
     if asked.item is None or "compare" not in PAGES:
         return html.Span()
     first, *others = [_compared(asked, asked.item, other) for other in alike(asked.shelf.items(), asked.item)] or [None]
@@ -154,7 +154,7 @@ def _compare(asked: Asked) -> Any:
 
 
 def _compared(asked: Asked, item: Item, other: Item) -> Any:
-    """A link to the comparison with another one, which is the base."""
+    """A link to the comparison with another item, which is the base."""
     named = f" [{', '.join(tags(other))}]" if tags(other) else ""
     href = address(asked.base_path, "compare", None, base=other.key, head=item.key)
     return dcc.Link(f"{sanitize(other.title, 60)}{sanitize(named, 60)}", href=href)
@@ -176,11 +176,11 @@ def _missing(view: dict[str, Any]) -> list[Any]:
 
 
 PLACE_CHARS = 34
-"""Of a place: what the column has room for; its end, which has the line, is kept."""
+"""Characters of a place: the column's width. Its end with the line is kept."""
 
 
 def _place(row: dict[str, Any]) -> list[Any]:
-    """Beside the finding, where there is room; on a narrow screen below it."""
+    """Shown next to the finding if there is room; below it on a narrow screen."""
     where = row["where"]
     return [html.Code(place_end(where, PLACE_CHARS), title=where)] if where not in ("", "-") else []
 

@@ -1,4 +1,4 @@
-"""Ranks: who waited for whom, how busy devices were, what collectives took; each cell leads to the timeline."""
+"""Ranks: who waited for whom, how busy devices were, duration of collectives; each cell leads to the timeline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ONE_PROCESS = (
     "train.py) or open the folder that holds the traces of all ranks (perfscope serve traces/)."
 )
 ONE_JAX_PROCESS = (
-    "One process of JAX, and no collective between its devices: there are no ranks to compare. Of several hosts "
+    "One JAX process without collectives between its devices: there are no ranks to compare. With several hosts "
     "(jax.distributed.initialize) record each process, under one name: srun perfscope run train.py, or "
     "perfscope run --run-id NAME train.py on each; or open the folder that holds the .xplane.pb of all (perfscope "
     "serve traces/)."
 )
 NEVER_RAN = "This was never run: no rank waited for another. The cost of its collectives is modelled."
 NO_LINKS = (
-    "No counters of links beside communication were recorded. Nsight Systems records them: nsys profile "
+    "No link counters were recorded during communication. Nsight Systems records them: nsys profile "
     "--gpu-metrics-devices=all (NVLink) and --nic-metrics=true (network cards)."
 )
 CORE, WAIT = "var(--ps-core)", "var(--ps-wait)"
@@ -70,7 +70,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 
 def _cell(asked: Asked, kind: str, heat: dict[str, Any]) -> list[Any]:
-    """What the cell that the address names shows, with the way to the timeline."""
+    """The cell in the address in words, with a link to the timeline."""
     row, _, column = asked.parameters.get("at", "")[:20].partition(".")
     columns = heat["columns"]
     if not (row.isdecimal() and column.isdecimal() and int(row) < len(heat["rows"]) and int(column) < columns):
@@ -101,7 +101,7 @@ def _cell(asked: Asked, kind: str, heat: dict[str, Any]) -> list[Any]:
 
 
 def _alone(asked: Asked, view: dict[str, Any]) -> Any:
-    """Why there are no ranks, and what to record to have them."""
+    """Why there are no ranks, and how to record them."""
     if planned(asked):
         return html.P([f"{NEVER_RAN} See: ", dcc.Link("compile", href=asked.link("compile"))], className="ps-card")
     return html.P(ONE_JAX_PROCESS if view.get("jax") else ONE_PROCESS, className="ps-card")

@@ -1,4 +1,4 @@
-"""Roofline: how fast what computes ran, and how fast the device would let it run at most."""
+"""Roofline: achieved rate of compute, and the highest rate that the device allows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODELLED = (
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page: one kind at a time, the first that has points unless the address names one."""
+    """The page: one kind at a time, by default the first that has points."""
     title = html.H1(TITLE, className="ps-title")
     lacks = [html.P(said, className="ps-card") for said in view["lacks"]]
     there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
@@ -62,7 +62,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(value) else []),
         *(_roofs(device) for device in view["devices"]),
         *(
-            [chart(CHART, roofline(points, view["devices"], name), "roofline; the table below holds all of it")]
+            [chart(CHART, roofline(points, view["devices"], name), "roofline; the table below has all points")]
             if drawable
             else [html.P(nothing, className="ps-card")]
         ),
@@ -107,7 +107,7 @@ def _roofs(device: dict[str, Any]) -> Any:
 
 
 def _point(asked: Asked, point: dict[str, Any]) -> Any:
-    """What was clicked, in words, with the way to the timeline and the graph."""
+    """The clicked point in words, with links to the timeline and the graph."""
     least = point["least_ns"]
     facts = [
         " ".join(filter(None, (point["what"], point["dtype"], point["line"], point["program"]))),

@@ -1,4 +1,4 @@
-"""Runs: everything that is open here, the newest first; two that are ticked are compared."""
+"""Runs: everything that is open here, newest first; two ticked runs are compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VIEW = None
 GRIDS = ("runs",)
 
 MOST_ROWS = 500
-"""Runs that are listed, the newest ones: each is a manifest to be read. What is left out is said."""
+"""Most runs listed, newest first, because each manifest must be read. The number left out is shown."""
 MOST_KEPT = 20
 COLUMNS: tuple[Column[dict[str, Any]], ...] = (
     Column("name", itemgetter("title"), key="title", width=330),
@@ -57,7 +57,7 @@ _WORDS = {
 
 
 def layout(asked: Asked, view: None) -> Any:
-    """The page."""
+    """The page: open items, their tags and comparisons made before."""
     items = asked.shelf.items()
     title = html.H1(TITLE, className="ps-title")
     if not items:
@@ -75,18 +75,18 @@ def layout(asked: Asked, view: None) -> Any:
 
 
 def mark(asked: Asked) -> str:
-    """Changes with what is open, and with the manifests of what runs."""
+    """Changes with the open items and the manifests of running programs."""
     items = " ".join(f"{item.key}{item.growth() if item.running() else ''}" for item in asked.shelf.items())
     return f"{items}|{' '.join(item.key for item in stored(asked.shelf)[:MOST_KEPT])}"
 
 
 def register(app: Any) -> None:
-    """The link to compare what is ticked."""
+    """Connect the link that compares the ticked runs."""
     base_path = app.config.requests_pathname_prefix
 
     @app.callback(Output("runs-chosen", "children"), Input("runs-grid", "selectedRows"), prevent_initial_call=True)
     def chosen(rows: list[dict[str, Any]] | None) -> Any:
-        """The older one is the base."""
+        """The link for the ticked runs; the older run is the base."""
         if not rows:
             return _invited(0)
         runs = [str(row["title"]) for row in rows if row["removable"]]
@@ -144,17 +144,17 @@ def _row(asked: Asked, item: Item) -> dict[str, Any]:
 
 @lru_cache(maxsize=2048)
 def _manifest(item: Item, running: bool, growth: str) -> dict[str, Any]:
-    """What `perfscope runs --json` says of it; the arguments behind the first: when it is to be read again."""
+    """The manifest as in `perfscope runs --json`; the other arguments are the cache key."""
     return row_of(run_folders.listed(item.path))
 
 
 def removable(shelf: Shelf, item: Item) -> bool:
-    """Whether it is a run in a folder of runs that is open, and not something that was opened by its own path."""
+    """Whether it is a run in an open folder of runs, and not an item opened by its own path."""
     return item.kind == "run" and item.path.parent in {place.resolve() for place in shelf.places}
 
 
 def _kept(asked: Asked) -> list[Any]:
-    """Comparisons that were made before."""
+    """Comparisons made before."""
     held = stored(asked.shelf)
     if not held:
         return []

@@ -13,7 +13,7 @@ from perfscope.dashboards.web.ui import Fragment, Timeline
 TITLE = "Timeline"
 VIEW = "timeline"
 KEPT = ("t0", "t1", "sel", "trace", "find", "name", "mark", "finding", "pins")
-"""Of the address, that the picture begins with."""
+"""Parameters of the address from which the picture starts."""
 NOTHING = "There are no timed events: compiled programs, plans and snapshots have none."
 MODELLED = "This was never run: there are no timed events. Below is one modelled run."
 

@@ -1,4 +1,4 @@
-"""Try: interventions that were tried on a program: the ladder as a picture, the table, the code to write."""
+"""Try: interventions tried on a program: the ladder as a picture, the table, the code to write."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NOTHING = (
 COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
 ROW_PX, FRAME_PX = 34, 90
 FEW = 0.1
-"""Of the step time left: less is shown with a decimal."""
+"""Remaining step time, as a share, below which a decimal is shown."""
 ROOM = "\u2007"
-"""Before a label: plotly measures labels a little narrower than the page draws them."""
+"""Space before a label: plotly measures labels a little narrower than the page draws them."""
 
 
 def layout(asked: Asked, view: None) -> Any:
-    """The page; ``try`` in the address is one of several."""
+    """The page; ``try`` in the address selects one of several documents."""
     title = html.H1(TITLE, className="ps-title")
     files = tries(asked.shelf)
     if not files:
@@ -106,7 +106,7 @@ def _tabs(chooser: list[Any]) -> list[Any]:
 
 
 def _picture(document: Try) -> Any:
-    """What remains of the step time: by rung of a ladder, else by intervention with its interval."""
+    """The remaining step time: by rung of a ladder, else by intervention with its interval."""
     bars = _bars(document)
     if not bars:
         return None
@@ -133,7 +133,7 @@ def _picture(document: Try) -> Any:
 
 
 def _bars(document: Try) -> list[tuple[str, float, float, float, str]]:
-    """Name, what remains of the step time, how much more and how much less it may be, and the colour."""
+    """Name, remaining step time, upper and lower uncertainty, and colour of each bar."""
     if document.ladder:
         return [
             (name, remaining, 0.0, 0.0, COLORS["better" if name.startswith("+") else "plain"])

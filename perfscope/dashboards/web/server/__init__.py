@@ -1,1 +1,1 @@
-"""The dashboard's server: what is open, who may ask, and the children that read it."""
+"""The dashboard's server: open items, access control, and the child processes that read items."""

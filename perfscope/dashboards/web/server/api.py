@@ -1,4 +1,4 @@
-"""What pages fetch besides Dash's own callbacks: tiles of the timeline, downloads. Errors are JSON with a code."""
+"""Requests of pages besides Dash's callbacks: tiles of the timeline, downloads. Errors are JSON with a code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flask.typing import ResponseReturnValue
 
 
-# ``api/export/<key>/<form>``: begins an export, says how far it is, and hands it out.
+# ``api/export/<key>/<form>``: starts an export, reports its progress, and delivers the file.
 
 
 RETRY_S = 1
@@ -29,8 +29,9 @@ RETRY_S = 1
 def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseReturnValue], ...]:
     """Two views of Flask: ``GET`` and ``DELETE``.
 
-    ``GET`` answers 202 with ``{"told"}`` while it is made, 200 with the file (``?ask=1``: with what it is), 422 with
-    ``{"error"}`` where it cannot be made; ``?retry=1`` tries again what failed. ``DELETE`` ends what makes it.
+    ``GET`` answers 202 with ``{"told"}`` while the export runs, 200 with the file (``?ask=1``: with its description),
+    422
+    with ``{"error"}`` if it failed; ``?retry=1`` repeats a failed export. ``DELETE`` cancels it.
     """
     from flask import jsonify, request, send_file
 
@@ -42,10 +43,10 @@ def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseR
             return None
 
     def nothing() -> ResponseReturnValue:
-        return jsonify({"error": "there is nothing of that name here"}), HTTPStatus.NOT_FOUND
+        return jsonify({"error": "unknown name"}), HTTPStatus.NOT_FOUND
 
     def get(key: str, form: str) -> ResponseReturnValue:
-        # A browser says where a request comes from; another page must not make this machine work.
+        # A browser sends the origin of a request; other pages must not make this machine work.
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             return jsonify({"error": "the request comes from another page"}), HTTPStatus.FORBIDDEN
         export = found(key, form)
@@ -95,7 +96,7 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
         except UsageError as error:
             return jsonify({"error": str(error)}), HTTPStatus.BAD_REQUEST
         except (DataError, FileNotFoundError):
-            return jsonify({"error": "that is not there (any more)"}), HTTPStatus.NOT_FOUND
+            return jsonify({"error": "not found, or not any more"}), HTTPStatus.NOT_FOUND
         answer = Response(content, mimetype=kind)
         answer.headers["Cache-Control"] = "no-store"
         return answer
@@ -113,7 +114,7 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
         return answered(key, lambda folder: (LOOKS[what](folder, request.args), "application/json"))
 
     def unknown(rest: str) -> ResponseReturnValue:
-        return jsonify({"error": "there is nothing of that name here"}), HTTPStatus.NOT_FOUND
+        return jsonify({"error": "unknown name"}), HTTPStatus.NOT_FOUND
 
     def csv(key: str, view: str, table: str) -> ResponseReturnValue:
 
@@ -137,7 +138,7 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
 
 
 def report_style() -> str:
-    """The rules of our reports, for elements of class ``ps-report``; their colours for the whole page."""
+    """The style rules of our reports for elements of class ``ps-report``; their colours for the whole page."""
     from perfscope.dashboards.report.charts import COMPARE_STYLE as COMPARE
     from perfscope.dashboards.report.history import STYLE
     from perfscope.dashboards.report.renderers.page import DARK, LIGHT, RULES
@@ -150,11 +151,11 @@ def report_style() -> str:
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
+"""Characters that a spreadsheet takes as the start of a formula."""
 
 
 def csv_of(folder: Path, view: str, table: str) -> bytes:
-    """A table of a view, all its rows, numbers as they are (ns, bytes). ``DataError`` where there is none."""
+    """A table of a view as CSV: all rows, raw numbers (ns, bytes). ``DataError`` if the table does not exist."""
     held = read_view(folder, view)
     result = None if held is None else held.get("view", {}).get("tables", {}).get(table)
     if result is None:
@@ -167,7 +168,7 @@ def csv_of(folder: Path, view: str, table: str) -> bytes:
 
 
 def cell(value: Any) -> Any:
-    """A text that looks like a formula is marked as text, as spreadsheets do; numbers stay numbers."""
+    """Mark a text that looks like a formula as text, as spreadsheets do; numbers are unchanged."""
     if isinstance(value, str) and value.startswith(FORMULA):
         return f"'{value}"
     return "" if value is None else value

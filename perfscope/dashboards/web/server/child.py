@@ -1,7 +1,7 @@
-"""The children of the server: each prepares one work, writes what is shown, and fails in one line.
+"""Child processes of the server: each prepares one work, writes its data, and reports a failure in one line.
 
 ``python -m perfscope.dashboards.web.server.child KIND ARGUMENT... FOLDER``, with a kind of `KINDS`. The data of a page
-goes to ``FOLDER/<view>.json``, how far the child is to ``FOLDER/state.json``. Nothing of a trace stays in the server.
+goes to ``FOLDER/<view>.json``, the progress of the child to ``FOLDER/state.json``. The server keeps no trace data.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
 MOST_RUNS = 400
-"""Runs of a history, the newest: two years of working days. A picture of more shows no more."""
+"""Most runs of a history, newest first: two years of working days. A picture of more would show no more detail."""
 MOST_LINE = 1_000
-"""Characters of a line of a command."""
+"""Most characters of a line of a command."""
 
 _log = logging.getLogger(__name__)
 
 
 class Child:
-    """One preparation. ``folder`` is there, and nothing is written yet; ``path`` is named where it fails."""
+    """One preparation. ``folder`` exists and is empty; ``path`` is named in messages."""
 
     def __init__(self, path: str, folder: Path) -> None:
-        """Begin to count the time."""
+        """Start the clock."""
         self.path = path
         self.folder = folder
         self.traces = 0
-        """Read so far."""
+        """Number of traces read so far."""
         self._began = time.time()
 
     def tell(self, state: str, stage: str) -> None:
-        """How far it is, for the server."""
+        """Report the progress to the server."""
         told = {"state": state, "stage": stage, "began_unix_s": self._began, "traces": self.traces, "pid": os.getpid()}
         write_atomically(self.folder / STATE_FILE, json.dumps(told).encode(), durable=False)
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
-        """The data of a page."""
+        """Write the data of a page."""
         write_atomically(self.folder / f"{name}.json", msgspec.json.encode(data), durable=False)
 
 
 def _item(child: Child, arguments: Sequence[str]) -> None:
-    """``PATH``: read and judge it as the ``pyproject.toml`` of the working directory asks, and write all views."""
+    """``PATH``: read and judge it with the ``pyproject.toml`` of the working directory, and write all views."""
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.devices.topology import read_topology
     from perfscope.analyzers.judge import judge_paths
@@ -97,13 +97,13 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
             )
             made[name] = view_module(name).view(job)
             child.write(name, {"view": made[name]})
-        except Exception as error:  # a page that fails must not cost the user the others
+        except Exception as error:  # if one page fails, the user must still get the others
             child.write(name, {"problem": _problem(f"view {name} failed", error)})
     child.write(EMPTY_VIEW, {"view": empty_pages(made)})
 
 
 class _Gathering:
-    """What the views take of each trace between reading and judging; of many ranks never two are in memory."""
+    """Collects the input of the views from each trace after reading it, with one rank in memory at a time."""
 
     def __init__(self, child: Child) -> None:
         from perfscope.dashboards.web.views import VIEWS
@@ -113,7 +113,7 @@ class _Gathering:
         self.problems: dict[str, str] = {}
 
     def in_turn(self, work: JudgeTask, tasks: Sequence[Task]) -> Iterator[tuple[int, TaskResult]]:
-        """The executor of `judge_paths` in this process."""
+        """Executor of `judge_paths` that runs in this process."""
         from perfscope.analyzers.readers.load import read_task
 
         for index, task in enumerate(tasks):
@@ -124,7 +124,7 @@ class _Gathering:
             yield index, work.judged(read)
 
     def folder(self, *names: str) -> Path:
-        """A folder for what is too large for the data of a page."""
+        """Create a folder for data too large for the page's JSON."""
         folder = self._child.folder.joinpath(*names)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -161,7 +161,7 @@ def _device(name: str) -> Device:
 
 
 def _pair(child: Child, arguments: Sequence[str]) -> None:
-    """``BASE HEAD``: compare them as ``perfscope compare`` does; ``DOCUMENT``: show a comparison made before."""
+    """``BASE HEAD``: compare them as ``perfscope compare`` does; ``DOCUMENT``: show a stored comparison."""
     from perfscope.analyzers.compare.runs.cautions import compare_loaded
     from perfscope.analyzers.readers.load import load_path
     from perfscope.dashboards.report.compare import json as as_json
@@ -183,7 +183,7 @@ def _pair(child: Child, arguments: Sequence[str]) -> None:
 
 
 def _history(child: Child, arguments: Sequence[str]) -> None:
-    """``STORE``: how the metrics of its newest runs went from commit to commit. The store is only read."""
+    """``STORE``: the metrics of its newest runs from commit to commit. The store is only read."""
     from perfscope.analyzers.compare.statistics.series import history
     from perfscope.dashboards.run_store import RunStore
     from perfscope.dashboards.web.views.history import view_of
@@ -196,7 +196,7 @@ def _history(child: Child, arguments: Sequence[str]) -> None:
         raise DataError(f"{child.path}: of an older perfscope: perfscope history brings it up to date")
     runs = store.runs(last=MOST_RUNS) if version.schema else ()
     child.tell("working", "writing")
-    if current_commit() is None:  # the server was not started in a repository: maybe the store lies in one
+    if current_commit() is None:  # the server was not started in a repository, but the store may be in one
         os.chdir(Path(child.path).parent)
     order, words = _order(runs)
     view = view_of(history(runs, order=order), count_between=commits_between)
@@ -204,7 +204,7 @@ def _history(child: Child, arguments: Sequence[str]) -> None:
 
 
 def _order(runs: Sequence[StoredRun]) -> tuple[dict[str, int], str]:
-    """The order of commits, and what it is in words: HEAD's history, or the newest run's where that knows more."""
+    """The order of commits and its description: HEAD's history, or the newest run's if that covers more runs."""
     from perfscope.model.commits import ancestry, current_commit
 
     head = current_commit()
@@ -214,7 +214,7 @@ def _order(runs: Sequence[StoredRun]) -> tuple[dict[str, int], str]:
     tips = [(tip, ancestry(tip)) for tip in dict.fromkeys((head, newest)) if tip is not None]
     tip, order = max(tips, key=lambda pair: len(made & pair[1].keys()), default=("", {}))
     if not made & order.keys():
-        return order, "Runs in the order of time: git knows none of their commits here."
+        return order, "Runs in the order of time: the local git repository has none of their commits."
     whose = "what is checked out" if tip == head else "the newest run"
     others = len(made - order.keys())
     left = f"; {others:,} commits are not among them: their series are in the order of time" if others else ""
@@ -222,7 +222,7 @@ def _order(runs: Sequence[StoredRun]) -> tuple[dict[str, int], str]:
 
 
 def _export(child: Child, arguments: Sequence[str]) -> None:
-    """``PATH FORM``: start the command and pack what it wrote. ``DataError``: the command's line of why it failed."""
+    """``PATH FORM``: run the export command and pack its output. ``DataError``: the command's error line."""
     from perfscope.dashboards.web.server.exports import ABOUT, FORMS, MADE, made_file
 
     path, name = arguments
@@ -230,7 +230,7 @@ def _export(child: Child, arguments: Sequence[str]) -> None:
     child.tell("working", "reading and writing")
     final = made_file(child.folder, name)
     target = child.folder / MADE if form.folder else final
-    # Of a report, one rank at a time in memory, as everywhere in the server.
+    # A report reads one rank at a time into memory, as everywhere in the server.
     verb = ("analyze", path, "--jobs", "1") if form.report else ("export", path, "--to", name)
     done = subprocess.run(
         (sys.executable, "-m", "perfscope", *verb, "-o", str(target)),
@@ -241,20 +241,20 @@ def _export(child: Child, arguments: Sequence[str]) -> None:
     lines = done.stderr.decode("utf-8", "replace").splitlines()
     texts = [line.removeprefix("perfscope: ")[:MOST_LINE] for line in lines]
     if done.returncode < 0:
-        raise DataError(f"{path}: what exported it was killed by signal {-done.returncode} (out of memory?)")
+        raise DataError(f"{path}: the export was killed by signal {-done.returncode} (out of memory?)")
     if done.returncode:
-        raise DataError(texts[-1] if texts else f"{path}: what exported it ended with {done.returncode}")
+        raise DataError(texts[-1] if texts else f"{path}: the export failed with exit code {done.returncode}")
     if form.folder:
         child.tell("working", "packing")
         pack(target, final)
-    # Where it lies is the server's affair, in the line of that and in the one of how to open it.
+    # The location is the server's own: drop the line on it and the line on how to open it.
     child.write(
         ABOUT, {"remarks": [text for text in texts if not text.startswith("wrote ") and f"/{MADE}" not in text]}
     )
 
 
 def pack(folder: Path, target: Path) -> None:
-    """A ZIP of a folder's files, there whole or not at all; what is packed already is not packed twice."""
+    """Write a ZIP of a folder's files, complete or not at all; compressed files are stored unchanged."""
     scratch = target.with_name(f".{target.name}.part")
     with zipfile.ZipFile(scratch, "w") as packed:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -272,7 +272,7 @@ KINDS: dict[str, Callable[[Child, Sequence[str]], None]] = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Prepare a work of a kind into the last word, with the lock of that folder; 0 also where another child does."""
+    """Prepare a work into the folder, the last argument, holding its lock; 0 also if another child does so already."""
     kind, *arguments, into = words
     sides = arguments[:1] if kind == "export" else arguments
     child = Child(" and ".join(sides), Path(into))
@@ -287,7 +287,7 @@ def main(words: Sequence[str]) -> int:
             child.tell("failed", str(error))
             return error.exit_code
         except MemoryError:
-            child.tell("failed", f"{child.path}: does not fit into the memory of this machine")
+            child.tell("failed", f"{child.path}: does not fit into this machine's memory")
             return 1
         child.tell("ready", "")
     return 0

@@ -1,7 +1,7 @@
-"""Downloads: an item in the formats of `perfscope export` and as a report, each made once, by a child, and kept.
+"""Downloads of an item in the formats of `perfscope export` and as a report, each made once by a child and kept.
 
-An export is a work like others for the workshop, so it waits its turn, ends with
-the server, is shared by all servers, and is made again when the files of its item have changed.
+An export is a work of the workshop: it waits its turn, ends with the server, is shared by all servers, and is made
+again if the files of its item have changed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MADE = "export"
 """Stem of the file that is made."""
 ABOUT = "about"
 _SUFFIXES = (".gz", ".xz", ".json", ".pb", ".xplane", ".sqlite", ".nsys-rep", ".pickle", ".pftrace", ".trace")
-"""Of traces: a download of ``rank0.json.gz`` begins with ``rank0``."""
+"""Suffixes of traces: a download of ``rank0.json.gz`` begins with ``rank0``."""
 
 
 class Form(Struct, frozen=True, kw_only=True):
-    """``word``: for a person. ``suffix``: of the download. ``folder``: the command writes one, which is zipped."""
+    """``word``: label. ``suffix``: of the download. ``folder``: the command writes a folder, which is zipped."""
 
     word: str
     suffix: str
@@ -50,24 +50,24 @@ class Export(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """``ITEM.FORM``: no item's, since the digits that end a key come first."""
+        """``ITEM.FORM``; it differs from the key of any item, because that ends in digits."""
         return f"{self.item.key}.{self.form}"
 
     @property
     def path(self) -> Path:
-        """Of the item."""
+        """Path of the item."""
         return self.item.path
 
     @property
     def name(self) -> str:
-        """Of the file for who downloads it: letters, digits, dots and dashes."""
+        """Name of the downloaded file: letters, digits, dots and dashes."""
         stem = self.item.title
         for suffix in _SUFFIXES:
             stem = stem.removesuffix(suffix) or stem
         return f"{directory_label(stem)[:64] or 'trace'}{FORMS[self.form].suffix}"
 
     def fingerprint(self) -> str | None:
-        """Of the item."""
+        """Fingerprint of the item."""
         return self.item.fingerprint()
 
     def running(self) -> bool:
@@ -80,14 +80,14 @@ class Export(Struct, frozen=True, kw_only=True):
 
 
 def export_of(item: Item, form: str) -> Export:
-    """``UsageError`` if there is no such form."""
+    """Return the export; ``UsageError`` if the form does not exist."""
     if form not in FORMS:
-        raise UsageError("there is no download of that name")
+        raise UsageError("unknown download")
     return Export(item=item, form=form)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """One of: ``file``, made; ``problem``, why it cannot be; else it is under way. ``told``: for a person."""
+    """One of: ``file`` is ready; ``problem``: why it failed; else it is in progress. ``told``: state in words."""
 
     told: str
     file: Path | None = None
@@ -96,7 +96,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def ask(workshop: Workshop, export: Export, *, retry: bool = False) -> Answer:
-    """The export, begun if nobody has; ``retry``: also where it failed or was cancelled before."""
+    """Return the state of the export, starting it if necessary; ``retry``: also after a failure or cancellation."""
     state = workshop.state(export, start=not retry)
     if retry:
         if state.stage in ("failed", "cancelled"):
@@ -107,7 +107,7 @@ def ask(workshop: Workshop, export: Export, *, retry: bool = False) -> Answer:
 
 def _answer(export: Export, state: State) -> Answer:
     word = FORMS[export.form].word
-    # Of what is gone, and of a run that grows faster than it is read, the newest that was made.
+    # For a deleted item, or a run that grows faster than it is read: the newest export.
     if state.folder is not None and state.stage in ("ready", "gone"):
         file = made_file(state.folder, export.form)
         if file.is_file():
@@ -121,6 +121,6 @@ def _answer(export: Export, state: State) -> Answer:
 
 
 def made_file(folder: Path, form: str) -> Path:
-    """Where the child puts it."""
+    """The path of the file that the child makes."""
     held = FORMS[form]
     return folder / f"{MADE}{'.zip' if held.folder else held.suffix}"

@@ -1,8 +1,8 @@
-"""Who may ask the server, and what a page of it may load: token, Host, Origin, and a policy without exceptions.
+"""Access control: token, Host, Origin, and a content policy for all pages.
 
-A dashboard on 127.0.0.1 is reachable by every page that the user's browser has open (DNS rebinding, forged forms) and
-by every user of the machine. So each request needs a secret, must name a host that we are, and if it changes anything
-must come from our own page.
+A dashboard on 127.0.0.1 can be reached from every page in the user's browser (DNS rebinding, forged forms) and by every
+user of the machine. So each request needs a secret, must address a host name of this server, and must come from our own
+page if it changes anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COOKIE = "perfscope"
 MOST_BODY_BYTES = 1 << 20
-"""Of a request: callbacks send a few hundred bytes."""
+"""Most bytes of a request: callbacks send a few hundred."""
 MOST_QUERY = 8_192
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 TOKEN_BYTES = 24
@@ -34,32 +34,32 @@ LEAST_TOKEN = 16
 
 
 def new_token() -> str:
-    """A secret for one server."""
+    """Generate the secret of a server."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def read_token(file: Path) -> str:
-    """The token in ``file``; ``UsageError`` if it cannot be read or is too short to be a secret."""
+    """Read the token in ``file``; ``UsageError`` if it cannot be read or is too short to be a secret."""
     try:
         text = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: cannot be read ({error})") from error
     if len(text) < LEAST_TOKEN:
-        raise UsageError(f"{file}: a token has at least {LEAST_TOKEN} characters")
+        raise UsageError(f"{file}: a token must have at least {LEAST_TOKEN} characters")
     return text
 
 
 class Guard(Struct, frozen=True, kw_only=True):
-    """``hosts``: names under which we may be asked, without port. ``token``: ``None`` asks for none."""
+    """``hosts``: host names of this server, without port. ``token``: ``None``: requests need no token."""
 
     token: str | None
     hosts: frozenset[str]
     base_path: str = "/"
     inline_hashes: tuple[str, ...] = field(default=())
-    """Of the inline scripts that Dash itself writes into its page."""
+    """Hashes of the inline scripts that Dash writes into its page."""
 
     def install(self, server: Flask) -> None:
-        """Ask before, and mark after, every request."""
+        """Check every request and set headers on every answer."""
         server.config["MAX_CONTENT_LENGTH"] = MOST_BODY_BYTES
         server.before_request(self._before)
         server.after_request(self._after)
@@ -113,7 +113,7 @@ class Guard(Struct, frozen=True, kw_only=True):
         return _refused(HTTPStatus.UNAUTHORIZED, "open the address with ?token=... that `perfscope serve` printed")
 
     def _own_origin(self, origin: str | None, host: str) -> bool:
-        """A browser names the page a request comes from; one that names none is no browser's form."""
+        """Compare a browser's Origin header; a request without one does not come from a browser form."""
         if origin is None:
             return True
         return urlsplit(origin).netloc.lower() == host.lower()
@@ -129,13 +129,13 @@ class Guard(Struct, frozen=True, kw_only=True):
 
 
 def hosts_of(host: str, more: Iterable[str] = ()) -> frozenset[str]:
-    """The names a server on ``host`` is known by; one on all interfaces needs to be told its own (``more``)."""
+    """Host names of a server on ``host``; on all interfaces it needs its own names in ``more``."""
     local = {"127.0.0.1", "localhost", "::1"}
     return frozenset({*local, *([host] if host not in ("0.0.0.0", "::") else []), *(name.lower() for name in more)})  # noqa: S104
 
 
 def host_name(given: str) -> str:
-    """Without its port; an address of IPv6 without its brackets."""
+    """The host name without its port, an IPv6 address without brackets."""
     name = given.lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -143,7 +143,7 @@ def host_name(given: str) -> str:
 
 
 def _cookie_name(host: str) -> str:
-    """Cookies do not tell ports apart: without the port in its name two dashboards log each other out."""
+    """Name the cookie by port: cookies ignore ports, so two dashboards would log each other out."""
     port = host.rpartition(":")[2]
     return f"{COOKIE}_{port}" if port.isdigit() else COOKIE
 

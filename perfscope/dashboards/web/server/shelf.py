@@ -1,4 +1,4 @@
-"""What a server has open: runs of a folder, runs, trace files, folders of traces. A page names them by key alone."""
+"""Items that a server has open: runs of a folder, runs, trace files, folders of traces. Pages use their keys only."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from perfscope.model.documents.ab import PROFILED_FOLDER
 from perfscope.model.errors import UsageError
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-"""What a key looks like: never a path, never hidden."""
+"""Form of a key: never a path, never hidden."""
 
 MOST_FILES = 20_000
-"""Files of a folder whose change is noticed; a folder of more is no job's traces."""
+"""Most files of a folder whose changes are noticed; a larger folder does not hold the traces of a job."""
 
 LOOKED_AT = 4096
-"""Bytes of a file, in which a comparison names its schema: it is the first key of ours."""
+"""Bytes at the start of a file that are searched for a comparison's schema, its first key."""
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"perfscope\.(\w+)/')
 
 Kind = Literal["run", "file", "folder"]
 
 
 class Item(Struct, frozen=True, kw_only=True):
-    """One thing that can be looked at. ``key`` stands for it in addresses."""
+    """Something that can be shown. ``key`` identifies it in addresses."""
 
     key: str
     title: str
@@ -40,7 +40,7 @@ class Item(Struct, frozen=True, kw_only=True):
     kind: Kind
 
     def fingerprint(self) -> str | None:
-        """16 hexadecimal digits that change when its files or the configuration do; ``None`` where it is gone."""
+        """16 hexadecimal digits that change with its files or the configuration; ``None`` if it is gone."""
         try:
             held = sorted(_files(self.path))
         except OSError:
@@ -50,13 +50,13 @@ class Item(Struct, frozen=True, kw_only=True):
         return hashlib.sha256(repr((held, _configured())).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def growth(self) -> str:
-        """Changes with the manifests of a run, of which each rank has one; cheaper than the fingerprint."""
+        """Changes with the manifests of a run, one per rank; cheaper than the fingerprint."""
 
         def changed() -> Iterator[str]:
             for file in (*run_folders.manifests(self.path), self.path / run_folders.COMPILED_FILE, self.path):
                 try:
                     yield str(file.stat().st_mtime_ns)
-                except OSError:  # gone while we looked
+                except OSError:  # deleted in the meantime
                     continue
 
         return " ".join(changed())
@@ -75,7 +75,7 @@ class Item(Struct, frozen=True, kw_only=True):
 
 
 def _configured() -> str:
-    """What changes with the configuration; of one that makes no sense why, which the child tells."""
+    """A text that changes with the configuration; for an invalid one its error, which the child reports."""
     try:
         return repr(find_configuration())
     except UsageError as error:
@@ -83,24 +83,24 @@ def _configured() -> str:
 
 
 class Shelf:
-    """The items below the paths that the server was started with; a folder of runs is listed again each time."""
+    """Items below the paths that the server was started with; a folder of runs is listed again each time."""
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        """``DataError`` if one of them is not there."""
+        """``DataError`` if a path does not exist."""
         self._places = tuple(Path(os.path.abspath(path)) for path in paths)
         for given, path in zip(paths, self._places, strict=True):
             if not path.exists():
                 raise run_folders.missing(given)
         self._seen: dict[str, Item] = {}
-        """All that ever was open here: of what is gone a page says so."""
+        """Every item ever open, so that the page of a deleted one can say so."""
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """What the server was started with."""
+        """The paths that the server was started with."""
         return self._places
 
     def items(self) -> tuple[Item, ...]:
-        """Everything that is open now, runs of a folder the newest first; each key once."""
+        """Everything that is open, runs of a folder newest first; each key once."""
         held: dict[str, Item] = {}
         for item in self._found():
             held.setdefault(item.key, item)
@@ -108,14 +108,14 @@ class Shelf:
         return tuple(held.values())
 
     def find(self, key: str) -> Item | None:
-        """The item of a key, also one that was here and is gone; ``None`` for any other key."""
+        """The item of a key, also a deleted one; ``None`` for any other key."""
         if not KEY.fullmatch(key):
             return None
         item = next((item for item in self.items() if item.key == key), self._seen.get(key))
         return item or next((item for item in self._aside() if item.key == key), None)
 
     def profiled(self, folder: Path) -> tuple[Item, ...]:
-        """Runs that an A/B kept below ``folder``, which lies in a place of ours; they are in no list of runs."""
+        """Runs that an A/B test kept below ``folder``, which must be inside an open path; lists of runs omit them."""
         home = folder / PROFILED_FOLDER
         if not home.is_dir() or not any(home.resolve().is_relative_to(path.resolve()) for path in self._places):
             return ()
@@ -139,7 +139,7 @@ class Shelf:
             for directory in runs:
                 if directory.resolve().is_relative_to(path.resolve()):
                     yield _item(directory, "run")
-            if not runs and (path.is_file() or any(_below(path))):  # an empty folder is one of runs to come
+            if not runs and (path.is_file() or any(_below(path))):  # an empty folder will hold runs
                 yield _item(path, "folder" if path.is_dir() else "file")
 
 
@@ -148,12 +148,12 @@ def _item(path: Path, kind: Kind) -> Item:
 
 
 def is_comparison(path: Path) -> bool:
-    """Whether a file says that it is the document of a comparison (``perfscope compare --json``): none to be read."""
+    """Whether a file is the document of a comparison (``perfscope compare --json``) and not a trace."""
     return _named(path) == b"compare"
 
 
 def is_try(path: Path) -> bool:
-    """Whether a file says that it is the document of ``perfscope try``: none to be read."""
+    """Whether a file is the document of ``perfscope try`` and not a trace."""
     return _named(path) == b"try"
 
 
@@ -175,13 +175,13 @@ def _schema(path: Path, changed_ns: int) -> bytes | None:
 
 @lru_cache(maxsize=4096)
 def key_of(path: Path) -> str:
-    """The key of a path: its name as far as a key may hold it, and six digits that tell equal names apart."""
+    """The key of a path: its name as far as allowed, and six digits that distinguish equal names."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip("-._")[:64] or "trace"
     return f"{name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
 
 
 def _files(path: Path) -> Iterator[tuple[str, int, int]]:
-    """(name, bytes, time of change) of a file, or of the files of a folder; ``OSError`` where it is gone."""
+    """(name, bytes, modification time) of a file, or of the files of a folder; ``OSError`` if it is gone."""
     if path.is_file():
         yield _entry(path, path.name)
         return
@@ -192,7 +192,7 @@ def _files(path: Path) -> Iterator[tuple[str, int, int]]:
             return
         try:
             yield _entry(file, str(file.relative_to(path)))
-        except FileNotFoundError:  # gone while we looked
+        except FileNotFoundError:  # deleted in the meantime
             continue
 
 
@@ -210,16 +210,16 @@ def _entry(file: Path, name: str) -> tuple[str, int, int]:
     return name, told.st_size, told.st_mtime_ns
 
 
-# What a child of the server writes of an item.
+# The files that a child writes for an item.
 
 
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"
-"""Locked by the child for as long as it lives: how the server tells one that works from one that died."""
+"""Locked by the child while it lives, so that the server can distinguish a working child from a dead one."""
 
 
 def read_view(folder: Path, name: str) -> dict[str, Any] | None:
-    """``{"view": ...}`` or ``{"problem": ...}`` as the child wrote it; ``None`` where it is not there yet."""
+    """``{"view": ...}`` or ``{"problem": ...}`` as the child wrote it; ``None`` if it does not exist yet."""
     if not KEY.fullmatch(name):
         return None
     try:

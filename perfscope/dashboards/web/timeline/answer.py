@@ -1,4 +1,4 @@
-"""What the timeline's canvas asks of the server, answered from the folder of a prepared item."""
+"""Answers to the timeline's canvas, from the folder of a prepared item."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from perfscope.model.errors import DataError, UsageError
 from perfscope.model.intervals import Int64
 
 MOST_NAMES = 2_000
-"""Rows of a selection's table."""
+"""Most rows of a selection's table."""
 BY = ("name", "category", "module")
-"""What a selection is summed by."""
+"""Ways to sum up a selection."""
 MOST_PEERS = 32
-"""Ranks that a collective is shown on besides its own."""
+"""Most other ranks on which a collective is shown."""
 MOST_SPAN = 1 << 62
 
 _OPEN = 16
-"""Indexes that are kept mapped: the runs of a few users."""
+"""Most indexes that stay mapped: the runs of a few users."""
 
 
 def tile_of(folder: Path, asked: Mapping[str, str]) -> bytes:
@@ -41,10 +41,11 @@ def tile_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """What lies in a piece: ``trace``, ``t0``, ``t1``, ``lanes``, ``by`` (``name``, ``category`` or ``module``).
+    """Events of a section: ``trace``, ``t0``, ``t1``, ``lanes``, ``by`` (``name``, ``category`` or ``module``).
 
-    Times are cut at the edges of the piece. ``own_ns``: without the spans that the chosen lanes show inside of them, so
-    what is nested counts once.
+    Times are cut at the ends of the section. ``own_ns`` excludes spans inside that are shown in the chosen lanes, so
+    that
+    nested time counts once.
     """
     index, place = _index(folder, asked), _place(folder, asked)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
@@ -57,7 +58,7 @@ def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     np.subtract.at(own, at[nested], inside[nested])
     by = asked.get("by", "name")
     if by not in BY:
-        raise UsageError("by: name, category or module")
+        raise UsageError("by: must be name, category or module")
     kind = index.category[chosen].astype(np.int64)
     name = index.name[chosen].astype(np.int64) * len(CATEGORY_WORDS) + kind
     module: Int64 = _mapped(place / "module.npy")[chosen].astype(np.int64)
@@ -81,14 +82,14 @@ def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def _named(key: int, words: Sequence[str]) -> dict[str, Any]:
-    """What a row of a selection is of: its text (the last of ``words``: not known), or the number of its name."""
+    """Text of a selection's row (the last of ``words``: unknown), or the number of its name."""
     if words:
         return {"text": words[key]}
     return {"name": key // len(CATEGORY_WORDS), "category": key % len(CATEGORY_WORDS)}
 
 
 def _within(index: Index, lanes: Sequence[int], low: int, high: int) -> Int64:
-    """Events of lanes that touch a piece, rising."""
+    """Sorted rows of events in lanes that touch a section."""
     rows = [np.empty(0, np.int64)]
     for lane in lanes:
         held = index.of_lane(lane)
@@ -99,7 +100,7 @@ def _within(index: Index, lanes: Sequence[int], low: int, high: int) -> Int64:
 
 
 def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """One event: ``trace``, ``event``. Its times, lane, what encloses it, its partner and its place in the code."""
+    """One event: ``trace``, ``event``. Its times, lane, enclosing events, partner and source place."""
     index = _index(folder, asked)
     event, texts = _event(asked, index), _texts(_place(folder, asked) / "texts.json")
     lane = int(index.lane[event])
@@ -116,7 +117,7 @@ def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def next_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """The neighbour of an event: ``trace``, ``event``, ``by`` (1 or -1), in its lane, or with ``name`` of its name."""
+    """The neighbour of an event (``trace``, ``event``, ``by``: 1 or -1) in its lane; with ``name`` of the same name."""
     index = _index(folder, asked)
     event, by = _event(asked, index), _number(asked, "by", -1, 1)
     result = event + by
@@ -130,11 +131,11 @@ def next_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """The event of a lane (``trace``, ``lane``) that holds the moment ``t``, else the nearest one in time."""
+    """The event of a lane (``trace``, ``lane``) at time ``t``, else the nearest in time."""
     index, moment = _index(folder, asked), _number(asked, "t", -MOST_SPAN, MOST_SPAN)
     held = index.of_lane(_number(asked, "lane", 0, len(index.lanes) - 1))
     if held.start == held.stop:
-        raise UsageError("lane: nothing is in it")
+        raise UsageError("lane: it is empty")
     at = held.start + int(np.searchsorted(index.start[held], moment, side="right")) - 1
     beside = [item for item in (at, at + 1) if held.start <= item < held.stop]
     result = min(beside, key=lambda item: max(int(index.start[item]) - moment, moment - int(index.end[item]), 0))
@@ -142,9 +143,9 @@ def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def largest_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """The longest event of a lane (``trace``, ``lane``) in a piece (``t0``, ``t1``): what a pixel is mostly of.
+    """The longest event of a lane (``trace``, ``lane``) in a section (``t0``, ``t1``), for a pixel of many events.
 
-    ``null`` where nothing is there.
+    ``null`` if the section is empty.
     """
     index = _index(folder, asked)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
@@ -160,10 +161,11 @@ def largest_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """Of names (``names=3,17``, found by the page): events, their time, and the next one from ``t0`` on.
+    """Events with given names (``names=3,17``, found by the page): count, total time, and the next one from ``t0``.
 
-    ``by=-1``: the one before ``t0``. ``wrapped``: there is none on that side, so it is the first (last) of all.
-    ``at``: how many begin before it.
+    ``by=-1``: the one before ``t0``. ``wrapped``: the search restarted at the first (last) event. ``at``: number of
+    events
+    that begin before the result.
     """
     index = _index(folder, asked)
     codes = [_whole(word) for word in asked.get("names", "").split(",")[:MOST_NAMES] if word]
@@ -180,7 +182,7 @@ def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
 
 
 def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """A counter: ``trace``, ``counter``, ``t0``, ``t1``, ``w``. Lowest and highest value a pixel; null: no sample."""
+    """A counter: ``trace``, ``counter``, ``t0``, ``t1``, ``w``. Lowest and highest value per pixel; null: no sample."""
     path, number = _place(folder, asked), _number(asked, "counter", 0, 1 << 10)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
     columns = _number(asked, "w", 1, MOST_COLUMNS)
@@ -198,7 +200,7 @@ def _plain(value: float) -> float | None:
 
 
 def about_of(folder: Path, asked: Mapping[str, str]) -> bytes:
-    """Ranks, their lanes, and the words of categories: what the view of the page holds."""
+    """The ranks, their lanes and the names of categories, as in the page's view."""
     held = read_view(folder, "timeline")
     if held is None or "view" not in held:
         raise DataError(f"{folder}: no timeline is kept here")
@@ -221,11 +223,11 @@ LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
     "next": next_of,
     "selection": selection_of,
 }
-"""What can be asked by name besides tiles; all answer in JSON."""
+"""Requests by name besides tiles; all answer in JSON."""
 
 
 def _short(index: Index, event: int, texts: Mapping[int, str]) -> str:
-    """The name as the page of kernels has it."""
+    """The name as the page of kernels shows it."""
     text = texts.get(int(index.name[event]), "")
     return short_kernel_name(text) if TABLES[int(index.table[event])] == "kernels" else text
 
@@ -244,7 +246,7 @@ def _row(index: Index, event: int, texts: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _enclosing(index: Index, event: int) -> list[int]:
-    """Events of the same line of the picture that enclose it, the innermost first."""
+    """Enclosing events of the same line of the picture, innermost first."""
     result = []
     lane = int(index.lane[event])
     mine = index.lanes[lane]
@@ -258,7 +260,7 @@ def _enclosing(index: Index, event: int) -> list[int]:
 
 
 def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -> dict[str, Any]:
-    """Partner and place in the code, as the child wrote them."""
+    """Partner and source place, as written by the child."""
     path = _place(folder, asked)
     partner = int(_mapped(path / "partner.npy")[event])
     site = int(_mapped(path / "site.npy")[event])
@@ -282,7 +284,7 @@ def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -
 
 
 def _peers(folder: Path, path: Path, event: int) -> list[dict[str, Any]]:
-    """The same collective on other ranks and devices, ``trace`` each."""
+    """The same collective on other ranks and devices, each with ``trace``."""
     group = int(_mapped(path / "peer_of.npy")[event])
     if group < 0:
         return []
@@ -354,7 +356,7 @@ def _lanes(asked: Mapping[str, str], index: Index) -> Sequence[int]:
         if word and 0 <= first <= last < len(index.lanes) and len(result) + last - first < MOST_LANES:
             result += range(first, last + 1)
         elif word:
-            raise UsageError("lanes: none of that number, or too many")
+            raise UsageError("lanes: unknown number, or too many")
     return result
 
 

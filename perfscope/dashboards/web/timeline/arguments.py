@@ -1,4 +1,4 @@
-"""Everything that a recording says of an event besides its time: kept beside the index, read for one event."""
+"""All recorded data on an event besides its time, stored next to the index and read for one event."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfscope.model.trace.tables import TABLES
 from perfscope.model.untrusted_text import sanitize
 
 NOT_SHOWN = frozenset({"start_ns", "end_ns", "name", "thread", "device", "stream", "blocks", "encloses"})
-"""Columns that the panel has in its head, in the name of the lane, or in words of its own."""
+"""Columns that the panel already shows in its head, in the lane's name or in its own words."""
 MOST_TEXTS = 50_000
 TEXT_CHARS = 2_000
 MOST_FRAMES = 60
@@ -29,7 +29,7 @@ FILE = "arguments.json"
 
 
 def save(trace: Trace, folder: Path) -> None:
-    """Write the columns of the tables whose rows are events, the texts in them, and modelled costs of device work."""
+    """Write the columns of the tables whose rows are events, their texts, and modelled costs of device work."""
     codes: list[np.ndarray] = []
     for name in EVENT_TABLES:
         rows = trace.rows[name]
@@ -53,7 +53,7 @@ def save(trace: Trace, folder: Path) -> None:
 
 
 def _modules(trace: Trace) -> dict[int, str]:
-    """Row of ``slices`` -> module that asked for it, of ops that launched device work."""
+    """Row of ``slices`` -> its module, for ops that launched device work."""
     return {
         op: sanitize(site.module, TEXT_CHARS)
         for op, site in trace.fact(launch_sites).items()
@@ -62,7 +62,7 @@ def _modules(trace: Trace) -> dict[int, str]:
 
 
 def of_row(folder: Path, table: str, row: int) -> dict[str, Any]:
-    """``facts``: ``[[word, value, unit], ...]``, ``stack``: host spans around what asked for it, the innermost first.
+    """``facts``: ``[[word, value, unit], ...]``, ``stack``: host spans around the launch, innermost first.
 
     ``op``: the row of ``slices`` that launched device work, or ``None``. Values are numbers or texts.
     """
@@ -106,7 +106,7 @@ def _column(path: Path) -> Any:
 
 
 def _values(folder: Path, table: str, row: int, kept: _Kept) -> dict[str, Any]:
-    """Column -> value of a row; texts as texts, what is not known left out."""
+    """Column -> value of a row; codes become texts, unknown values are left out."""
     result: dict[str, Any] = {}
     for column in TABLES[table].columns:
         held = _column(folder / f"of_{table}_{column.name}.npy")
@@ -131,7 +131,7 @@ def _launch(values: dict[str, Any]) -> Iterator[list[Any]]:
 
 
 def _plain(table: str, values: Mapping[str, Any]) -> list[list[Any]]:
-    """Columns with their words and units, without those that name rows of other tables."""
+    """Columns with their words and units, without those that refer to rows of other tables."""
     result = []
     for column in TABLES[table].columns:
         value = values.get(column.name)
@@ -152,7 +152,7 @@ def _plain(table: str, values: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _short_json(text: str) -> str:
-    """Shapes as they are read: without the empty ones at the end; ``''`` where all are empty."""
+    """Shapes without empty ones at the end; ``''`` if all are empty."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -182,7 +182,7 @@ def _costs(folder: Path, table: str, row: int) -> Iterator[list[Any]]:
 
 
 def _of_others(folder: Path, table: str, row: int, kept: _Kept) -> Iterator[list[Any]]:
-    """Of a kernel, copy or host span: the collective that it is, and the instruction of the program that it is of."""
+    """For a kernel, copy or host span: its collective and its program instruction."""
     key = {"kernels": "kernel", "copies": "copy", "slices": "slice"}.get(table)
     for other in ("collectives", "hlo_ops"):
         rows = None if key is None else _column(folder / f"of_{other}_{key}.npy")

@@ -1,13 +1,13 @@
-"""What answers for any piece of a timeline: exact busy time of any pixel, and every event wide enough to be seen.
+"""The index behind the timeline: exact busy time of any pixel, and every event wide enough to be seen.
 
 Two indexes over the events of a lane, which do not overlap:
 
 1. Prefix sums of busy time per lane and category. With B(t) the busy time before t, a pixel from a to b holds exactly
    B(b) - B(a), whatever the zoom; B is a binary search.
-2. Events by the power of two of their duration, each class sorted by start: those of at least two pixels are the ones
-   of some upper classes, found by a binary search a class.
+2. Events by the power of two of their duration, each class sorted by start: events of at least two pixels are in
+   the upper classes, found by one binary search per class.
 
-All is written as plain arrays and mapped into memory when asked, so that servers share it and opening takes no time.
+Both are plain arrays, mapped into memory on request, so that servers share them and opening takes no time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ARRAYS = (
 
 
 class Index(Struct, frozen=True, kw_only=True):
-    """The index of one trace. Arrays over events are sorted by lane and start; ``*_at`` are where parts begin (CSR)."""
+    """The index of one trace. Arrays over events are sorted by lane and start; ``*_at``: where parts begin (CSR)."""
 
     lanes: tuple[Lane, ...]
     start: Int64
@@ -75,9 +75,9 @@ class Index(Struct, frozen=True, kw_only=True):
         return (int(self.start.min()), int(self.end.max())) if len(self) else (0, 0)
 
     def busy(self, lane: int, edges: Int64) -> tuple[list[int], npt.NDArray[np.int64]]:
-        """Busy ns between neighbouring ``edges`` (n + 1 of them, rising) of the categories that are there at all.
+        """Busy ns between neighbouring ``edges`` (n + 1, rising), by category.
 
-        The categories, and shape (categories, n).
+        Returns the categories that occur, and an array of shape (categories, n).
         """
         kinds, result = [], []
         first = lane * len(CATEGORY_WORDS)
@@ -86,7 +86,7 @@ class Index(Struct, frozen=True, kw_only=True):
             if low == high or self.busy_end[high - 1] <= edges[0] or self.busy_start[low] >= edges[-1]:
                 continue
             first_in, behind = np.searchsorted(self.busy_start[low:high], edges[[0, -1]], side="right") + low
-            inside = slice(max(int(first_in) - 1, low), int(behind))  # a search in these alone reads few pages
+            inside = slice(max(int(first_in) - 1, low), int(behind))  # searching in these only reads few pages
             start, end, before = self.busy_start[inside], self.busy_end[inside], self.busy_sum[inside]
             positions = np.searchsorted(start, edges, side="right") - 1
             place = np.maximum(positions, 0)
@@ -97,7 +97,7 @@ class Index(Struct, frozen=True, kw_only=True):
         return kinds, np.array(result) if result else np.empty((0, len(edges) - 1), np.int64)
 
     def instants(self, lane: int, low_ns: int, high_ns: int) -> Int64:
-        """Events of a lane that take no time and begin in [low, high), by start: of those of a ns at most."""
+        """Events of a lane with zero duration that begin in [low, high), by start: at most one per ns."""
         rows = self.by_class[self.class_at[lane * CLASSES] : self.class_at[lane * CLASSES + 1]]
         first, last = (bisect_left(rows, edge, key=lambda row: int(self.start[row])) for edge in (low_ns, high_ns))
         results = np.asarray(rows[first:last], np.int64)
@@ -127,7 +127,7 @@ class Index(Struct, frozen=True, kw_only=True):
         return np.sort(rows)
 
     def of_lane(self, lane: int) -> slice:
-        """Where the events of a lane stand."""
+        """The part of the arrays with the events of the lane."""
         return slice(int(self.lane_at[lane]), int(self.lane_at[lane + 1]))
 
 
@@ -145,7 +145,7 @@ def _between(start: Int64, end: Int64, rows: Int32, low_ns: int, high_ns: int) -
 
 
 def build(events: Events) -> Index:
-    """The index of ``events``."""
+    """Build the index of ``events``."""
     count, kinds = len(events.lanes), len(CATEGORY_WORDS)
     busy_key = events.lane.astype(np.int64) * kinds + events.category
     order = np.argsort(busy_key, kind="stable")
@@ -154,7 +154,8 @@ def build(events: Events) -> Index:
     sums = np.concatenate(([0], np.cumsum(lasts)))
     base = np.repeat(sums[busy_at[:-1]], np.diff(busy_at))
     step = np.frexp(np.maximum(events.end - events.start, 1).astype(np.float64))[1] - 1
-    exact = (np.int64(1) << step.astype(np.int64)) > np.maximum(events.end - events.start, 1)  # rounded up to a power
+    # rounded up to a power of two
+    exact = (np.int64(1) << step.astype(np.int64)) > np.maximum(events.end - events.start, 1)
     class_key = events.lane.astype(np.int64) * CLASSES + step - exact
     by_class = np.argsort(class_key, kind="stable")
     return Index(
@@ -177,14 +178,14 @@ def build(events: Events) -> Index:
 
 
 def save(index: Index, folder: Path) -> None:
-    """Write the index as plain arrays; the lanes beside them."""
+    """Write the index as plain arrays, with the lanes in a file next to them."""
     for key in _ARRAYS:
         np.save(folder / f"{key}.npy", getattr(index, key))
     (folder / "lanes.json").write_bytes(msgspec.json.encode(index.lanes))
 
 
 def load(folder: Path) -> Index:
-    """Map the index into memory; ``DataError`` where it is not there or damaged."""
+    """Map the index into memory; ``DataError`` if it is missing or damaged."""
     try:
         lanes = msgspec.json.decode((folder / "lanes.json").read_bytes(), type=list[dict[str, Any]])
         arrays: dict[str, Any] = {
@@ -196,18 +197,18 @@ def load(folder: Path) -> Index:
 
 
 def events_kept(folder: Path) -> int | None:
-    """Events of the index that is kept in ``folder``; None: there is none."""
+    """Events in the index stored in ``folder``; None without an index."""
     file = folder / "start.npy"
     return len(np.load(file, mmap_mode=_mode(file))) if file.is_file() else None
 
 
 def _mode(path: Path) -> Any:
-    """An empty array cannot be mapped."""
+    """The mapping mode: an empty array cannot be mapped."""
     return "r" if path.stat().st_size > 128 else None
 
 
 def names_by_time(index: Index) -> Iterator[tuple[int, int, int]]:
-    """(name, events, ns) of all names, those with most time first."""
+    """(name, events, ns) of all names, longest time first."""
     codes, positions = np.unique(index.name, return_inverse=True)
     total = np.bincount(positions, weights=(index.end - index.start).astype(np.float64)) if len(codes) else np.empty(0)
     count = np.bincount(positions) if len(codes) else np.empty(0, np.int64)
@@ -216,34 +217,34 @@ def names_by_time(index: Index) -> Iterator[tuple[int, int, int]]:
 
 
 def categories(numbers: Sequence[int]) -> list[str]:
-    """Words of categories."""
+    """Names of categories."""
     return [CATEGORY_WORDS[Category(number)] for number in numbers]
 
 
-# A piece of a timeline as bytes: what a canvas needs to draw it, and no more than its pixels can show.
+# A section of a timeline as bytes: what a canvas needs to draw it, limited to what its pixels can show.
 #
-# A tile is a JSON head (its length first, as uint32) and arrays behind it, each beginning at a multiple of 4 bytes:
+# A tile is a JSON head (preceded by its length as uint32) and arrays, each beginning at a multiple of 4 bytes:
 #
 # | array | type | what |
 # | --- | --- | --- |
-# | `cell_lane`, `cell_x`, `cell_width` | uint16 | runs of pixels of one lane that look alike |
-# | `cell_category`, `cell_level` | uint8 | the category with most time there; how full they are, 1 to 16 |
-# | `box_event` | uint32 | events of two pixels and more: their number |
+# | `cell_lane`, `cell_x`, `cell_width` | uint16 | runs of equal pixels of one lane |
+# | `cell_category`, `cell_level` | uint8 | the category with most time in it; how full it is, 1 to 16 |
+# | `box_event` | uint32 | number of an event of at least two pixels |
 # | `box_low`, `box_high` | float32 | pixels, cut at the edges of the tile |
 # | `box_lane` | uint16 | |
-# | `box_name` | uint32 | into the names of the timeline |
+# | `box_name` | uint32 | number of the name in the timeline |
 # | `box_category` | uint8 | |
 #
-# Pixels are of the tile; the head says which times and lanes it is about. All numbers are little endian.
+# Pixels are relative to the tile; the head has its times and lanes. All numbers are little endian.
 
 
 WIDE_PX = 2
-"""From here on an event has a box of its own."""
+"""Least width in pixels of an event with its own box."""
 LEVELS = 16
 MOST_COLUMNS = 8_192
 MOST_LANES = 400
 MARGIN_PX = 4.0
-"""How far a box may reach beyond the tile: it was cut there."""
+"""Pixels by which a box may extend beyond the tile before it is cut."""
 
 
 def tile(index: Index, low_ns: int, high_ns: int, columns: int, lanes: Sequence[int]) -> bytes:
@@ -265,20 +266,20 @@ def tile(index: Index, low_ns: int, high_ns: int, columns: int, lanes: Sequence[
 
 
 def edges_of(low_ns: int, high_ns: int, columns: int) -> npt.NDArray[np.int64]:
-    """Where pixels begin, and behind them where the last one ends: shape (columns + 1,)."""
+    """Starts of the pixels, and the end of the last one: shape (columns + 1,)."""
     edges = low_ns + (np.arange(columns + 1, dtype=np.float64) * (max(high_ns - low_ns, 1) / columns)).astype(np.int64)
     edges[-1] = high_ns
     return np.asarray(edges, np.int64)
 
 
 def _cells(index: Index, lane: int, edges: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
-    """(x, width, category, level) of runs of pixels that look alike; pixels without any event have none."""
+    """(x, width, category, level) of runs of equal pixels; pixels without events have none."""
     kinds, busy = index.busy(lane, edges)
     total = busy.sum(axis=0)
     category = np.array(kinds or [0])[busy.argmax(axis=0) if len(kinds) > 1 else np.zeros(len(total), np.intp)]
     level = np.minimum(-(-total * LEVELS // np.maximum(np.diff(edges), 1)), LEVELS)
     points = index.instants(lane, int(edges[0]), int(edges[-1]))
-    if len(points):  # events that take no time are seen too
+    if len(points):  # events of zero duration are visible too
         pixel, first = np.unique(np.searchsorted(edges, index.start[points], side="right") - 1, return_index=True)
         alone = total[pixel] == 0
         category[pixel[alone]] = index.category[points[first[alone]]]

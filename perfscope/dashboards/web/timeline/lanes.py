@@ -1,4 +1,4 @@
-"""A trace as lanes: a row each for streams, threads and depths, in which no two events overlap. Nothing is dropped."""
+"""A trace as lanes: one row per stream, thread and depth, in which events do not overlap. Nothing is dropped."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
-# What an event on the timeline is, in words and colours: kinds of work look alike on devices and on the host.
+# Category of an event, with name and colour: similar work has the same colour on devices and on the host.
 #
-# The first kinds take most of the time of a device; their colours stay apart for people who see no red, no green or no
-# blue, on the light ground and on the dark one (the test computes that). Others are quieter. Within a kind an event's
-# name decides on one of three shades, by a hash of its text: the same in every run.
+# The first categories take most of a device's time; their colours are distinct for readers who cannot see red, green or
+# blue, on light and dark backgrounds (a test computes that). Others are less vivid. Within a category the hash of an
+# event's name selects one of three shades, the same in every run.
 
 
 class Category(IntEnum):
-    """What an event is: its colour. Numbers are kept beside indexes: new ones are added at the end."""
+    """Category of an event, which gives its colour. Numbers are stored in indexes: new ones are appended."""
 
     MATRIX = 0
     ATTENTION = 1
@@ -67,7 +67,7 @@ MAIN = (
     Category.MATRIX, Category.ATTENTION, Category.NORM, Category.ELEMENTWISE, Category.REDUCTION, Category.COLLECTIVE,
     Category.COPY, Category.OPTIMIZER,
 )  # fmt: skip
-"""Kinds that must be told apart by colour alone."""
+"""Categories that must be distinguishable by colour alone."""
 
 COLORS = {
     "light": (
@@ -81,7 +81,7 @@ COLORS = {
         "#9bbf62",
     ),
 }  # fmt: skip
-"""By category, on either ground."""
+"""Colours by category, for light and dark backgrounds."""
 
 OF_CLASS = {
     "collective": Category.COLLECTIVE,
@@ -100,16 +100,16 @@ OF_CLASS = {
     "module": Category.MODULE,
     "compilation": Category.COMPILE,
 }
-"""By the class of the name of a kernel (`work_class`) or of an op (`op_class`)."""
+"""By class of the name of a kernel (`work_class`) or op (`op_class`)."""
 
 
 def op_category(name: str, other: Category) -> Category:
-    """Category of an op of the host or an instruction of a compiled program; ``other`` where its name tells nothing."""
+    """Category of a host op or an instruction of a compiled program, by its name; else ``other``."""
     return OF_CLASS.get(op_class(name) or "", other)
 
 
 def span_category(kind: SliceKind, name: str) -> Category:
-    """What a span of the host is: by its kind, and of ops and annotations by what their name says."""
+    """Category of a host span: by its kind; for ops and annotations by name."""
     other = _OF_SLICE[kind]
     if kind == SliceKind.PYTHON:
         return other if parse_module(name) is None else Category.MODULE
@@ -117,7 +117,7 @@ def span_category(kind: SliceKind, name: str) -> Category:
 
 
 def kernel_category(name: str) -> Category:
-    """What a kernel works at, by its name; ``KERNEL`` where that tells nothing."""
+    """Category of a kernel by its name; else ``KERNEL``."""
     return OF_CLASS.get(work_class(name), Category.KERNEL)
 
 
@@ -133,7 +133,7 @@ _OF_SLICE = {
     SliceKind.OTHER: Category.OP,
 }
 _NAMED = (SliceKind.OP, SliceKind.ANNOTATION, SliceKind.OTHER)
-"""Kinds of host spans whose name says what they work at; of others the kind alone does."""
+"""Kinds of host spans whose category follows from their names; for others the kind decides."""
 
 _OF_CALL = {
     CallKind.KERNEL: Category.LAUNCH,
@@ -146,14 +146,14 @@ _OF_CALL = {
 }
 
 TABLES = ("steps", "kernels", "copies", "hlo_ops", "slices", "calls", "collectives")
-"""Tables whose rows are events; an event's ``table`` is the place in this list."""
+"""Tables whose rows are events; an event's ``table`` is an index into this list."""
 
 
 class Lane(Struct, frozen=True, kw_only=True):
     """One row of the picture."""
 
     group: str
-    """What stands above it: a device, the host's processes."""
+    """The group it belongs to: a device, or the host's processes."""
     label: str
     depth: int
 
@@ -166,11 +166,11 @@ class Events(Struct, frozen=True, kw_only=True):
     start: Int64
     end: Int64
     name: Int32
-    """Into the trace's strings."""
+    """Code of the trace's strings."""
     category: UInt8
     table: UInt8
     row: Int32
-    """In its table."""
+    """Row of its table."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -191,7 +191,7 @@ class _Part(Struct):
 
 
 def events_of(trace: Trace) -> Events:
-    """All events of a trace, in lanes: steps, streams of devices, threads and collectives of the host."""
+    """All events of a trace in lanes: steps, device streams, host threads and collectives."""
     lanes: list[Lane] = []
     held: dict[str, list[npt.NDArray[np.generic]]] = {
         key: [] for key in ("lane", "start", "end", "name", "category", "table", "row")
@@ -276,7 +276,7 @@ def stream_names(trace: Trace) -> dict[tuple[int, int], str]:
 
 
 def _instructions(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
-    """Instructions of XLA that are no row of the tables above: those around others, and its own devices."""
+    """XLA instructions without a row in the tables above: enclosing instructions, and XLA's own devices."""
     ops = trace.rows["hlo_ops"]
     if not len(ops):
         return
@@ -289,7 +289,7 @@ def _instructions(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
 
 
 def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
-    """Of each thread what runs (ops, calls), and apart from it the Python stack, which is deep and says who asked."""
+    """For each thread its activity (ops, calls), and separately its Python stack, which is deep."""
     slices, calls, threads = trace.rows["slices"], trace.rows["calls"], trace.rows["threads"]
     python = slices["kind"] == SliceKind.PYTHON
     of_slice = _mapped(slices["kind"], _OF_SLICE)
@@ -333,7 +333,7 @@ def _loading(trace: Trace) -> list[int]:
 
 
 def _host_collectives(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
-    """Collectives that are neither a kernel nor a host span of the tables above."""
+    """Collectives that are neither kernels nor host spans of the tables above."""
     result = trace.rows["collectives"]
     rows = np.flatnonzero((result["kernel"] == MISSING) & (result["slice"] == MISSING))
     if len(rows):
@@ -374,7 +374,7 @@ def _kernel_categories(trace: Trace) -> UInt8:
 
 
 def _named(trace: Trace, names: npt.NDArray[np.generic], others: UInt8) -> UInt8:
-    """What names stand for; ``others`` where they tell nothing."""
+    """Category by name; ``others`` if unknown."""
     if not len(names):
         return others
     codes, at = np.unique(names, return_inverse=True)
@@ -395,7 +395,7 @@ def _mapped(
 
 
 def _depths(parents: npt.NDArray[np.generic], counted: npt.NDArray[np.bool_]) -> Int64:
-    """Ancestors of each row that are ``counted``: parents stand before their children in the table."""
+    """Ancestors of each row that are ``counted``; parents come before their children in the table."""
     depth = np.where(parents == MISSING, 0, MISSING).astype(np.int64)
     left = np.flatnonzero(depth == MISSING)
     while len(left):
@@ -407,9 +407,9 @@ def _depths(parents: npt.NDArray[np.generic], counted: npt.NDArray[np.bool_]) ->
 
 
 def _apart(start: Int64, end: Int64, depth: Int64) -> Int64:
-    """Depths so that no two events of one depth overlap; those that did not are as they were.
+    """Depths such that two events of one depth do not overlap; depths without overlaps are kept.
 
-    Of what overlaps, later ones go to new depths below all others (a stream that runs kernels side by side).
+    Later events of an overlap get new depths below all others (a stream with parallel kernels).
     """
     results = depth.copy()
     below = int(depth.max(initial=0)) + 1
@@ -427,7 +427,7 @@ def _apart(start: Int64, end: Int64, depth: Int64) -> Int64:
 
 
 def _packed(start: Int64, end: Int64) -> Int64:
-    """The lowest free line for each of several intervals, in the order they begin."""
+    """The lowest free line for each interval, in the order of their starts."""
     lines = np.zeros(len(start), np.int64)
     busy: list[tuple[int, int]] = []
     free: list[int] = []
@@ -444,7 +444,7 @@ def _packed(start: Int64, end: Int64) -> Int64:
     return lines
 
 
-# Counters on the timeline's clock: samples of the recording, and memory in use. Each is a step function of time.
+# Counters on the timeline's clock: recorded samples, and memory in use. Each is a step function of time.
 
 
 Float64 = npt.NDArray[np.float64]
@@ -453,7 +453,7 @@ MOST_SERIES = 64
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """``values[i]`` holds from ``times[i]`` (ns, sorted) up to the next. ``unit``: ``bytes`` or as recorded."""
+    """``values[i]`` holds from ``times[i]`` (ns, sorted) up to the next. ``unit``: ``bytes``, or as recorded."""
 
     label: str
     unit: str
@@ -488,7 +488,7 @@ def save(series: Series, folder: Path, number: int) -> None:
 def piece(times: Int64, values: Float64, edges: Int64) -> tuple[Float64, Float64]:
     """Lowest and highest value between neighbouring edges: shapes (n - 1,); NaN before the first sample.
 
-    What a pixel holds is the value it begins with and every sample in it, so no spike is lost at any zoom.
+    A pixel covers the value at its start and every sample in it, so that no spike is lost at any zoom.
     """
     positions = np.searchsorted(times, edges, side="right")
     first, stop = positions[:-1], positions[1:]

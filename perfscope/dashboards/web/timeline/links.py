@@ -1,4 +1,4 @@
-"""What events of a timeline have to do with each other: launches, the forward pass, collectives of other ranks."""
+"""Relations between events of a timeline: launches, forward and backward, collectives of other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEERS = ("peer_at", "peer_trace", "peer_event")
 
 
 def save(trace: Trace, index: Index, folder: Path) -> None:
-    """Write, by event: its ``partner``, its ``forward`` op (or its first backward one), the ``parent`` around it."""
+    """Write, by event: its ``partner``, its ``forward`` op (or first backward op), its ``parent``."""
     np.save(folder / "partner.npy", _partners(trace, index))
     ops = _places(index, "slices", len(trace.rows["slices"]))
     np.save(folder / "forward.npy", _forward(trace, index, ops))
@@ -26,9 +26,9 @@ def save(trace: Trace, index: Index, folder: Path) -> None:
 
 
 def save_peers(traces: Sequence[Trace], numbers: Mapping[int, int], folder: Path) -> None:
-    """Write which events are one collective: ``peer_of`` of each trace is its number, `PEERS` its events (CSR).
+    """Write which events form one collective: ``peer_of`` of each trace is its number, `PEERS` its events (CSR).
 
-    ``numbers``: place in ``traces`` -> number of the trace, whose index is in a folder of that name.
+    ``numbers``: position in ``traces`` -> number of the trace, the name of the folder of its index.
     """
     known = {id(traces[place]): number for place, number in numbers.items()}
     indexes = {number: load(folder / str(number)) for number in known.values()}
@@ -56,7 +56,7 @@ def save_peers(traces: Sequence[Trace], numbers: Mapping[int, int], folder: Path
 
 
 class _Events:
-    """Finds the event of a collective. Of several ranks only its own rows are left, with numbers of their own."""
+    """Finds the event of a collective. For a rank without its tables only its own rows are kept, renumbered."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -64,7 +64,7 @@ class _Events:
         self._by_row: dict[str, Int64] = {}
 
     def of(self, side: Local) -> int:
-        """``MISSING`` where there is none."""
+        """The event of a collective; ``MISSING`` if there is none."""
         table, row = ("kernels", side.kernel) if side.kernel != MISSING else ("slices", side.slice)
         if table not in self._by_row:
             mine = np.flatnonzero(self._index.table == TABLES.index(table))
@@ -79,7 +79,7 @@ class _Events:
 
 
 def _places(index: Index, table: str, size: int) -> Int64:
-    """The event of each row of a table; ``MISSING`` where it has none."""
+    """The event of each row of a table; ``MISSING`` if there is none."""
     result = np.full(size, MISSING, np.int64)
     mine = np.flatnonzero(index.table == TABLES.index(table))
     result[index.row[mine]] = mine
@@ -87,7 +87,7 @@ def _places(index: Index, table: str, size: int) -> Int64:
 
 
 def _partners(trace: Trace, index: Index) -> np.ndarray:
-    """For device work the call that launched it, for a call the first work it launched: an arrow's other end."""
+    """The other end of an arrow: for device work its launch, for a call the first work it launched."""
     result = np.full(len(index), MISSING, np.int32)
     calls = _places(index, "calls", len(trace.rows["calls"]))
     ops = _places(index, "slices", len(trace.rows["slices"]))
@@ -98,17 +98,17 @@ def _partners(trace: Trace, index: Index) -> np.ndarray:
         by_call = np.where(call == MISSING, MISSING, calls[call]) if len(calls) else np.full(len(rows), MISSING)
         by_op = np.where(op == MISSING, MISSING, ops[op]) if len(ops) else np.full(len(rows), MISSING)
         other = np.where(by_call != MISSING, by_call, by_op)
-        linked = np.flatnonzero((mine != MISSING) & (other != MISSING))[::-1]  # the first one is written last
+        linked = np.flatnonzero((mine != MISSING) & (other != MISSING))[::-1]  # written last, the first one wins
         result[mine[linked]] = other[linked]
         result[other[linked]] = mine[linked]
     return result
 
 
 def _forward(trace: Trace, index: Index, ops: Int64) -> np.ndarray:
-    """Of an op of the backward pass the event of its forward op; of that the first backward one."""
+    """For an op of the backward pass the event of its forward op; for that the first backward op."""
     result = np.full(len(index), MISSING, np.int32)
     forward = trace.fact(forward_rows)
-    rows = np.flatnonzero(forward != MISSING)[::-1]  # the first one is written last
+    rows = np.flatnonzero(forward != MISSING)[::-1]  # written last, the first one wins
     behind, ahead = ops[rows], ops[forward[rows]]
     both = (behind != MISSING) & (ahead != MISSING)
     result[ahead[both]] = behind[both]

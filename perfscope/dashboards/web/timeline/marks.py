@@ -1,4 +1,4 @@
-"""Findings on the clocks of their traces: the pieces of time that a rule names, else the events that it is about."""
+"""Findings on the clocks of their traces: the sections named by a rule, else the events it is about."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from perfscope.model.trace import Source
 from perfscope.model.untrusted_text import sanitize
 
 MOST_MARKED = 300
-"""Findings, the costliest first; as many as the page of findings shows."""
+"""Most findings, costliest first; as many as the page of findings shows."""
 _WORK = tuple(TABLES.index(table) for table in ("kernels", "copies"))
 
 
 def ordered(job: Job) -> tuple[FindingBlock, ...]:
-    """Findings as pages number them."""
+    """Findings in the order in which pages number them."""
     return finding_blocks(job.analysis)[:MOST_MARKED]
 
 
 def numbers(sources: Sequence[Source], gathered: Sequence[Gathered]) -> dict[int, int]:
-    """Place of a source in the analysis -> number of its trace: they are read in another order than they are shown."""
+    """Position of a source in the analysis -> number of its trace: reading and display order differ."""
     free: dict[tuple[str, str, int | None], list[int]] = {}
     for item in gathered:
         free.setdefault(_key(item.source), []).append(item.place.number)
@@ -48,16 +48,17 @@ def _key(source: Source) -> tuple[str, str, int | None]:
 
 
 def spans_in(finding: Finding, known: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """(trace, start, end) of the pieces that the rule names, each on its trace's clock; ``known``: as of `numbers`."""
+    """(trace, start, end) of the sections named by the rule, on each trace's clock; ``known``: from `numbers`."""
     return [(known[span.source], span.start_ns, span.end_ns) for span in finding.spans if span.source in known]
 
 
 def marks(job: Job) -> list[dict[str, Any]]:
-    """A finding each that shows in time, by its place among all: rows of the picture, and what they say.
+    """One finding each that has a time, by its number: rows of the picture, and their texts.
 
-    ``how``: ``piece``, as the rule says; ``line`` or ``name``: events of its line, or of the kernel or op it names,
-    those that take longest. ``cut``: there may be more pieces than these, the costliest. Times are texts: a
-    browser's numbers do not hold them.
+    ``how``: ``piece``: sections named by the rule; ``line`` or ``name``: the longest events of its line, or of its
+    kernel
+    or op. ``cut``: there may be more than these, which are the costliest. Times are texts, because a browser's numbers
+    cannot hold them.
     """
     return [
         {
@@ -78,16 +79,16 @@ def marks(job: Job) -> list[dict[str, Any]]:
 
 
 class Marked(Struct, frozen=True, kw_only=True):
-    """A finding and where it shows in time. ``how``: as of `marks`."""
+    """A finding and its position in time. ``how``: as in `marks`."""
 
     block: FindingBlock
     how: str
     spans: Sequence[tuple[int, int, int]]
-    """(trace, start, end), the costliest or longest first; none: nothing recorded is of it."""
+    """(trace, start, end), costliest or longest first; empty if nothing recorded belongs to it."""
 
 
 def marked(job: Job, indexed: Sequence[Gathered]) -> Iterator[Marked]:
-    """All findings as pages number them. ``indexed``: traces with events, their place that of the timeline's index."""
+    """All findings as pages number them. ``indexed``: traces with events, in the order of the timeline's index."""
     known, events = numbers(job.analysis.sources, job.gathered), [_Events(item) for item in indexed]
     for block in ordered(job):
         how, spans = "piece", spans_in(block.finding, known)
@@ -111,7 +112,7 @@ class _Events:
         self.names = {text: code for code, text in _plain(folder / "texts.json", dict[int, str]).items()}
 
     def longest(self, rows: Any) -> list[tuple[int, int, int, int]]:
-        """(length, trace, start, end); work on a device alone where there is any, for that is where it costs."""
+        """(length, trace, start, end) of the longest; device work only, if there is any, because its time counts."""
         work = rows[np.isin(self.index.table[rows], _WORK)]
         chosen = work if len(work) else rows
         length = self.index.end[chosen] - self.index.start[chosen]
@@ -131,7 +132,7 @@ class _Events:
 
 
 def _by_place(finding: Finding, events: Sequence[_Events]) -> tuple[str, list[tuple[int, int, int]]]:
-    """Events of what the finding names, on the ranks that show it."""
+    """Events of the finding's subject, on the ranks that have it."""
     where = finding.where
     mine = [event for event in events if not finding.ranks or event.rank is None or event.rank in finding.ranks]
     looks = [("line", where.label())] if where.file is not None and where.line is not None else []

@@ -1,4 +1,4 @@
-"""Dash components of our own, drawn by plain JavaScript beside this file: no npm, no build, nothing from a network."""
+"""Dash components of our own, drawn by the plain JavaScript in this folder: no npm, no build, no network."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SCRIPTS = (
     "flame.js",
     "graph.js",
 )
-"""In the order they are loaded."""
+"""Scripts in loading order."""
 
-# Dash looks for the scripts of a component in the top package of its module.
+# Dash searches the scripts of a component in the top package of its module.
 sys.modules["perfscope"]._js_dist = [  # type: ignore[attr-defined]
     {"relative_package_path": f"dashboards/web/ui/{name}", "namespace": "perfscope"} for name in SCRIPTS
 ]

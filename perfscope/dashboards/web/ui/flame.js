@@ -1,5 +1,5 @@
-// A tree of times as an icicle: the whole on top, what is in it below, wide as its time, in the colours of the timeline.
-// The largest first or in order of time, with a search and a table.
+// A tree of times as an icicle: the whole on top, its parts below, as wide as their time, in the timeline's colours.
+// Largest first or in time order, with a search and a table.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -42,7 +42,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.search();
     }
 
-    // What the colours stand for, of what there is here: the most time of its own first, of changes as they follow each other.
+    // Legend of the colours in use: by self time, largest first; for changes in their natural order.
     legend() {
       const own = new Map(), look = ui.draw.theme();
       this.tree.category.forEach((category, node) => own.set(category, (own.get(category) || 0) + this.tree.own_ns[node]));
@@ -66,7 +66,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return found;
     }
 
-    // Boxes of what is visible: those above the zoomed node are as wide as the picture.
+    // Visible boxes: those above the zoomed node are as wide as the picture.
     boxes() {
       const width = this.width, found = [], above = this.path(this.zoomed).filter((node) => !this.folded(node));
       const outer = above.filter((node) => node !== this.zoomed);
@@ -75,7 +75,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       while (waiting.length) {
         const box = waiting.pop();
         if (!this.folded(box.node) || box.node === this.zoomed) found.push(box);
-        else box.depth -= 1; // what is in it stands where it would
+        else box.depth -= 1; // its children take its place
         let x = box.x;
         const scale = box.width / Math.max(this.tree.ns[box.node], 1);
         for (const child of this.children[box.node]) {
@@ -87,7 +87,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return found;
     }
 
-    // Frames that only lead to the next one; the first of a row of launchers stands for all of them.
+    // Frames that only lead to the next one; the first launcher of a row stands for all.
     folded(node) { return this.props.fold && this.tree.fold[node] === "-"; }
 
     label(node) {
@@ -179,7 +179,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (word) {
         try {
           this.pattern = new RegExp(word, word === word.toLowerCase() ? "i" : "");
-          // Time below the outermost match alone: what recurs inside itself counts once.
+          // Time below the outermost match only, so that recursion counts once.
           let ns = 0, count = 0;
           const inside = new Array(this.tree.name.length).fill(false);
           for (let node = 0; node < this.tree.name.length; node++) {
@@ -198,7 +198,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.draw();
     }
 
-    // The picture as a table: names by their own time, which sums to the whole.
+    // The picture as a table: names by self time, which sums to the whole.
     table() {
       const sums = new Map();
       this.tree.name.forEach((name, node) => {
@@ -217,7 +217,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     key(event) {
       if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) { if (event.key === "Escape") event.target.blur(); return; }
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (this.props.look.flat && !this.root.contains(document.activeElement)) return; // the page has timelines, too
+      if (this.props.look.flat && !this.root.contains(document.activeElement)) return; // the page also has timelines
       const parent = this.tree.parent[this.at], beside = parent >= 0 ? this.children[parent] : [0], place = beside.indexOf(this.at);
       const does = {
         "/": () => this.find.focus(), t: () => this.table(), Escape: () => { this.panel.replaceChildren(); this.zoom(0); },

@@ -1,8 +1,8 @@
-// HTML that perfscope's own reports made, with its texts escaped there. The page's policy runs no script in it.
+// HTML made by perfscope's own reports, which escape its texts. The page's policy runs no script in it.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
-  // Rows of a waterfall lead to what they are about: to timelines that stand on the page, else to another one.
+  // Link rows of a waterfall to timelines on this page, else to another page.
   function linked(root, links) {
     for (const word of root.querySelectorAll(".fall > div:first-child")) {
       const held = links[word.textContent];
@@ -24,7 +24,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   ui.Fragment = function (props) {
     const place = React.useRef(null);
-    // What scrolls must be reachable by keys, and nothing else.
+    // Make only scrollable elements reachable by keys.
     React.useEffect(function () {
       if (props.links) linked(place.current, props.links);
       if (props.source) ui.link_source(place.current, props.source);
@@ -46,7 +46,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     });
   };
 
-  // Buttons that copy the block of code they stand in, wherever they come from.
+  // Buttons that copy their block of code.
   document.addEventListener("click", function (event) {
     const button = event.target.closest("button.copy");
     if (!button) return;

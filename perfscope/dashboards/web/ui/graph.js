@@ -1,12 +1,13 @@
-// A small graph in layers: instructions or ops, the bytes between them, boxes around what is (or could be) one kernel.
+// A small graph in layers: instructions or ops, bytes between them, boxes around current or possible kernels.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   const EDGE = 16, NAME_CHARS = 23, WHAT_CHARS = 27, LEAST_SCALE = 0.55;
-  const LEAST_TOLD = 1e-3; // of the largest value: counters and flags are no traffic
+  const LEAST_TOLD = 1e-3; // of the largest value: counters and flags are negligible
   const BOX_HEAD = 32, WORD_PX = 6.4, WORD_HIGH = 13;
-  const BOWS = [0, 150, -150], SAMPLES = 12; // a line that would run behind another node goes around it
-  const PLACES = [0.68, 0.55, 0.45, 0.8, 0.32, 0.2, 0.9, 0.1]; // of a label along its line, the first that is free
+  const BOWS = [0, 150, -150], SAMPLES = 12; // a line that would pass below another node goes around it
+  // candidates for a label's position along its line; the first free one is used
+  const PLACES = [0.68, 0.55, 0.45, 0.8, 0.32, 0.2, 0.9, 0.1];
 
   const apart = (one, other) => one.x >= other.x + other.width || other.x >= one.x + one.width || one.y >= other.y + other.height || other.y >= one.y + one.height;
 
@@ -24,13 +25,13 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   const bytes = (value) => window.dashAgGridFunctions.psBytes(value);
 
-  // The address of a page with one more parameter, which is a regular expression that finds `name` alone.
+  // The address of a page with one more parameter: a regular expression that matches `name` only.
   function finding(base, name) {
     const escaped = name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
     return `${base}${base.includes("?") ? "&" : "?"}${new URLSearchParams({ find: `^${escaped}$` })}`;
   }
 
-  // Keeps a parameter of the address without asking the server for a page.
+  // Keeps a parameter of the address without a request to the server.
   function remember(values) {
     const address = new URL(location.href);
     for (const [key, value] of Object.entries(values)) {
@@ -86,7 +87,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const names = graph.boxes.map((box) => this.box(picture, box));
       graph.edges.forEach((edge, at) => this.edge(picture, edge, this.curves[at]));
       graph.nodes.forEach((node, at) => this.node(picture, node, at));
-      // Words last, so that no line lies over them.
+      // Labels last, so that no line covers them.
       for (const name of names) name();
       const taken = this.taken();
       for (const saved of [true, false]) graph.edges.forEach((edge, at) => { if (Boolean(edge.saved) === saved) this.words(picture, edge, this.curves[at], taken); });
@@ -94,7 +95,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.root.dataset.ready = "1";
     }
 
-    // Draws the box; what is returned writes its name.
+    // Draws the box; the returned function writes its name.
     box(picture, box) {
       if (box.at.length < 4) return () => {};
       const [x, y, width, height] = box.at, room = Math.floor((width - 16) / 6.6);
@@ -107,7 +108,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return [from.x + width / 2, from.y + height, to.x + width / 2, to.y];
     }
 
-    // The way of each line, as the four x and y of a curve, and how far to the left and right they reach.
+    // The path of each line, as the four x and y of a curve, and its horizontal extent.
     lay() {
       const [width, height] = this.graph.node;
       this.low = this.high = 0;
@@ -135,14 +136,16 @@ window.perfscope_ui = window.perfscope_ui || {};
       picture.append(line);
     }
 
-    // Where no label may lie: nodes, and the words of boxes.
+    // Areas without labels: nodes, and titles of boxes.
     taken() {
       const [width, height] = this.graph.node;
       const heads = this.graph.boxes.filter((box) => box.at.length >= 4).map(({ at, title, said }) => ({ x: at[0], y: at[1], width: Math.min(at[2], 12 + Math.max(title.length * 7.4, said.length * WORD_PX)), height: BOX_HEAD }));
       return [...this.graph.nodes.map(({ x, y }) => ({ x, y, width, height })), ...heads];
     }
 
-    // Where there is room on its line: rather near its end, where lines of one source have parted. A graph of many lines tells only the large ones.
+    // A free position on the line, preferably near its end, where lines of one source are apart. In a graph with many
+    // lines
+    // only large values have labels.
     words(picture, edge, curve, taken) {
       const most = Math.max(...this.graph.edges.map((one) => one.bytes || 0));
       if (edge.bytes === null || edge.bytes < most * LEAST_TOLD || (this.graph.edges.length > 40 && !edge.saved && this.selected !== edge.from && this.selected !== edge.to)) return;

@@ -1,4 +1,4 @@
-// The menu of downloads: asks the server to make one, says how far it is, fetches it, or hands it to Perfetto's page.
+// The menu of downloads: requests one from the server, shows its progress, fetches it, or hands it to Perfetto's page.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -7,7 +7,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
-  // The line in the header belongs to Dash; it is set through it.
+  // The line in the header belongs to Dash and is set through it.
   const tell = (text) => window.dash_clientside.set_props("live", { children: text });
 
   function size(bytes) {
@@ -15,7 +15,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return `${bytes} B`;
   }
 
-  // Begin it where nobody has, and wait until it is made; an error says why it is not.
+  // Start the export if necessary, and wait for it; an error has the reason.
   async function made(url, signal) {
     for (let retry = "&retry=1"; ; retry = "") {
       const answer = await fetch(`${url}?ask=1${retry}`, { credentials: "same-origin", signal });
@@ -39,17 +39,17 @@ window.perfscope_ui = window.perfscope_ui || {};
     tell([`${said.name}, ${size(said.bytes)}`, ...said.remarks].join("; "));
   }
 
-  // Where Perfetto's page is: an address, or a port of this host.
+  // The address of Perfetto's page, or its port on this host.
   function address_of(perfetto) {
     if (perfetto.url) return new URL(perfetto.url);
     const held = new URL(window.location.origin);
     held.port = perfetto.port;
-    // The page of this build asks for a trace of its own unless it is told which of its pages to show.
+    // The page of this build requests a trace unless the address names one of its pages.
     held.hash = "#!/viewer";
     return held;
   }
 
-  // Until the other window says that it listens.
+  // Until the other window answers.
   async function listening(other, origin) {
     let heard = false;
     const hear = (event) => { if (event.source === other && event.origin === origin && event.data === "PONG") heard = true; };
@@ -59,7 +59,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       while (!heard) {
         if (other.closed) throw new Error("Perfetto's page was closed");
         if (performance.now() > end) throw new Error("Perfetto's page does not answer");
-        other.postMessage("PING", "*"); // nothing is told by it; the trace goes to its origin alone
+        other.postMessage("PING", "*"); // contains no data; the trace is sent to its origin only
         await wait(PING_MS);
       }
     } finally {
@@ -69,7 +69,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   async function hand_over(props, url, signal) {
     const place = address_of(props.perfetto);
-    const other = window.open(place.href, "_blank"); // at once: a browser opens tabs for clicks only
+    const other = window.open(place.href, "_blank"); // at once: browsers open tabs only in response to a click
     if (!other) throw new Error("the browser does not let this page open a tab");
     const said = await made(url, signal);
     tell(`${said.name}, ${size(said.bytes)}: to Perfetto`);

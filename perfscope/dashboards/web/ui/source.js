@@ -1,16 +1,16 @@
-// A line of the program: its code where that is known, and a link that opens it in the editor that the server names.
+// A line of the program: its code, if known, and a link that opens it in the editor configured on the server.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
 
-  // The address of a line in the editor, or null: `perfscope serve --editor` gives the template.
+  // The address of a line in the editor, or null: `perfscope serve --editor` sets the template.
   function editor_url(path, line) {
     const page = document.getElementById("page"), template = page && page.dataset.editor;
     if (!template) return null;
     return template.replace("{file}", path.split("/").map(encodeURIComponent).join("/")).replace("{line}", String(line));
   }
 
-  // Makes the place of a finding a link into the editor: `place` as it stands in `root`.
+  // Turns the place of a finding into a link into the editor: `place` as shown in `root`.
   ui.link_source = function (root, { place, path }) {
     const url = editor_url(path, Number(/:(\d+)$/.exec(place)[1]));
     for (const code of url ? root.querySelectorAll(".where code") : []) {

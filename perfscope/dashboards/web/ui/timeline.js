@@ -1,4 +1,4 @@
-// The timeline: rows of lanes on a canvas, what is under the pointer, what is selected, and keys for all of it.
+// The timeline: rows of lanes on a canvas, with hover, selection and keys.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -81,7 +81,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       else if (at.find) { this.find.value = at.find; this.search(); }
     }
 
-    // As many depths of each thread as fit on the screen together.
+    // As many depths of each thread as fit on the screen.
     lay() {
       for (this.depths of DEPTHS) {
         this.rank_rows();
@@ -89,8 +89,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
     }
 
-    // Rows from top to bottom: lines that are pinned, then a head for each rank and group, a row for each lane that is
-    // not folded away. `sign`: what is folded (▸), or can be (▾).
+    // Rows from top to bottom: pinned lines, then a head for each rank and group, and a row for each lane that is
+    // not folded. `sign`: folded (▸) or foldable (▾).
     rank_rows() {
       this.rows = [];
       let y = 0;
@@ -131,7 +131,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return trace.lines;
     }
 
-    // As many depths of a line as there is room for; open it has all, closed one.
+    // As many depths of a line as fit; all if opened, one if closed.
     line_rows(trace, line, push, pinned) {
       const all = line.lanes.length, shown = this.closed.has(line.key) ? 1 : this.open.has(line.key) ? all : Math.min(all, this.depths);
       const twins = this.lines(trace).filter((other) => other.label === line.label).length > 1;
@@ -143,10 +143,10 @@ window.perfscope_ui = window.perfscope_ui || {};
       });
     }
 
-    // Where a row stands now: what is pinned does not scroll.
+    // Position of a row on screen; pinned rows do not scroll.
     top(row) { return row.y + draw.RULER - (row.pinned ? 0 : this.scroll); }
 
-    // From where on rows scroll.
+    // Where scrolling rows begin.
     edge() { return draw.RULER + this.pins_height; }
 
     seen(row) { const y = this.top(row); return y + row.height >= (row.pinned ? draw.RULER : this.edge()) && y <= this.shown; }
@@ -171,7 +171,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         clearTimeout(this.typing);
         if (!this.ids) await this.search();
         await this.jump(event.shiftKey ? -1 : 1);
-        this.canvas.focus({ preventScroll: true }); // so that n goes on
+        this.canvas.focus({ preventScroll: true }); // so that n continues
       });
       const room = new ResizeObserver(() => this.resize());
       room.observe(this.stage);
@@ -181,7 +181,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.listeners.push(() => watch.disconnect());
     }
 
-    // What the panel is: of an event beside the canvas, a table below it; on a narrow screen both are below.
+    // The panel: next to the canvas for an event, below it for a table; always below on a narrow screen.
     dock(where, ...children) {
       this.root.dataset.dock = this.linked() ? "bottom" : where;
       this.panel.replaceChildren(...children);
@@ -189,7 +189,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.resize();
     }
 
-    // Pixels below the canvas: its margin, and the panel where that is there.
+    // Pixels below the canvas: its margin, and the panel if it is shown.
     below() {
       const shown = this.panel.childElementCount > 0, under = this.root.dataset.dock === "bottom" || window.innerWidth < NARROW;
       return 30 + (shown && under ? window.innerHeight * PANEL : 0);
@@ -214,7 +214,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.changed();
     }
 
-    // After any change of what is visible: draw what there is at once, ask for what is sharp.
+    // After a change of view: draw what is loaded, then request sharp tiles.
     changed() {
       const span = this.view.t1 - this.view.t0;
       if (span < LEAST_NS) { const middle = (this.view.t0 + this.view.t1) / 2; this.view = { t0: middle - LEAST_NS / 2, t1: middle + LEAST_NS / 2 }; }
@@ -224,7 +224,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.paint();
       this.moved = performance.now();
       clearTimeout(this.asking);
-      this.asking = setTimeout(() => this.ask(), this.moved - this.asked < BURST_MS ? 16 : 0); // one of a row of turns waits for the next
+      // in a series of wheel turns each waits for the next
+      this.asking = setTimeout(() => this.ask(), this.moved - this.asked < BURST_MS ? 16 : 0);
       clearTimeout(this.naming);
       this.naming = setTimeout(() => this.remember(), 300);
     }

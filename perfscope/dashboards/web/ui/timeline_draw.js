@@ -1,4 +1,4 @@
-// Draws rows of lanes on a canvas from tiles. It knows nothing of the server and holds no state.
+// Draws rows of lanes on a canvas from tiles. It has no state and makes no requests.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -6,11 +6,11 @@ window.perfscope_ui = window.perfscope_ui || {};
   const RULER = 26, ROW = 17, HEAD = 22, COUNTER = 46, NARROW = 600, LEVELS = 16;
   let GUTTER = 196;
 
-  // By category of dashboards/web/timeline/palette.py, which the server names; light and dark.
+  // By category of dashboards/web/timeline/lanes.py, sent by the server; light and dark.
   let colors_of = { light: [], dark: [] };
   function use(colors) { colors_of = colors; }
 
-  // Three shades of a colour, by the hash of a name: the same name has the same in every run.
+  // Three shades of a colour, by the hash of a name: the same in every run.
   const SHADES = [0, 0.16, -0.14], made = new Map();
   function shade_of(text) {
     let hash = 2166136261;
@@ -33,10 +33,10 @@ window.perfscope_ui = window.perfscope_ui || {};
       : { name: "light", ground: "#ffffff", band: "#f7f8fa", ink: "#17202b", soft: "#5c6775", line: "#dfe3e8", label: "#ffffff", head: "#eef1f5", mark: "#b45309", counter: "#4e79a7" };
   }
 
-  // By severity of a finding; its row's sign tells it without colour.
+  // By severity of a finding; the sign in its row shows it without colour.
   const FOUND = { light: { high: "#b3261e", medium: "#a85b00", low: "#3b5bbf" }, dark: { high: "#ff8a80", medium: "#f5b453", low: "#9db7ff" } };
 
-  // The marks of one finding: few are never narrower than can be seen; of many a pixel is as full as they make it.
+  // The marks of one finding: single marks have a minimum width; with many, a pixel's opacity is their share of it.
   const FEW_MARKS = 60, LEAST_MARK_PX = 3, FAINT = 0.22, TITLE_PX = 90;
   function finding(context, look, one, view, width, y) {
     const inner = width - GUTTER, to_x = (ns) => GUTTER + ((ns - view.t0) / (view.t1 - view.t0)) * inner;
@@ -91,8 +91,9 @@ window.perfscope_ui = window.perfscope_ui || {};
     context.stroke();
   }
 
-  // The cells of a tile as a picture, a pixel for each and three alike lines a lane, so that none is mixed with the next
-  // one where it is scaled; it is made once for a theme.
+  // The cells of a tile as an image, one pixel per cell and three equal lines per lane, so that scaling does not mix
+  // lanes;
+  // made once per theme.
   function cells(held, colors) {
     if (held.picture && held.picture_of === colors) return held.picture;
     held.picture_of = colors;
@@ -117,7 +118,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return (held.picture = picture);
   }
 
-  // Cells and boxes of one tile; `place` gives the y of a lane's row, or null where it is not on the screen.
+  // Cells and boxes of one tile; `place` gives the y of a lane's row, or null if it is off screen.
   function tile(context, look, held, view, width, place, options) {
     const colors = colors_of[look.name], inner = width - GUTTER;
     const scale = (held.high - held.low) / held.columns;
@@ -131,7 +132,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.beginPath();
       context.rect(GUTTER, 0, inner, 1e6);
       context.clip();
-      context.imageSmoothingEnabled = x1 - x0 < to - from; // what is smaller than it was made is mixed, not left out
+      context.imageSmoothingEnabled = x1 - x0 < to - from; // mixed rather than left out when scaled down
       context.globalAlpha = options.dim ? 0.25 : 1;
       rows.forEach((y, lane) => { if (y !== null && to > from) context.drawImage(picture, from, 3 * lane + 1, to - from, 1, x0, y + 1, x1 - x0, ROW - 3); });
       context.restore();
@@ -167,7 +168,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return new Intl.NumberFormat("en", { notation: Math.abs(value) >= 1e6 ? "compact" : "standard", maximumFractionDigits: 2 }).format(value);
   }
 
-  // A counter as an area from its least (or 0) to its most: each column from the lowest to the highest value in it.
+  // A counter as an area: each column from its lowest to its highest value, on a scale from its minimum (or 0).
   function counter(context, look, held, about, view, width, y) {
     const inner = width - GUTTER, columns = held.high.length, floor = Math.min(about.least, 0), top = Math.max(about.most, floor + 1e-9);
     const to_y = (value) => y + COUNTER - 3 - ((value - floor) / (top - floor)) * (COUNTER - 8);
@@ -185,7 +186,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     }
   }
 
-  // The box at a point, or null: the last tile that was drawn is searched.
+  // The box at a point, or null, from the tile drawn last.
   function box_at(held, view, width, place, x, y) {
     const inner = width - GUTTER, scale = (held.high - held.low) / held.columns;
     const pixel = (view.t0 + ((x - GUTTER) / inner) * (view.t1 - view.t0) - held.low) / scale;
@@ -197,7 +198,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return null;
   }
 
-  // Room for names: a phone has less of it.
+  // Width of names: smaller on a phone.
   function room(width) { GUTTER = width < NARROW ? 112 : 196; ui.draw.GUTTER = GUTTER; }
 
   ui.draw = { RULER, GUTTER, room, ROW, HEAD, COUNTER, FOUND, use, shade_of, shaded, color: (look, category) => colors_of[look.name][category], amount, counter, finding, theme, text_on, ruler, tile, box_at };

@@ -1,4 +1,4 @@
-// Findings on a timeline: a row each below the steps, a mark for every piece of time in which it shows.
+// Findings on a timeline: one row each below the steps, with a mark for every section in which it occurs.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -12,7 +12,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   // Parts of the class in timeline.js.
   ui.timeline_findings = {
-    // Of each trace its findings, with pieces in the order of time.
+    // Findings by trace, with their sections in time order.
     spread() {
       for (const trace of this.traces) {
         trace.found = [];
@@ -36,7 +36,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
     },
 
-    // The piece under a point: of several the shortest.
+    // The section under a point; of several the shortest.
     finding_at(x, y) {
       const row = this.row_at(y);
       if (!row || row.kind !== "finding" || x < draw.GUTTER || y < draw.RULER) return null;
@@ -62,7 +62,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.changed();
     },
 
-    // The same, where the piece may lie outside of the picture.
+    // The same, also if the section is outside the picture.
     go_finding(found) {
       const span = found.one.spans[found.at];
       this.bring({ t0: span.start, t1: span.start + Math.max(span.ns, 1) });
@@ -87,7 +87,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const line = (word, value) => [element("dt", {}, word), element("dd", {}, value)];
       const step = (by, word) => element("button", { class: "ps-button", onclick: () => this.go_finding({ trace, one, at: (at + by + one.spans.length) % one.spans.length }) }, word);
       const list = element("dl", { class: "ps-tl-facts" }, ...line("saves up to", finding.gain), ...line("severity", finding.severity), ...line("basis", finding.known_by),
-        ...line("marked", `${HOW[finding.how]}, ${finding.cut ? "the most expensive of them: " : ""}${one.spans.length > 1 ? `${one.spans.length.toLocaleString("en")} pieces, ${format_ns(one.spans.reduce((sum, each) => sum + each.ns, 0))} together` : "one piece"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
+        ...line("marked", `${HOW[finding.how]}, ${finding.cut ? "the most expensive: " : ""}${one.spans.length > 1 ? `${one.spans.length.toLocaleString("en")} pieces, ${format_ns(one.spans.reduce((sum, each) => sum + each.ns, 0))} together` : "one piece"}${this.traces.length > 1 ? ` of ${trace.label}` : ""}`),
         ...line("this one", `${format_ns(span.ns)}, begins ${format_ns(span.start)} after the start (${at + 1} of ${one.spans.length})`));
       const links = [element("button", { class: "ps-button", onclick: () => this.table(this.area) }, "what runs in it")];
       if (one.spans.length > 1) links.unshift(step(-1, "one before"), step(1, "next one"));
@@ -96,7 +96,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.status.textContent = `finding ${finding.rule}, ${finding.severity}: ${format_ns(span.ns)}, ${at + 1} of ${one.spans.length}`;
     },
 
-    // The piece that the address names: of one trace, or of the time of all.
+    // The section in the address: of one trace, or of the common time.
     marked(word, number) {
       const parts = MARK.exec(word);
       const trace = parts && (this.traces.find((one) => String(one.trace) === parts[1]) || (parts[1] ? null : this.traces[0]));
@@ -117,7 +117,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
     },
 
-    // Every piece of a finding at once, of the rank that has most of them; the first one is told of.
+    // Select all sections of a finding, on the rank that has most; the panel shows the first.
     all_pieces(number) {
       const rows = this.traces.flatMap((trace) => trace.found.filter((each) => String(each.finding.finding) === number).map((one) => ({ trace, one })));
       if (!rows.length) { this.status.textContent = "0 pieces: the finding has no piece of time"; return; }
@@ -127,7 +127,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (!this.props.at.t0) this.fit({ t0: spans[0].start, t1 });
     },
 
-    // A piece in the middle third: what comes before it and behind it is half of what it says.
+    // Show a section in the middle third, because what comes before and after it matters as much.
     around({ t0, t1 }) {
       const span = t1 - t0;
       this.fit({ t0: Math.max(t0 - span, Math.min(t0, this.whole.t0)), t1: Math.min(t1 + span, Math.max(t1, this.whole.t1)) });

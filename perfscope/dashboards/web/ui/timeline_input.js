@@ -1,4 +1,4 @@
-// What the pointer and the keys do to a timeline.
+// Pointer and keys of a timeline.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -12,7 +12,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     ["drag", "move"], ["Shift + drag", "select a range: its events by name, category or module"], ["click", "select an event"],
     ["← / →", "previous and next event; with Shift: of the same name"], ["↑ / ↓", "the event at the same time in the lane above or below, findings too"],
     ["Home / End", "the first and the last event of the lane"], ["PageUp / PageDown", "up and down"], ["Enter", "of a finding: open it"], ["f", "fit the selection, or everything"],
-    ["click in a dense lane", "the longest event under the pointer, zoomed to"], ["p", "pin the lane of the selected event to the top, or unpin it (☆ beside its name)"], ["click on a name", "fold a rank, device, process or thread (▾), or open it (▸)"], ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
+    ["click in a dense lane", "the longest event under the pointer, zoomed to"], ["p", "pin the lane of the selected event to the top, or unpin it (☆ next to its name)"], ["click on a name", "fold a rank, device, process or thread (▾), or open it (▸)"], ["m", "mark the time of the selected event"], ["t", "what is visible, as a table"], ["/", "search names by regular expression"],
     ["n / N", "next and previous match"], ["?", "this help"], ["Esc", "let go"],
   ];
 
@@ -71,7 +71,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       else this.release();
     },
 
-    // A rank, device or process to nothing but its head; a line to one depth, to those that fit, or to all of them.
+    // Fold a rank, device or process to its head; a line to one depth, to as many as fit, or to all.
     fold(row) {
       if (!row.key) return;
       const many = row.kind === "trace" && this.traces.length > 8 && row.trace !== this.traces[0];
@@ -84,20 +84,20 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.resize();
     },
 
-    // A line stays at the top, or goes back to its place.
+    // Pin a line to the top, or unpin it.
     pin(key) {
       if (!this.pinned.delete(key)) this.pinned.add(key);
       this.lay();
       this.resize();
     },
 
-    // The line of what is selected, else of what is under the pointer.
+    // The line of the selection, else the line under the pointer.
     pin_here() {
       const one = this.selected, row = one ? this.rows.find((each) => each.trace === one.trace && each.lane === one.lane) : this.pointer && this.row_at(this.pointer.y);
       if (row && row.line) this.pin(row.line.key);
     },
 
-    // In the address a line is its trace and its first lane.
+    // In the address a line is its trace and first lane.
     pin_words() { return this.traces.flatMap((trace) => this.lines(trace).filter((line) => this.pinned.has(line.key)).map((line) => `${trace.trace}.${line.lanes[0]}`)).join(","); },
 
     pin_again(words) {
@@ -132,7 +132,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.tell(event);
     },
 
-    // Of events too narrow to be drawn one by one the longest under a point, or null.
+    // Among events too narrow to draw, the longest under a point, or null.
     async largest(row, x) {
       const at = (px) => this.wire.absolute(row.trace, this.time(px));
       try {

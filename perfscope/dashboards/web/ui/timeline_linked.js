@@ -1,10 +1,10 @@
-// Two timelines that show the same piece of time, each from the beginning of one of its steps.
+// Two timelines that show the same period, each from the beginning of one of its steps.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
   const { format_ns, element } = ui.wire;
 
-  // Name of a link -> the timelines of it that are on the page.
+  // Name of a link -> its timelines on the page.
   const LINKED = new Map();
   const least = (values) => values.reduce((held, one) => (held === null || one < held ? one : held), null);
 
@@ -14,12 +14,12 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     side() { return (this.props.at || {}).side || ""; },
 
-    // Steps of the trace that has most of them: those of the ranks of a job are the same.
+    // Steps of the trace that has most; ranks of a job have the same steps.
     steps() {
       return this.traces.reduce((held, trace) => (trace.steps.length > held.length ? trace.steps : held), []);
     },
 
-    // What stands at 0: the beginning of a step, on all ranks that share a clock that of the first one in it.
+    // The event at 0: the beginning of a step; for ranks on a common clock the earliest one.
     align(at) {
       const steps = this.steps();
       this.step_at = Math.max(0, Math.min(Number(at) || 0, steps.length - 1));
@@ -48,7 +48,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.bar.append(element("label", { class: "ps-soft" }, this.side() === "head" ? "against step " : "from step ", this.picker));
     },
 
-    // The base moves both, to steps of the same place in order; the head moves itself.
+    // The base moves both, to steps with the same index; the head moves alone.
     pick_step(at) {
       const moved = this.side() === "head" || !this.peers ? [this] : [...this.peers];
       for (const one of moved) one.turn(at);
@@ -71,7 +71,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.counters.clear();
     },
 
-    // With others of its link it shows the time that all of them need.
+    // A linked timeline shows the time range that all of its link need.
     join() {
       const link = this.linked();
       if (!link) return;
@@ -101,14 +101,14 @@ window.perfscope_ui = window.perfscope_ui || {};
       }
     },
 
-    // Of linked ones the keys are for that which has the focus, else the pointer, else the first.
+    // Keys go to the linked timeline with the focus, else the pointer, else to the first.
     hears() {
       if (!this.peers) return true;
       const all = [...this.peers];
       return (all.find((one) => document.activeElement === one.canvas) || all.find((one) => one.pointer) || all[0]) === this;
     },
 
-    // Search for a pattern; `go`: to its first match in sight or behind.
+    // Search for a pattern; `go`: jump to its first match that is visible or later.
     async look_for(pattern, go) {
       this.find.value = pattern;
       await this.search();

@@ -1,4 +1,4 @@
-// What a timeline says of what is selected, marked or searched for, and the address that brings it back.
+// The panel of a timeline (selection, marks, search), and the address that restores it.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -19,9 +19,9 @@ window.perfscope_ui = window.perfscope_ui || {};
     if (unit === "number") return functions.psNumber(value);
     return unit === "id" ? String(value) : typeof value === "number" ? value.toLocaleString("en") : value;
   }
-  const KEEP_MS = 60000; // until a browser has surely written the file
+  const KEEP_MS = 60000; // until the browser has surely written the file
 
-  // A cell of a CSV, as server/tables.py: a text that a spreadsheet would take for a formula is marked as text.
+  // A CSV cell, as in server/api.py: a text that looks like a formula is marked as text.
   function cell(value) {
     if (typeof value === "number") return String(value);
     const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
@@ -30,7 +30,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   // Parts of the class in timeline.js.
   ui.timeline_panel = {
-    // Of several that are asked for the last one counts; one that is on its way is not asked for again.
+    // The last of several requests counts; a pending one is not repeated.
     async select(trace, event) {
       if (this.wanted && this.wanted.trace === trace && this.wanted.event === event) return;
       const mine = (this.wanted = { trace, event });
@@ -90,7 +90,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.status.textContent = `${one.text}: ${format_ns(one.ns)}, ${this.lane_words(trace, one.lane)}${place}`;
     },
 
-    // To an event: bring it into the picture where it is not, and select it.
+    // Bring an event into the picture if necessary, and select it.
     go(trace, other) {
       this.bring(this.range_of({ ...other, trace }));
       const lane = trace.lanes[other.lane];
@@ -98,7 +98,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.select(trace, other.event);
     },
 
-    // The same, zoomed to it where it would be too narrow to be seen.
+    // The same, zoomed in if it would be too narrow to see.
     show(trace, other) {
       const range = this.range_of({ ...other, trace }), length = range.t1 - range.t0;
       if ((length / (this.view.t1 - this.view.t0)) * (this.width - draw.GUTTER) < NARROW_PX) {
@@ -114,7 +114,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.view = { t0: middle - span / 2, t1: middle + span / 2 };
     },
 
-    // Scroll to a row; `fold`: what hides it where it is not there; `top`: it is to be the first one.
+    // Scroll to a row; `fold`: what hides it if it is missing; `top`: make it the first row.
     reveal(is, fold, top) {
       if (fold && !this.rows.some(is)) { this.unfold(fold); this.lay(); }
       const row = this.rows.find(is);
@@ -122,7 +122,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       else if (row && !row.pinned && (row.y - this.pins_height < this.scroll || row.y + row.height > this.scroll + this.shown - draw.RULER)) this.scroll = row.y - this.shown / 2;
     },
 
-    // A line, and what it stands in.
+    // A line, and its group.
     unfold(key) {
       for (const each of [...this.closed]) if (key === each || key.startsWith(`${each}/`)) this.closed.delete(each);
       this.open.add(key.split("/")[0]);
@@ -143,7 +143,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       await this.match((row) => pattern.test(row[1]));
     },
 
-    // What events are dimmed: those whose name is not one of a search.
+    // Dimmed events: those whose name does not match the search.
     async match(is) {
       const mine = (this.matching = new Map());
       let events = 0, ns = 0, text = null;
@@ -160,7 +160,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return text;
     },
 
-    // Names by their ids, as links of other pages have them; `jump`: to the first event of them.
+    // Names by id, as in links of other pages; `jump`: to the first event with one of them.
     async search_ids(word, jump) {
       const ids = new Set(word.split(","));
       this.ids = word;
@@ -176,7 +176,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.search();
     },
 
-    // To the next match (by = -1: the one before), from trace to trace.
+    // To the next match (by = -1: the previous one), across traces.
     async jump(by) {
       const having = this.matches ? this.traces.filter((one) => (this.matches.get(one) || new Set()).size) : [];
       if (!having.length) return;
@@ -192,7 +192,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.show(trace, found.first);
     },
 
-    // What lies in a piece (or in what is visible), by name: the picture as a table.
+    // Events of a section (or of the visible part) by name: the picture as a table.
     async sums(range) {
       const rows = [];
       let events = 0;
@@ -205,7 +205,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         for (const row of found.rows) rows.push({ ...row, trace });
       }
       if (this.by === "name") return { rows: rows.sort((a, b) => b.ns - a.ns), events };
-      const sums = new Map(); // what several ranks have
+      const sums = new Map(); // totals over ranks
       for (const row of rows) {
         const held = sums.get(row.text) || { ...row, ns: 0, own_ns: 0, count: 0 };
         sums.set(row.text, { ...held, ns: held.ns + row.ns, own_ns: held.own_ns + row.own_ns, count: held.count + row.count });
@@ -233,7 +233,7 @@ window.perfscope_ui = window.perfscope_ui || {};
         element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
     },
 
-    // The same as CSV: all its rows, whole names, numbers as they are.
+    // The same as CSV: all rows, full names, raw numbers.
     async csv() {
       const range = this.area || this.view, span = range.t1 - range.t0, { rows } = await this.sums(range);
       const named = this.by === "name", name = (row) => this.wire.name(row.trace, row.name) || `name ${row.name}`;
@@ -243,7 +243,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.save(new Blob([text, "\r\n"], { type: "text/csv;charset=utf-8" }), "timeline.csv");
     },
 
-    // The picture, on the ground it stands on.
+    // The picture with its background.
     png() {
       const copy = element("canvas", { width: this.canvas.width, height: this.canvas.height }), on = copy.getContext("2d");
       on.fillStyle = window.getComputedStyle(this.root).backgroundColor;
@@ -260,14 +260,15 @@ window.perfscope_ui = window.perfscope_ui || {};
       setTimeout(() => URL.revokeObjectURL(link.href), KEEP_MS);
     },
 
-    // The address holds the whole view, so that it can be sent.
+    // The address holds the whole view, so that it can be shared.
     page_now() {
       const { pathname, search } = window.location, asked = new URLSearchParams(search);
       return [pathname, ...["run", "base", "head"].map((key) => asked.get(key))].join(" ");
     },
 
     remember() {
-      if (this.dead || !this.view || this.page !== this.page_now()) return; // the address is another page's before this one ends
+      // the address already belongs to another page
+      if (this.dead || !this.view || this.page !== this.page_now()) return;
       const url = new URL(window.location.href);
       url.searchParams.set("t0", Math.round(this.view.t0));
       url.searchParams.set("t1", Math.round(this.view.t1));

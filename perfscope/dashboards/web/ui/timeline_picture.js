@@ -1,4 +1,4 @@
-// Puts the tiles, counters, marks and names of a timeline on its canvas.
+// Draws the tiles, counters, marks and names of a timeline on its canvas.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -7,7 +7,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   // Parts of the class in timeline.js.
   ui.timeline_picture = {
-    // What the colours stand for, of what there is here.
+    // Legend of the colours in use.
     legend() {
       const peers = this.peers ? [...this.peers] : [this], first = peers.find((one) => one.side() === "base") || peers[0];
       if (first !== this) { this.colours.replaceChildren(); first.legend(); return; }
@@ -47,10 +47,11 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (this.since) this.root.dataset.repaintMs = (performance.now() - this.since).toFixed(1);
       if (this.sharpening) this.root.dataset.sharpMs = (performance.now() - this.sharpening).toFixed(1);
       this.since = this.sharpening = null;
-      if ([...this.visible().keys()].every((trace) => this.tiles.has(trace))) this.root.dataset.ready = "1"; // there is something to click on
+      // there are events to click on
+      if ([...this.visible().keys()].every((trace) => this.tiles.has(trace))) this.root.dataset.ready = "1";
     },
 
-    // The rows that are pinned, or all others.
+    // The pinned rows, or all others.
     part(context, look, pinned) {
       const width = this.width, at = new Map();
       this.rows.forEach((row, number) => {
@@ -110,7 +111,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return y === undefined || y === null ? null : { x0: this.x(start), x1: this.x(start + one.ns), y };
     },
 
-    // Arrows from what is selected, above all else.
+    // Arrows from the selection, on top.
     joins(context, look) {
       const own = this.selected && this.corner(this.selected, this.selected.trace);
       if (!own) return;
@@ -126,14 +127,14 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.lineWidth = 1;
     },
 
-    // What a selected event is joined with: the launch, the forward (backward) pass, its collective on other ranks.
+    // Events connected to the selection: its launch, forward (backward) op, collective on other ranks.
     flows(one) {
       const mine = (kind, event) => (event ? [{ kind, event, trace: one.trace }] : []);
       const peers = (one.peers || []).map((event) => ({ kind: "peer", event, trace: this.traces.find((trace) => trace.trace === event.trace) }));
       return [...mine("launch", one.partner), ...mine("forward", one.forward), ...peers.filter((flow) => flow.trace)];
     },
 
-    // From the earlier to the later; sides of one collective are joined by a dashed line.
+    // From the earlier to the later event; dashed between sides of a collective.
     arrow(context, color, kind, own, other) {
       const [from, to] = own.x0 <= other.x0 ? [own, other] : [other, own], half = draw.ROW / 2;
       context.strokeStyle = color;
@@ -154,7 +155,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.setLineDash([]);
     },
 
-    // From where to where the rows of a trace reach; without one, all of the picture.
+    // Vertical extent of a trace's rows; without a trace, of the picture.
     reach(trace) {
       const mine = trace ? this.rows.filter((row) => row.trace === trace && !row.pinned) : [];
       if (!mine.length) return [draw.RULER, this.shown];

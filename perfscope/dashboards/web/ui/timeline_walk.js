@@ -1,4 +1,4 @@
-// Walks from event to event on a timeline: along a lane, to the lanes above and below, and into findings.
+// Moves from event to event on a timeline: along a lane, to the lanes above and below, and into findings.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -7,7 +7,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
   // Parts of the class in timeline.js.
   ui.timeline_walk = {
-    // The first event in sight, from the top: where the arrow keys begin.
+    // The first visible event from the top, where the arrow keys begin.
     first() {
       for (const [trace, rows] of this.placed || []) {
         const tile = this.tiles.get(trace);
@@ -40,20 +40,20 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.go(trace, found);
     },
 
-    // Where a lane is, in words: what a screen reader says of a selection.
+    // The position of a lane in words, for screen readers.
     lane_words(trace, at) {
       const lane = trace.lanes[at], rank = this.traces.length > 1 ? trace.label : "";
       return [rank, lane.group, lane.label, lane.depth ? `depth ${lane.depth + 1}` : ""].filter(Boolean).join(", ");
     },
 
-    // The row of what is selected, among those that can be walked to.
+    // The row of the selection among those that can be reached.
     standing(rows) {
       const one = this.selected, found = this.chosen;
       if (one) return rows.findIndex((row) => row.kind === "lane" && row.trace === one.trace && row.lane === one.lane);
       return found ? rows.findIndex((row) => row.kind === "finding" && row.one === found.one && row.trace === found.trace) : -1;
     },
 
-    // To the lane above or below, to what is there at the same time.
+    // To the lane above or below, at the same time.
     async across(by) {
       const rows = this.rows.filter((row) => row.kind === "lane" || row.kind === "finding"), at = this.standing(rows);
       if (at < 0) { await this.step(1, false); return; }
@@ -68,7 +68,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (at >= 0) await this.enter(rows[at], by * FAR, true);
     },
 
-    // Select what a row has at a time (ns from the start of its trace; far ones are either end).
+    // Select the event of a row at a time (ns from the trace's start; beyond the ends the first or last).
     async enter(row, time, far) {
       if (row.kind === "finding") {
         const off = (span) => Math.max(span.start - time, time - span.start - span.ns, 0);

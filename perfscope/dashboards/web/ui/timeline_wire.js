@@ -1,4 +1,4 @@
-// What the timeline asks of the server: tiles (binary, see dashboards/web/timeline/tile.py), names, events.
+// Requests of the timeline: tiles (binary, see dashboards/web/timeline/index.py), names, events.
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
@@ -33,7 +33,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return tile;
   }
 
-  // One item's timeline on the server. Times are ns from the origin of a trace, as numbers.
+  // One item's timeline on the server. Times are numbers, ns from the origin of a trace.
   class Wire {
     constructor(url) {
       this.url = url;
@@ -55,7 +55,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     relative(trace, text) { return Number(BigInt(text) - BigInt(trace.origin)); }
 
-    // All names of a trace; whoever asks while they are on their way waits for the same answer.
+    // All names of a trace; concurrent requests share one answer.
     load_names(trace) {
       if (!this.loading.has(trace.trace)) this.loading.set(trace.trace, this.fetch_names(trace));
       return this.loading.get(trace.trace);
@@ -78,7 +78,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return (held && held.shade.get(code)) || 0;
     }
 
-    // A tile; the one before it of the same slot is given up.
+    // A tile; it replaces the pending request of the same slot.
     async tile(slot, trace, low, high, columns, lanes) {
       const before = this.going.get(slot);
       if (before) before.abort();
@@ -114,7 +114,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return "0 ns";
   }
 
-  // A time on the ruler: as many digits as tell neighbouring marks apart.
+  // A time on the ruler, with enough digits to distinguish neighbouring marks.
   function format_mark(ns, step) {
     for (const [unit, word] of UNITS) {
       if (Math.abs(ns) >= unit || unit === 1) {
@@ -125,7 +125,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return "0";
   }
 
-  // An element with its properties and children; what begins with "on" is a listener. Texts stay texts.
+  // An element with properties and children; names that begin with "on" are listeners. Texts stay texts.
   function element(kind, properties, ...children) {
     const made = document.createElement(kind);
     for (const [key, value] of Object.entries(properties || {})) {
@@ -137,7 +137,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     return made;
   }
 
-  // A component of React around a view of our own, made again when the property that it shows is another.
+  // A React component around one of our views, recreated when its main property changes.
   function mounted(View, property, class_name) {
     return function (props) {
       const place = React.useRef(null);

@@ -1,8 +1,8 @@
-"""What pages show, as plain data, a written list: name -> module. One page's data a file.
+"""Data of the pages as plain values: name -> module. One module per page.
 
-The data is made once, in a child of the server (``dashboards/web/server/child.py``), and kept on disk; a page never
-sees a trace. A module has ``view(job)``, which returns what JSON can hold, and maybe ``gather(trace, place)``: what
-it takes of one rank's tables while they are in memory (of many ranks never two at once are).
+A child of the server (``dashboards/web/server/child.py``) makes the data once and stores it; a page never reads a
+trace. A module has ``view(job)``, which returns JSON values, and optionally ``gather(trace, place)``, which reads one
+rank's tables while they are in memory (one rank at a time).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ VIEWS: dict[str, str] = {
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """Where a view may write what is too large for JSON: a folder of its own for this rank."""
+    """Where a view may write data too large for JSON: a folder per rank."""
 
     folder: Path
     number: int
-    """Of the trace, in the order they are read."""
+    """Number of the trace, in reading order."""
 
 
 class Gathered(Struct, frozen=True, kw_only=True):
@@ -50,17 +50,17 @@ class Gathered(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """All traces judged. ``traces`` of a set hold only what comparing reads; ``report``: as the JSON report."""
+    """All traces after judging. ``traces`` of a set hold only what comparing needs; ``report``: the JSON report."""
 
     analysis: Analysis
     traces: Sequence[Trace]
     report: Mapping[str, Any]
     gathered: Sequence[Gathered]
-    """Of this view, one per trace that has all its tables, in the order they were read."""
+    """Output of this view's ``gather``, one per trace with all its tables, in reading order."""
     folder: Path
-    """Where this view may write what is too large for JSON."""
+    """Where this view may write data too large for JSON."""
 
 
 def view_module(name: str) -> ModuleType:
-    """The module of a view; ``KeyError`` if there is none of that name."""
+    """Return the module of a view; ``KeyError`` if the view does not exist."""
     return importlib.import_module(VIEWS[name])

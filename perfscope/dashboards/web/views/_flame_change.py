@@ -1,4 +1,4 @@
-"""Two call trees of a comparison as one flame graph: wide as one side, in the colour of the change."""
+"""Two call trees of a comparison as one flame graph: widths of one side, colours by change."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ FLAME_COLORS = {
     "removed": ("#2f8f80", "#45b3a2"),
     "moved": ("#8a68c0", "#a98be0"),
 }
-"""Of the nodes of both call trees, on a light and on a dark ground."""
+"""Colours of the nodes, for light and dark backgrounds."""
 STEPS_OF_CHANGE = (0.1, 0.5)
-"""Where the shades of slower and faster begin, of the longer side."""
+"""Relative changes, of the longer side, at which the shades of slower and faster begin."""
 
 
 def flame_of(tree: Tree | None) -> dict[str, Any] | None:
-    """Both call trees in rows for a flame graph: ``sides``: side -> arrays as of `views.flame`, of its width.
+    """Both call trees as rows of a flame graph: ``sides``: side that gives the widths -> arrays as in `views.flame`.
 
-    Arrays have ``said`` besides: time and calls of a node on both sides. ``alone``: of what one side has, its time in
-    words and how many nodes it is; ``time`` as of the document.
+    Arrays also have ``said``: time and calls of a node on both sides. ``alone``: for nodes on one side only, their time
+    in
+    words and their number; ``time`` as in the document.
     """
     if tree is None or not tree.flame or not max(tree.base_ns, tree.head_ns):
         return None
@@ -49,7 +50,7 @@ def flame_of(tree: Tree | None) -> dict[str, Any] | None:
 
 
 def _rows(tree: Tree, side: str) -> dict[str, list[Any]]:
-    searched = tree.time != "instructions"  # a scope is no event, and an instruction stands without its number
+    searched = tree.time != "instructions"  # a scope is not an event, and an instruction is named without its number
     rows: list[dict[str, Any]] = []
     row_of: dict[int, int] = {-1: -1}
     for number, node in enumerate(tree.flame):

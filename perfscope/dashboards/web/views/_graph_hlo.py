@@ -1,4 +1,4 @@
-"""Pictures of compiled XLA programs: an instruction, what is fused in it, what it reads and who reads it."""
+"""Pictures of compiled XLA programs: an instruction, the instructions fused in it, its inputs and readers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from perfscope.dashboards.web.views._graphs import MOST_NODES, Box, Edge, Node, 
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
-# Instructions of XLA programs spelled as HLO, made again from what was read of them.
+# Instructions of XLA programs in HLO syntax, reconstructed from parsed fields.
 
 
 def shape_text(shape: Shape) -> str:
-    """As HLO spells it, without layouts: ``bf16[8,128]``, ``(f32[], s32[4])``."""
+    """A shape in HLO syntax without layouts: ``bf16[8,128]``, ``(f32[], s32[4])``."""
     if shape.dtype == "tuple":
         return f"({', '.join(shape_text(part) for part in shape.parts)})"
     return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
 
 
 def instruction_text(instruction: Instruction) -> str:
-    """One line of HLO, made again from what was read of it."""
+    """One line of HLO, reconstructed from the parsed instruction."""
     parts = [
         f"{instruction.name} = {shape_text(instruction.shape)} {instruction.opcode}({', '.join(instruction.operands)})"
     ]
@@ -47,13 +47,13 @@ def instruction_text(instruction: Instruction) -> str:
 
 MOST_TRIPS, MOST_HOT = 25, 45
 MOST_INSIDE = 26
-"""Instructions of a fusion that are drawn; the largest results, the others are passed through."""
+"""Most instructions drawn of a fusion: those with the largest results. Lines pass through the others."""
 MOST_BESIDE = 10
-"""Readers, and values read, of one instruction."""
+"""Most readers, and most inputs, of one instruction."""
 MOST_AROUND = 20
-"""Instructions around the opened ones: more of them hide what the picture is about."""
+"""Most instructions around the opened ones: more would hide the subject."""
 MOST_ENDS = 4
-"""Steps of an opened fusion that a line leads to from one value."""
+"""Most steps of an opened fusion that one value is connected to."""
 BODY_LINES = 60
 
 _THROUGH = frozenset({"bitcast", "get-tuple-element"})
@@ -64,7 +64,7 @@ Value = tuple[str, int | None]
 
 
 def program_subjects(trace: Trace) -> Iterator[Subject]:
-    """Values that pass through memory between kernels that could be one, then instructions by their time."""
+    """Values that pass through memory between kernels that could be merged, then instructions by time."""
     held: dict[tuple[int, str], _Program] = {}
     drawn: set[tuple[int, str, frozenset[str]]] = set()
 
@@ -104,7 +104,7 @@ def program_subjects(trace: Trace) -> Iterator[Subject]:
 
 
 def _largest(module: HloModule) -> list[str]:
-    """Of a program without any times: instructions of the entry with the largest results."""
+    """For a program without times: the instructions of the entry with the largest results."""
     instructions = [
         instruction
         for instruction in module.entry_computation().instructions
@@ -128,8 +128,8 @@ def _trip(program: _Program, trip: RoundTrip) -> Subject:
     if trip.needed_elsewhere:
         texts.append("Something else needs the value too, so it is written in any case.")
     if trip.in_cache:
-        texts.append("It fits into an H100's level-2 cache: little of it may reach memory.")
-    texts.append(f"XLA says why it did not: {reason}" if reason else _NO_REASON)
+        texts.append("It fits into an H100's level-2 cache, so little of it may reach memory.")
+    texts.append(f"XLA's reason: {reason}" if reason else _NO_REASON)
     why = f"{format_bytes(trip.saved_bytes)} per run could stay on the chip"
     more = f" and {len(trip.consumers) - 1:,} more" if len(trip.consumers) > 1 else ""
     title = f"{trip.producer.name} to {trip.consumers[0].name}{more}"
@@ -140,12 +140,12 @@ def _trip(program: _Program, trip: RoundTrip) -> Subject:
 
 _NO_REASON = (
     "Why XLA did not fuse them is not recorded: XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_pass_re=priority-fusion' "
-    "writes its reasons beside the program."
+    "writes its reasons next to the program."
 )
 
 
 class _Program:
-    """One computation of a program that is launched instruction by instruction, and who reads what in it."""
+    """A computation whose instructions are launched one by one, with the readers of each value."""
 
     def __init__(self, trace: Trace, index: int, computation: str) -> None:
         self.trace, self.index = trace, index
@@ -166,7 +166,7 @@ class _Program:
                 self.readers.setdefault(source, []).append((instruction, number))
 
     def value_bytes(self, value: Value) -> int:
-        """Bytes of a value: of an instruction's result, or of a part of it."""
+        """Bytes of a value: an instruction's result, or a part of it."""
         shape: Shape = self.body.by_name[value[0]].shape
         return shape.parts[value[1]].bytes if value[1] is not None and value[1] < len(shape.parts) else shape.bytes
 
@@ -210,7 +210,7 @@ class _Program:
         )  # fmt: skip
 
     def _near(self, centres: Sequence[Instruction], room: int) -> tuple[list[Instruction], int]:
-        """The centres, what they read and who reads them, two steps far, the most bytes first; and how many not."""
+        """The centres, their inputs and readers up to two steps away, most bytes first; and the number left out."""
         kept = {item.name: item for item in centres}
         left: set[str] = set()
         layer = list(centres)
@@ -237,7 +237,7 @@ class _Program:
                     left.add(other.name)
                     continue
                 kept[other.name] = other
-                if other.opcode not in MOVES_NOTHING:  # through a loop's state everything is near everything
+                if other.opcode not in MOVES_NOTHING:  # through a loop's state everything would be near
                     layer.append(other)
         return sorted(kept.values(), key=lambda instruction: self.position[instruction.name]), len(left - set(kept))
 
@@ -271,7 +271,7 @@ class _Program:
                 if starts and ends:
                     text = "could stay on the chip" if saved else ""
                     yield Edge(start=starts[0], end=ends[0], bytes=self.value_bytes(value), said=text, saved=saved)
-                    # A kernel reads a value once, whichever of its steps use it.
+                    # A kernel reads a value once, however many of its steps use it.
                     for end in ends[1:MOST_ENDS]:
                         yield Edge(start=starts[0], end=end, bytes=None, said="the same value")
 
@@ -302,7 +302,7 @@ class _Program:
 
 
 class _Inside:
-    """What of a fusion is drawn, and where each drawn step gets its values: a drawn step, or an operand's number."""
+    """The drawn steps of a fusion, and the source of each value: a drawn step, or an operand's number."""
 
     def __init__(self, module: HloModule, fusion: Instruction) -> None:
         self.body = module.computations[fusion.called[0]]

@@ -1,4 +1,4 @@
-"""Pictures of PyTorch programs: ops of the op graph that could be one kernel, and kernels that inductor kept apart."""
+"""Pictures of PyTorch programs: ops that could be one kernel, and kernels that inductor kept apart."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from perfscope.model.units import format_bytes, format_ns, format_share
 
 MOST_GROUPS, MOST_HOT, MOST_PAIRS = 30, 15, 15
 MOST_OF_GROUP = 36
-"""Ops of one group that are drawn, the first ones; the rest of the picture is for neighbours."""
+"""Most ops drawn of a group, the first ones; the rest of the picture is for neighbours."""
 MOST_BEFORE = 8
-"""Values from before the step that are drawn, the largest."""
+"""Most values drawn from before the step, largest first."""
 
 
 def op_subjects(trace: Trace) -> Iterator[Subject]:
-    """Groups of ops that one kernel could run, most bytes first; then the ops that take longest."""
+    """Groups of ops that one kernel could run, most bytes first; then the longest ops."""
     graph, flow = trace.op_graph, trace.fact(trace_flow)
     if graph is None or flow is None:
         return
@@ -56,7 +56,7 @@ class _Drawing:
             self.basis = "structural"
 
     def of_group(self, group: FusionGroup) -> Subject:
-        """A group, drawn as a box, with those it reads from and those that read it."""
+        """A group drawn as a box, with its sources and readers."""
         ops = [self.graph.ops[index] for index in group.ops]
         names = ", ".join(dict.fromkeys(short_name(op) for op in ops[:12]))
         spent = None if self.ns is None else float(self.ns[list(group.ops)].sum())
@@ -110,7 +110,7 @@ class _Drawing:
         )  # fmt: skip
 
     def _boxes(self, kept: Sequence[int], chosen: set[int]) -> tuple[list[Box], dict[int, int]]:
-        """The group itself, and others of which at least two ops are drawn."""
+        """The group itself, and other groups of which at least two ops are drawn."""
         members: dict[int, list[int]] = {}
         for index in kept:
             if index in self.group_of:
@@ -121,7 +121,7 @@ class _Drawing:
             if len(ops) < 2:
                 continue
             group = self.groups[number]
-            which = "these could be one kernel" if chosen & set(ops) else "a group of its own"
+            which = "these could be one kernel" if chosen & set(ops) else "a separate group"
             text = f"{len(group.ops):,} ops, {format_bytes(group.saved_bytes)} per step"
             for index in ops:
                 box_of[index] = len(boxes)
@@ -129,7 +129,7 @@ class _Drawing:
         return boxes, box_of
 
     def _before(self, drawn: Iterable[int], numbers: dict[int, int], nodes: list[Node], edges: list[Edge]) -> None:
-        """Values that are there before the step, such as parameters, with those of the chosen ops that read them."""
+        """Values that exist before the step, such as parameters, with the chosen ops that read them."""
         readers: dict[int, list[tuple[int, int]]] = {}
         for index in drawn:
             made = {tensor for tensor, _ in self.flow.producers[index]}
@@ -139,7 +139,7 @@ class _Drawing:
         largest = sorted(readers, key=lambda storage: (-self.flow.storage_bytes[storage], storage))[:MOST_BEFORE]
         for storage in largest:
             seen = self.graph.tensors[readers[storage][0][1]]
-            kind = "parameter or buffer" if storage in self.graph.parameters else "there before the step"
+            kind = "parameter or buffer" if storage in self.graph.parameters else "exists before the step"
             size = self.flow.storage_bytes[storage]
             spelled = f"{seen.dtype.removeprefix('torch.')}{list(seen.shape)}"
             node = Node(name=f"storage {storage}", what=f"{kind}, {spelled}", bytes=size, runs=False, text=spelled)
@@ -177,7 +177,7 @@ def _line(op: GraphOp) -> str:
 
 
 def inductor_subjects(trace: Trace) -> Iterator[Subject]:
-    """Two kernels of torch.compile with a value between them, and why inductor did not make them one."""
+    """Two kernels of torch.compile with a value between them, and inductor's reason for not merging them."""
     log = trace.compile_log
     if log is None:
         return

@@ -1,4 +1,4 @@
-"""A subject of the graph page: what is drawn around one thing, as plain values with places."""
+"""A subject of the graph page: the drawing around one node, as plain values with coordinates."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from msgspec import Struct, field
 
 from perfscope.model.untrusted_text import clean, sanitize, shorten
 
-# Places of a small graph's nodes: layers from top to bottom, fusions as boxes whose nodes stay together.
+# Layout of a small graph: layers from top to bottom, fusions as boxes that keep their nodes together.
 #
-# A box is laid out by itself and then stands in the layers as one node, so no other node ever lies in it.
+# A box is laid out by itself and then placed as one node, so that other nodes are never inside it.
 
 
 NODE_W, NODE_H = 186, 46
 GAP_X, GAP_Y = 22, 52
 PAD, HEAD = 14, 34
-"""Of a box: around its nodes, and above them for its words."""
+"""Space around the nodes of a box, and above them for its title."""
 ABREAST = 6
-"""Nodes of a layer in one row; more go below, so that a graph of many inputs is no ribbon."""
+"""Most nodes of a layer in one row; more are placed below, so that a graph with many inputs stays narrow."""
 
 LayoutEdge = tuple[int, int]
 
@@ -32,9 +32,9 @@ class _Laid(Struct):
 
 
 def laid_out(boxes: Sequence[int], edges: Iterable[LayoutEdge]) -> dict[str, Any]:
-    """Places in pixels. ``boxes``: by node the number of its box, ``-1`` for none; ``edges``: (from, to).
+    """Positions in pixels. ``boxes``: by node the number of its box, ``-1`` for none; ``edges``: (from, to).
 
-    ``x``, ``y``: of each node's upper left corner; ``boxes``: by number ``(x, y, width, height)``; and the size.
+    Returns ``x``, ``y`` (upper left corner of each node), ``boxes`` (by number ``(x, y, width, height)``) and the size.
     """
     pairs = [(a, b) for a, b in edges if a != b]
     members: dict[int, list[int]] = {}
@@ -78,7 +78,7 @@ def laid_out(boxes: Sequence[int], edges: Iterable[LayoutEdge]) -> dict[str, Any
 
 
 def _layered(sizes: Sequence[tuple[float, float]], edges: Iterable[LayoutEdge]) -> _Laid:
-    """Each node below all it reads, in the order of what it reads; layers stand centred."""
+    """Place each node below all its sources, in their order; layers are centred."""
     pairs = list(edges)
     layer = _layers(len(sizes), pairs)
     rows: dict[int, list[int]] = {}
@@ -110,7 +110,7 @@ def _layered(sizes: Sequence[tuple[float, float]], edges: Iterable[LayoutEdge]) 
 
 
 def _layers(count: int, edges: Sequence[LayoutEdge]) -> list[int]:
-    """By node: the longest path to it. Of a cycle, which a part of a program can look like, one edge is left out."""
+    """By node: the longest path to it. In a cycle, which a part of a program may contain, one edge is ignored."""
     waits = [0] * count
     readers: list[list[int]] = [[] for _ in range(count)]
     for a, b in edges:
@@ -135,30 +135,30 @@ def _layers(count: int, edges: Sequence[LayoutEdge]) -> list[int]:
 
 
 MOST_NODES = 60
-"""Of one picture: a screen of names that can still be read."""
+"""Most nodes of a picture: as many names as a screen can show readably."""
 TEXT_CHARS = 6_000
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """Something that runs, or a value that is there before. ``box``: number in ``Subject.boxes``; ``-1``: in none."""
+    """An operation, or a value that exists before. ``box``: number in ``Subject.boxes``; ``-1``: none."""
 
     name: str
     what: str
     box: int = -1
     line: str = ""
     bytes: int | None = None
-    """Of its result."""
+    """Bytes of its result."""
     ns: int | None = None
     text: str = ""
-    """As its program spells it, to be copied."""
+    """Its text in the program, for copying."""
     chosen: bool = False
-    """The picture is about it."""
+    """The picture is about this node."""
     runs: bool = True
-    """False: a value that is there before."""
+    """False: a value that exists before."""
 
 
 class Edge(Struct, frozen=True, kw_only=True):
-    """A value on its way. ``bytes``: its size, at most what goes through memory; ``None``: inside a kernel."""
+    """A value between two nodes. ``bytes``: its size, an upper bound of memory traffic; ``None``: inside a kernel."""
 
     start: int
     end: int
@@ -169,7 +169,7 @@ class Edge(Struct, frozen=True, kw_only=True):
 
 
 def _merged(edges: Sequence[Edge]) -> list[dict[str, Any]]:
-    """Edges as JSON, all values between the same two nodes as one: their bytes are summed."""
+    """Edges as JSON; values between the same two nodes are merged and their bytes added."""
     result: dict[tuple[int, int], list[Edge]] = {}
     for edge in edges:
         if edge.start != edge.end:
@@ -193,16 +193,16 @@ def _merged(edges: Sequence[Edge]) -> list[dict[str, Any]]:
 
 
 class Box(Struct, frozen=True, kw_only=True):
-    """What is one kernel, or could be one."""
+    """A group of nodes that is one kernel, or could be."""
 
     title: str
     said: str = ""
     is_one: bool = True
-    """False: it could be."""
+    """False: it could be one kernel."""
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """One picture. ``names`` and ``lines``: by which findings name it; ``weight``: what comes first without one."""
+    """One picture. ``names`` and ``lines``: how findings refer to it; ``weight``: order of those without findings."""
 
     kind: str
     title: str
@@ -215,10 +215,10 @@ class Subject(Struct, frozen=True, kw_only=True):
     lines: frozenset[str]
     said: tuple[str, ...] = ()
     left: int = field(default=0)
-    """Neighbours that are not drawn."""
+    """Number of neighbours that are not drawn."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON, laid out; every text is cleaned."""
+        """JSON values with coordinates; every text is cleaned."""
         place = laid_out([node.box for node in self.nodes], [(edge.start, edge.end) for edge in self.edges])
         return {
             "kind": self.kind,

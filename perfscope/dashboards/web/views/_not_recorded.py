@@ -1,4 +1,4 @@
-"""What was not recorded, in a few words each, with the command or the option that records it."""
+"""Missing recordings, in a few words each, with the command or option that records them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize
 
-# Programs that were compiled for a machine that is not there, and never ran: what is modelled of them.
+# Programs compiled for an absent machine, which never ran: their modelled values.
 
 
 def told_of(analysis: Analysis) -> str:
-    """What stands above every page of such programs; ``''`` where something ran."""
+    """Banner for programs that recorded no device work; ``''`` if something ran."""
     if analysis.steps or analysis.devices:
         return ""
     targets = [program.estimate.target.shown for program in analysis.estimate.programs]
@@ -41,7 +41,7 @@ def told_of(analysis: Analysis) -> str:
 
 
 def tiles(analysis: Analysis) -> list[Tile]:
-    """(name, value, note): the modelled step, a range, of the plan with most time; a program's is in the headline."""
+    """(name, value, note): the modelled step, as a range, of the plan with most time; a program's is in the title."""
     return [tile for plan in analysis.plans.plans[:1] for tile in _plan_tiles(plan)]
 
 
@@ -73,7 +73,7 @@ def cards(analysis: Analysis) -> str:
 
 
 def memory_cards(analysis: Analysis) -> str:
-    """The planned peaks of each plan's step, and who holds the one that counts, as HTML; ``''`` without plans."""
+    """Planned peaks of each plan's step, and the owners at the relevant one, as HTML; ``''`` without plans."""
     return "".join(
         card(f"Peak of a step, planned: {sanitize(plan.name, 80)}", _memory(plan)) for plan in analysis.plans.plans
     )
@@ -85,7 +85,7 @@ def _memory(plan: PlanSummary) -> str:
 
 
 def schedules(analysis: Analysis) -> str:
-    """What the timeline of such a program would be, as HTML: its streams in one modelled run; ``''``: none."""
+    """The timeline of a program that never ran: its streams in one modelled run, as HTML; ``''`` if unknown."""
     return "".join(
         f'<section class="card"><h2>{escape(sanitize(program.label))}: one run, modelled</h2>{drawn}</section>'
         for program in analysis.estimate.programs
@@ -96,13 +96,13 @@ def schedules(analysis: Analysis) -> str:
 RUN = "perfscope run -- python train.py"
 WHY_CHARS = 300
 MOST = 6
-"""Lines of the list: all of it is in what the rules say."""
+"""Most lines of the list; the rules' reasons contain all."""
 
 TORCH = (
     ("memory", "memory over time", "torch.profiler.profile(profile_memory=True)"),
     ("python_stack", "lines of the program", "torch.profiler.profile(with_stack=True)"),
     ("shapes", "input shapes of ops", "torch.profiler.profile(record_shapes=True)"),
-    ("steps", "steps", "profiler.step() behind each step"),
+    ("steps", "steps", "profiler.step() after each step"),
     ("op_graph", "the op graph of a step: fusion, FLOPs, checkpointing", RUN),
 )
 JAX = (
@@ -122,16 +122,16 @@ NSYS = (
     ("steps", "steps (an NVTX range named like one does)", "perfscope.step()"),
     ("op_graph", "the op graph of a step, lines of the program, shapes of ops", RUN),
 )
-"""(key of `Trace.recorded`, what it is, how to record it), what is missed most first."""
+"""(key of `Trace.recorded`, what it is, how to record it), most useful first."""
 
 
 def is_jax(trace: Trace) -> bool:
-    """Whether it is of a program of JAX."""
+    """Whether it belongs to a JAX program."""
     return bool(trace.hlo or len(trace.rows["hlo_ops"]) or "compile_events" in trace.recorded)
 
 
 def facts_of(trace: Trace) -> dict[str, Any]:
-    """What `missing` must know of one rank."""
+    """The facts on one rank that `missing` needs."""
     passes = (trace,) if trace.detail is None else (trace, trace.detail)
     return {
         "recorded": sorted({key for pass_ in passes for key in pass_.recorded}),
@@ -143,9 +143,9 @@ def facts_of(trace: Trace) -> dict[str, Any]:
 
 
 def missing(analysis: Analysis, held: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
-    """``what`` and ``command`` of each thing that no rank recorded; ``held``: of all ranks, as of `facts_of`.
+    """``what`` and ``command`` of each recording that every rank lacks; ``held``: `facts_of` all ranks.
 
-    ``command`` is empty where ``what`` says why another recording alike would not have it.
+    ``command`` is empty if ``what`` explains why a similar recording would lack it too.
     """
     return [{"what": what, "command": command} for what, command in _missing(analysis, list(held))][:MOST]
 

@@ -1,4 +1,4 @@
-"""Tables of views: columns with a unit, rows of plain values. One form, so that grids and downloads are made once."""
+"""Tables of views: columns with units, rows of plain values. One form for all grids and downloads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from perfscope.model.untrusted_text import sanitize
 T = TypeVar("T")
 
 MOST_ROWS = 5_000
-"""Of a table in a page; what is left out is counted."""
+"""Most rows of a table in a page; the rows left out are counted."""
 
 
 def table(columns: Sequence[Column[T]], items: Iterable[T], *, most: int = MOST_ROWS) -> dict[str, Any]:
-    """A table as plain values: ``columns``, ``rows`` (each as long as the columns) and how many were left out."""
+    """A table as plain values: ``columns``, ``rows`` (each as long as ``columns``) and the number of rows left out."""
     held = list(items)
     heads = [
         {"key": column.key, "title": column.title, "unit": _UNITS.get(column.unit, column.unit), "width": column.width}
@@ -31,7 +31,7 @@ def table(columns: Sequence[Column[T]], items: Iterable[T], *, most: int = MOST_
 
 
 def table_of_ranks(columns: Sequence[Column[T]], rows: Iterable[tuple[int | None, T]]) -> dict[str, Any]:
-    """The same with the rank in front."""
+    """The same with the rank as first column."""
 
     def behind(column: Column[T]) -> Column[tuple[int | None, T]]:
         def value(row: tuple[int | None, T]) -> Any:
@@ -44,15 +44,15 @@ def table_of_ranks(columns: Sequence[Column[T]], rows: Iterable[tuple[int | None
 
 
 _UNITS: dict[str, Any] = {"quantity": "number", "bytes_per_s": "number", "place": "code", "signed_ns": "ns"}
-"""Units of the grid for those of the reports."""
+"""Units of the grid for units of the reports."""
 
 
 def _cell(value: Any) -> Any:
-    """Text fit to be shown; numbers as they are."""
+    """Text cleaned for display; numbers unchanged."""
     return sanitize(value, NAME_CHARS) if isinstance(value, str) else value
 
 
-# Why a finding shows nowhere on the timeline, in words.
+# Why a finding is not shown on the timeline, in words.
 
 
 def why_unplaced(analysis: Analysis, finding: Finding, *, anything: bool) -> str:
@@ -66,7 +66,7 @@ def why_unplaced(analysis: Analysis, finding: Finding, *, anything: bool) -> str
         return "no event with a time was recorded"
     if finding.where == NOWHERE:
         return "it is about the recording as a whole"
-    return "no recorded event is of its line, module, op, kernel or instruction"
+    return "no recorded event belongs to its line, module, op, kernel or instruction"
 
 
 def _of_memory(analysis: Analysis) -> str:
@@ -75,7 +75,7 @@ def _of_memory(analysis: Analysis) -> str:
     if not timed:
         return "its memory is that of a compiled program, which counts instructions and no time"
     if any("detail pass" in memory.known_from for memory in timed):
-        return "its memory was recorded in the detail pass, behind the steps that the timeline shows"
+        return "its memory was recorded in the detail pass, after the steps that the timeline shows"
     if all(memory.axis == "event" for memory in timed):
         return "its memory was recorded by the order of its events, without times"
     if all(memory.first == memory.last for memory in timed):

@@ -1,6 +1,6 @@
-"""What the page of a comparison shows: cards of its report, places that changed, all parts and kernels as tables.
+"""Data of the comparison page: cards of its report, changed places, and all parts and kernels as tables.
 
-It is made of the document of a comparison alone, so it is none of ``VIEWS``, which are made of the traces of one item.
+It is made from a comparison's document only; so it is not in ``VIEWS``, which are made from the traces of one item.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perfscope.model.untrusted_text import sanitize
 
 MOST_CAUSES = 40
 MOST_NAMES = 4
-"""Of a place and side, that the timeline is asked for."""
+"""Most names per place and side to search for in the timeline."""
 NAME_CHARS = 400
 
 PART_COLUMNS: tuple[Column[Part], ...] = (
@@ -66,10 +66,11 @@ KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
 
 
 def view_of(document: Document) -> dict[str, Any]:
-    """Cards as HTML (their texts escaped), ``causes`` with names to look for on each side, and ``tables``.
+    """Cards as HTML (escaped texts), ``causes`` with names to search for on each side, and ``tables``.
 
-    Times in the tables are ns per step (``per``). ``account``: as in the document, with ``html``, its numbers as a
-    table; ``flame``: see `_flame_change`; either ``None`` where it is not known.
+    Times in the tables are ns per step (``per``). ``account``: as in the document, with its numbers as a table in
+    ``html``;
+    ``flame``: see `_flame_change`; both ``None`` if unknown.
     """
     per = "step" if document.step is None else document.step.per
     exact = [cause for cause in document.causes if cause.exact]
@@ -104,7 +105,7 @@ def view_of(document: Document) -> dict[str, Any]:
 
 
 def _places(step: Step | None) -> dict[str, dict[str, list[str]]]:
-    """What each row of the waterfall by place is named on either side; rows without a name in the timeline are out."""
+    """Names of each row of the waterfall by place on both sides; rows without a name in the timeline are left out."""
     held: dict[str, list[Part]] = {}
     for part in () if step is None else step.parts:
         held.setdefault(sanitize(part.place or part.name), []).append(part)
@@ -141,7 +142,7 @@ def _names(sides: Iterable[PartSide]) -> list[str]:
 
 
 def _recorded(side: PartSide) -> Iterator[str]:
-    """The op of a key, else its kernel; why a device is idle is no event."""
+    """The op of a key, else its kernel; a cause of idle time is not an event."""
     for key in side.keys:
         name = key.op or ("" if key.kind == "idle" else key.work)
         if name:

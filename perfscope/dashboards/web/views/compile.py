@@ -29,16 +29,16 @@ from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
 
-# What one rank compiled as rows of plain values: of torch.compile's log, of JAX's events, of XLA's programs.
+# The compilations of one rank as rows of plain values: torch.compile's log, JAX's events, XLA's programs.
 
 
 TEXT_CHARS = 300
 FEW = 12
-"""Ops and lines of a kernel, values of a guard."""
+"""Most ops and lines of a kernel, and values of a guard, that are named."""
 
 
 def records_of(trace: Trace) -> dict[str, Sequence[Any]]:
-    """The records of each table of `COLUMNS`; none for what was not compiled or not logged."""
+    """The records of each table of `COLUMNS`; empty for what was not compiled or not logged."""
     summary = trace.fact(compile_summary)
     result: dict[str, Sequence[Any]] = dict.fromkeys(COLUMNS, ())
     if summary is not None:
@@ -57,7 +57,7 @@ def records_of(trace: Trace) -> dict[str, Sequence[Any]]:
 
 
 def stages_of(trace: Trace) -> list[dict[str, Any]]:
-    """A frame each with its compile time by stage, which sum to it; empty where the log has no phases."""
+    """One row per frame with its compile time by stage, which sums to the total; empty if the log has no phases."""
     summary = trace.fact(compile_summary)
     return [
         {
@@ -93,7 +93,7 @@ def _counts(results: Mapping[Any, int]) -> str:
 
 
 class _Graph(Struct, frozen=True):
-    """A graph that inductor compiled: how many it has of what, and its most frequent ops."""
+    """A graph compiled by inductor: numbers of its nodes, and its most frequent ops."""
 
     compile_id: str
     function: str
@@ -106,7 +106,7 @@ class _Graph(Struct, frozen=True):
 
 
 def _graphs(log: CompileLog) -> list[_Graph]:
-    """The largest first."""
+    """Graphs, largest first."""
     functions = {item.compile_id: plain_function(item.function) for item in log.compiles if item.function}
     rows = []
     for graph in sorted(log.graphs, key=lambda graph: -len(graph.nodes)):
@@ -264,17 +264,17 @@ COLUMNS: dict[str, tuple[Column[Any], ...]] = {
     "programs": PROGRAMS,
     "jax": JAX,
 }
-"""Tables of the page, without the rank. Of ``programs``, executions and times are measured, the others modelled."""
+"""Tables of the page, without the rank. In ``programs``, executions and times are measured, the rest modelled."""
 
 MOST_BARS = 12
-"""Frames that are drawn, those that took longest to compile: the table has all."""
+"""Most frames drawn, longest compile time first: the table has all."""
 MOST_STAGES = 6
-"""Stages that have a colour; the others are one."""
+"""Most stages with a colour of their own; the others are merged."""
 REST = "the rest"
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
-    """The records of one rank, as many as a table holds, and how many there are of each."""
+    """The records of one rank, as many as a table holds, and the total number of each."""
     records = records_of(trace)
     return {
         "records": {name: held[:MOST_ROWS] for name, held in records.items()},
@@ -285,7 +285,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``html``: the cards; ``tables``: those that have rows; ``bars``: compile time by frame and stage."""
+    """``html``: the cards; ``tables``: non-empty tables; ``bars``: compile time by frame and stage."""
     sections = (*programs_sections(job.analysis.programs), *compile_sections(job.analysis.compile))
     cards = [modelled_cards(job.analysis), *sections_html(sections)]
     tables = {}
@@ -307,7 +307,7 @@ def view(job: Job) -> dict[str, Any]:
 
 
 def _bars(job: Job) -> list[dict[str, Any]]:
-    """Of the rank that compiled longest, the frames that took longest; the stages of a frame sum to its time."""
+    """For the rank that compiled longest, its longest frames; the stages of a frame sum to its time."""
     held = [item for item in job.gathered if item.held["stages"]]
     if not held:
         return []

@@ -1,4 +1,4 @@
-"""Which pages have nothing to show of an item, and why: of their data, before any of them is opened."""
+"""Pages without data on an item, with the reason, known from their views before a page is opened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 EMPTY_VIEW = "empty"
-"""The name that it is kept under, beside the data of pages."""
+"""Name under which the result is stored next to the pages' data."""
 
 _EMPTY: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "timeline": (
@@ -32,13 +32,13 @@ _EMPTY: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     ),
     "graph": ("no graph of the program is known", lambda view: bool(view["subjects"])),
     "compile": (
-        "nothing was compiled, or no log of it is there",
+        "nothing was compiled, or its log is missing",
         lambda view: bool(view["html"]) or any(table["rows"] for table in view["tables"].values()),
     ),
 }
-"""Page -> why it is empty where the function of its view is false."""
+"""Page -> reason why it is empty, if the function of its view is false."""
 
 
 def empty_pages(views: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Page -> why it has nothing; ``views``: the data of pages by name, those that could be made."""
+    """Page -> reason why it is empty; ``views``: the data of pages by name, as far as it could be made."""
     return {name: why for name, (why, there) in _EMPTY.items() if name in views and not there(views[name])}

@@ -23,24 +23,24 @@ from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 MOST_PIECES = 6
-"""Of a finding, that it links to; the timeline itself has all that the rule names."""
+"""Most sections that a finding links to; the timeline has all."""
 MOST_NAMES = 4
-"""Of a finding, that the timeline is asked for: a chain of more is recognised by its first."""
+"""Most names per finding to search for in the timeline: the first identify a longer chain."""
 
 
 def gather(trace: Trace, place: Place) -> None:
-    """Nothing of a trace but its number, which links into the timeline name."""
+    """Only the trace's number, which links into the timeline need."""
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``findings``: a card each, ``at``: pieces of the timeline, ``find``: names; ``after``: cards of all other rules.
+    """``findings``: a card each; ``at``: sections of the timeline, ``find``: names; ``after``: cards of other rules.
 
-    A piece has ``mark`` for the address of the timeline, and what it is in words (``said``); ``how``: as of
-    `timeline.marks`. ``source``: its line, for the editor. ``none``: why there is none. ``nothing``: of no findings,
-    how much that says.
+    A section has ``mark`` for the timeline's address, and its description (``said``); ``how``: as in `timeline.marks`.
+    ``source``: its line, for the editor. ``none``: why it has no sections. ``nothing``: sentence shown without
+    findings.
     """
     summary = summarize(job.analysis)
-    beside = job.folder.parent / "timeline"  # made before any view is written
+    beside = job.folder.parent / "timeline"  # written before any view
     placed = [replace(item, place=replace(item.place, folder=beside / str(item.place.number))) for item in job.gathered]
     events = [events_kept(item.place.folder) for item in placed]
     indexed = [item for item, held in zip(placed, events, strict=True) if held]
@@ -70,7 +70,7 @@ def view(job: Job) -> dict[str, Any]:
 
 
 def _source(finding: Finding) -> dict[str, str] | None:
-    """The line of the finding and the file that it is in here; ``None`` where it cannot be shown."""
+    """The finding's line and the path of its file here; ``None`` if it cannot be shown."""
     if finding.excerpt is None or finding.where.line is None:
         return None
     return {"place": sanitize(finding.where.label()), "path": finding.excerpt.path}
@@ -89,12 +89,12 @@ def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, s
 
 
 def _texts(folder: Path) -> Iterable[str]:
-    """Names of the events of an index: what the timeline can be asked for."""
+    """Names of the events of an index, which the timeline can search for."""
     return msgspec.json.decode((folder / "texts.json").read_bytes(), type=dict[int, str]).values()
 
 
 def _names(finding: Finding) -> list[str]:
-    """Kernels and ops that the finding, or its evidence, names."""
+    """Kernels and ops named by the finding or its evidence."""
     names = [finding.where.op, finding.where.kernel]
     names += [str(cells[key]) for cells in finding.evidence for key in ("kernel", "op") if cells.get(key)]
     return list(dict.fromkeys(sanitize(name, NAME_CHARS) for name in names if name))[:MOST_NAMES]

@@ -1,6 +1,6 @@
-"""Where time goes as trees: the host's stacks, device time by the stack that asked for it, and scopes of programs.
+"""Time as trees: host stacks, device time by launching stack, and scopes of programs.
 
-What is in a tree is `analyzers.sections.call_trees`' affair; here it becomes rows with the colours of the timeline.
+`analyzers.sections.call_trees` computes the trees; this module turns them into rows with the timeline's colours.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from perfscope.model.untrusted_text import sanitize
 
 TREES: dict[str, Callable[..., CallNode]] = {"host": host_tree, "device": device_tree, "scopes": scope_tree}
 FORMS = {"merged": True, "apart": False}
-"""What is repeated (steps, layers) as one, or each on its own."""
+"""Repetitions (steps, layers) merged into one node, or kept apart."""
 
 
 def gather(trace: Trace, place: Place) -> dict[str, dict[str, CallNode]]:
-    """The trees of one rank: kind -> form -> its whole."""
+    """The trees of one rank: kind -> form -> tree."""
     return {kind: {form: make(trace, merge=merge) for form, merge in FORMS.items()} for kind, make in TREES.items()}
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``trees``: of all ranks together, kind -> form -> rows (see `_plain`), ``null`` where it has no time.
+    """``trees``: of all ranks together, kind -> form -> rows (see `_plain`), ``null`` if there is no time.
 
-    ``kinds``: those that have time, what says most first: device work that no host op is known for has one level.
-    ``categories`` and ``colors`` by number, as of the timeline; ``code``: line -> its code, where it is known.
+    ``kinds``: those with time, most informative first: device work without known host ops has a single level.
+    ``categories`` and ``colors`` by number, as in the timeline; ``code``: line -> its code, if known.
     """
     trees = {
         kind: {form: _plain(of_ranks(item.held[kind][form] for item in job.gathered)) for form in FORMS}
@@ -83,11 +83,12 @@ def _category(node: CallNode) -> Category:
 
 
 def _plain(root: CallNode) -> dict[str, list[Any]] | None:
-    """The tree as rows, parents before children, arrays of one length; ``None`` where it has no time.
+    """The tree as rows, parents before children, arrays of equal length; ``None`` if it has no time.
 
-    ``name``, ``whole`` (as recorded, where that is another), ``merged`` (names that it stands for), ``ids`` (of them,
-    for links), ``category``, ``parent``, ``ns``, ``own_ns``, ``count``, ``first_ns``, ``fold`` and ``line``. Nodes
-    too small to be seen are summed up in one beside them.
+    ``name``, ``whole`` (as recorded, if different), ``merged`` (names it stands for), ``ids`` (of these, for links),
+    ``category``, ``parent``, ``ns``, ``own_ns``, ``count``, ``first_ns``, ``fold`` and ``line``. Nodes too small to be
+    seen
+    are merged into one sibling.
     """
     if root.ns <= 0:
         return None

@@ -1,4 +1,4 @@
-"""The graph around a finding: instructions or ops with the bytes between them, and what is, or could be, one kernel."""
+"""The graph around a finding: instructions or ops with the bytes between them; current and possible kernels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from perfscope.model.untrusted_text import sanitize
 
 MOST_SUBJECTS = 40
 MOST_TRACES = 2
-"""Ranks whose graphs are drawn: all run one program, or one of two stages."""
+"""Most ranks whose graphs are drawn: all run one program, or one of two stages."""
 
 
 class _Edge(Struct, frozen=True):
-    """What flows from one node of a picture to another."""
+    """A value that passes from one node of a picture to another."""
 
     subject: int
     bytes: int | None
@@ -46,7 +46,7 @@ COLUMNS: tuple[Column[_Edge], ...] = (
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
-    """Pictures of one rank: candidates, of which the findings choose; and what the rank lacks."""
+    """Candidate pictures of one rank, from which the findings choose, and what the rank lacks."""
     subjects: list[Subject] = []
     if place.number < MOST_TRACES:
         subjects = [*program_subjects(trace), *inductor_subjects(trace), *op_subjects(trace)]
@@ -93,7 +93,7 @@ def view(job: Job) -> dict[str, Any]:
 
 
 def _findings(subject: Subject, findings: Sequence[FindingBlock]) -> list[int]:
-    """Findings, by their place in the list, that name an instruction or kernel of the picture, or its line."""
+    """Findings, by number, that name an instruction or kernel of the picture, or its line."""
     result = []
     for index, block in enumerate(findings):
         finding = block.finding
@@ -124,7 +124,7 @@ def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:
         return [
             "No graph was recorded. perfscope run train.py records the op graph of a step and what torch.compile "
             "decided (PyTorch), or the compiled programs (JAX); programs that XLA dumped "
-            "(XLA_FLAGS=--xla_dump_to=DIR) can be opened by themselves."
+            "(XLA_FLAGS=--xla_dump_to=DIR) can be opened directly."
         ]
     said = []
     if not drawn and not any(row["hlo"] or row["op_graph"] for row in rows):

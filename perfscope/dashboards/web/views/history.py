@@ -1,6 +1,6 @@
-"""What the page of a history shows: a card a program and machine, and the pictures of its metrics with their tables.
+"""Data of the history page: a card per program and machine, and pictures of metrics with their tables.
 
-It is made of a run store, so it is none of ``VIEWS``, which are made of the traces of one item.
+It is made from a run store; so it is not in ``VIEWS``, which are made from the traces of one item.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 MOST_PROGRAMS = 40
 MOST_SERIES = 400
-"""Of all programs together, the first of each: a picture with its table has up to 40 KiB."""
+"""Most series over all programs, the first ones of each: a picture with its table takes up to 40 KiB."""
 
 
 def view_of(history: History, *, count_between: CountBetween | None = None) -> dict[str, Any]:
-    """``programs``, what ran last first: its changes and its series as HTML (texts escaped); and all ``metrics``.
+    """``programs``, latest run first: changes and series as HTML (escaped texts); and all ``metrics``.
 
-    ``plain``: of a series, whether it is shown unasked: a time, or one that changed. ``points`` and ``changes``: what
-    `figures.history.metric_history` draws.
+    ``plain``: whether a series is shown by default: a time, or a metric that changed. ``points`` and ``changes``: input
+    of
+    `figures.history.metric_history`.
     """
     left, drawn = MOST_SERIES, []
     held = programs(history)

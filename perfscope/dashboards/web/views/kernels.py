@@ -28,7 +28,7 @@ class _Sum(Struct):
     """All calls of one name, over the ranks."""
 
     id: str
-    """Of the whole name, as the timeline has it."""
+    """Id of the whole name, as in the timeline."""
     whole: str
     name: str
     """Short."""
@@ -40,14 +40,14 @@ class _Sum(Struct):
     op: str
     line: str
     shapes: str = ""
-    """Of the inputs of the longest call's op."""
+    """Shapes of the inputs of the longest call's op."""
     achieved: Achieved = NOTHING
-    """Of the calls whose cost is known."""
+    """Rates of calls whose cost is known."""
     occupancy: float | None = None
-    """Percent, of the calls that say it the mean by time."""
+    """Percent: mean, weighted by time, of the calls that have a value."""
 
     def add(self, other: _Sum) -> None:
-        """Take in another rank's; the place stays that of the first that knows one."""
+        """Merge another rank's totals; keep the first known place."""
         self.ns += other.ns
         self.count += other.count
         self.least_ns = min(self.least_ns, other.least_ns)
@@ -60,7 +60,7 @@ class _Sum(Struct):
 
 
 class _Instruction(Struct, frozen=True):
-    """An instruction, and the list whose time its share is of."""
+    """An instruction, and the list whose time is its 100%."""
 
     found: HotInstruction
     spots: HotSpots
@@ -107,12 +107,12 @@ COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("", lambda row: row[0].whole, key="whole"),
     Column("", lambda row: row[0].id, key="id"),
 )
-"""What a reader begins with stands first: a phone shows two columns, a laptop the first ten."""
+"""Most important columns first: a phone shows two, a laptop the first ten."""
 GROUPS = {
     "kernels": ("what", "op", "module", "line", "stream", "rank"),
     "ops": ("what", "module", "line", "rank"),
 }
-"""By what work can be put together besides its name, by kind."""
+"""Ways to group work besides by name, by kind."""
 GROUP_COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("group", lambda row: row[0].name, "code", key="name"),
     *(column for column in COLUMNS if column.key in (
@@ -132,7 +132,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``tables``: one a kind, the longest first. Shares are of the kind's sum, so they add up to one."""
+    """``tables``: one per kind, longest first. Shares are of the kind's sum, so they add up to 1."""
     tables = {}
     for kind in ("kernels", "ops"):
         merged: dict[str, _Sum] = {}
@@ -168,14 +168,14 @@ def _into(sums: dict[str, _Sum], key: str, row: _Sum) -> None:
 
 
 def _shares(found: Iterable[_Sum]) -> list[tuple[_Sum, int]]:
-    """Rows with the sum of all, the longest first."""
+    """Rows with the total, longest first."""
     rows = sorted(found, key=lambda row: (-row.ns, row.name))
     whole = sum(row.ns for row in rows) or 1
     return [(row, whole) for row in rows]
 
 
 def _device_work(trace: Trace) -> Iterator[_Sum]:
-    """Kernels and copies by name; the op and the line are those of the longest one."""
+    """Kernels and copies by name, with the op and line of the longest one."""
     for name, costs in (("kernels", kernel_costs), ("copies", copy_costs)):
         rows = trace.rows[name]
         if not len(rows):
@@ -196,7 +196,7 @@ def _device_work(trace: Trace) -> Iterator[_Sum]:
 
 
 def _device_groups(trace: Trace) -> dict[str, list[_Sum]]:
-    """Kernels and copies by category, op, module, line and stream: each call counts where it belongs."""
+    """Kernels and copies by category, op, module, line and stream: each call counts in its own group."""
     result: dict[str, list[_Sum]] = {}
     sites, streams = trace.fact(launch_sites), stream_names(trace)
     for name, costs in (("kernels", kernel_costs), ("copies", copy_costs)):
@@ -225,7 +225,7 @@ def _device_groups(trace: Trace) -> dict[str, list[_Sum]]:
 
 
 def _op_groups(trace: Trace) -> dict[str, list[_Sum]]:
-    """Ops by category, module and line, by the time spent in them and in nothing inside them."""
+    """Ops by category, module and line, by self time."""
     times = trace.fact(op_times)
     if not len(times.row):
         return {}
@@ -248,7 +248,7 @@ def _op_groups(trace: Trace) -> dict[str, list[_Sum]]:
 
 
 def _each(keys: np.ndarray, text: Callable[[int], str]) -> np.ndarray:
-    """The text of each row, asked once a key: shape of ``keys``, dtype object."""
+    """The text of each row, computed once per key: shape of ``keys``, dtype object."""
     distinct, at = np.unique(keys, return_inverse=True)
     return np.array([text(key) for key in distinct.tolist()], object)[at]
 
@@ -287,7 +287,7 @@ def _line(site: CallSite) -> str:
 
 
 def _achieved(costs: Costs, rows: np.ndarray, lasts: np.ndarray) -> Achieved:
-    """Of rows of a table of device work, those whose cost is known."""
+    """Rates of rows of a device-work table whose cost is known."""
     known = ~np.isnan(costs.bytes[rows]) & (lasts > 0)
     roofed = known & ~np.isnan(costs.roof_ns[rows])
     return Achieved(
@@ -306,7 +306,7 @@ def _occupancy(percent: np.ndarray, lasts: np.ndarray) -> float | None:
 
 
 def _ops(trace: Trace) -> Iterator[_Sum]:
-    """Ops by name, by the time spent in them and in nothing inside them; what they achieved, where they compute."""
+    """Ops by name, by self time; with rates for ops that compute."""
     times = trace.fact(op_times)
     slices = trace.rows["slices"]
     costs = _host_costs(trace)
@@ -320,7 +320,7 @@ def _ops(trace: Trace) -> Iterator[_Sum]:
 
 
 def _host_costs(trace: Trace) -> Costs:
-    """By row of `op_times`: of ops that ran on the host; of those that launched device work nothing is known."""
+    """By row of `op_times`, for ops that ran on the host; ops that launched device work have no cost."""
     rows = trace.fact(op_times).row
     known = {} if len(trace.rows["kernels"]) else host_costs(trace, rows.tolist())
     found = [known.get(row) for row in rows.tolist()]
@@ -344,7 +344,7 @@ def _place(row: _Instruction) -> str:
 
 
 def _summed(trace: Trace, text: str, lasts: np.ndarray, what: Category, op: int, *, own: bool = False) -> _Sum:
-    """All calls of a name; ``op``: the row of ``slices`` that launched the longest, or (``own``) is it."""
+    """All calls of a name; ``op``: the row of ``slices`` that launched the longest, or (``own``) the call itself."""
     site, slices = call_site(trace, op), trace.rows["slices"]
     name = sanitize(text, NAME_CHARS) or "(no name)"
     return _Sum(

@@ -1,6 +1,6 @@
-"""Each memory: its curve by category, the blocks alive at any of many moments, who holds its peak.
+"""Each memory: its curve by category, the blocks alive at chosen moments, and the owners at its peak.
 
-Curves go to a file each (`curve_file`), since a job of many ranks has hundreds; the page reads the one that it shows.
+Each curve has its own file (`curve_file`), because a job of many ranks has hundreds; the page reads the one it shows.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.untrusted_text import sanitize
 
-# One memory over time for a page: its curve by category, the blocks alive at chosen moments, and who holds its peak.
+# Data of one memory: its curve by category, the blocks alive at chosen moments, and the owners at its peak.
 #
-# All of it bounded: the curve as of `memory_picture`, of each moment the largest blocks and the sum of the others.
+# All bounded: the curve as in `memory_picture`; for each moment the largest blocks and the sum of the others.
 
 
 MOST_MOMENTS = 200
-"""Moments whose blocks are told, besides the peak: every other point of the curve."""
+"""Most moments with a list of blocks, besides the peak: every other point of the curve."""
 MOST_BLOCKS = 40
-"""Blocks of a moment, the largest; the others are summed up."""
+"""Most blocks listed for a moment, largest first; the others are summed up."""
 MOST_HOLDERS = 1_000
-"""Modules, lines, ops and blocks of a peak."""
+"""Most modules, lines, ops and blocks of a peak."""
 TEXT_CHARS = 160
 
 HOLDER_COLUMNS: tuple[Column[tuple[Holder, int]], ...] = (
@@ -65,7 +65,7 @@ KINDS = ("blocks", "modules", "lines", "ops", "categories")
 
 
 def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
-    """The curve of the figure, and which blocks are alive at its ``moments`` (numbers of its positions)."""
+    """The figure's curve, and the blocks alive at its ``moments`` (indexes of its positions)."""
     held = memory_curve_of(trace, timeline)
     moments = _moments(len(held["positions"]), held["peak"]["place"])
     positions = [timeline.first + held["positions"][moment] for moment in moments]
@@ -74,13 +74,13 @@ def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
 
 
 def _moments(many: int, peak: int) -> list[int]:
-    """Places on the curve whose blocks are told; the peak is one of them."""
+    """Positions on the curve with a list of blocks; the peak is one of them."""
     chosen = np.linspace(0, many - 1, min(many, MOST_MOMENTS)).astype(np.int64).tolist()
     return sorted({*chosen, peak})
 
 
 def _alive(trace: Trace, timeline: MemoryTimeline, positions: Sequence[int]) -> tuple[list[list[Any]], list[list[Any]]]:
-    """(blocks, by moment ``[places in blocks, how many more, their bytes]``): each block is told once."""
+    """(blocks, by moment ``[indexes of blocks, number of further blocks, their bytes]``): each block is listed once."""
     place_of: dict[int, int] = {}
     alive = []
     size, count = timeline.blocks["bytes"], timeline.blocks["count"]
@@ -93,7 +93,7 @@ def _alive(trace: Trace, timeline: MemoryTimeline, positions: Sequence[int]) -> 
 
 
 def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
-    """As `BLOCK_COLUMNS`, then when it was made and let go (``None``: never), counted from the timeline's first."""
+    """`BLOCK_COLUMNS`, then its allocation and free (``None``: never), from the timeline's first position."""
     blocks, recorded = timeline.blocks, timeline.of(trace)
     line, step = int(blocks["line"][row]), int(blocks["step"][row])
     return [
@@ -118,7 +118,7 @@ def line_text(line: SourceLine) -> str:
 
 
 def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
-    """Who holds the peak: a table by each of `KINDS`. Every table but that of blocks sums to the peak if whole."""
+    """Owners at the peak: a table per entry of `KINDS`. Each table except blocks sums to the peak if complete."""
     rows = timeline.alive_at(peak.position).tolist()
     blocks = [_block(trace, timeline, row) for row in rows[:MOST_HOLDERS]]
     made = {
@@ -136,17 +136,17 @@ def _holders(found: Sequence[Holder], total: int) -> dict[str, Any]:
 
 
 def _holder_text(holder: Holder) -> str:
-    """Its line where it has one, else its name."""
+    """Its line if known, else its name."""
     text = (holder.name or "") if holder.line is None or holder.name is None else line_text(holder.line)
     return sanitize(text, TEXT_CHARS) or NOT_KNOWN
 
 
 MOST_SHOWN = 24
-"""Memories that can be chosen: of each kind the highest, then the others by their peak."""
+"""Most memories that can be chosen: the highest of each kind, then the others by peak."""
 
 
 def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
-    """Write the curve and the tables of each memory of one rank; returned: what tells them apart."""
+    """Write the curve and tables of each memory of one rank; return what identifies them."""
     result = []
     peaks = [peak_holders for peak_holders in trace.fact(memory_holders) if peak_holders.bytes]
     programs = sorted(
@@ -183,9 +183,9 @@ def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``html``: the cards, without the curves that the page draws; ``memories``: what can be chosen.
+    """``html``: the cards, without the curves drawn by the page; ``memories``: the choices.
 
-    ``tables``: who holds each peak, ``<place>-<kind>``. ``planned``: the peaks of planned steps, as HTML.
+    ``tables``: owners at each peak, ``<place>-<kind>``. ``planned``: the peaks of planned steps, as HTML.
     """
     held = [
         {**memory, "rank": item.source.rank, "whose": _whose(item, len(job.gathered))}
@@ -221,7 +221,7 @@ def _whose(item: Gathered, several: int) -> str:
 
 
 def read_curve(folder: Path, memory: dict[str, Any]) -> dict[str, Any]:
-    """``{"curve", "tables"}`` of one of ``memories``; ``folder`` is that of this view."""
+    """``{"curve", "tables"}`` of one of ``memories``; ``folder`` is this view's."""
     content = (folder / str(memory["trace"]) / f"{memory['number']}.json").read_bytes()
     held: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
     return held

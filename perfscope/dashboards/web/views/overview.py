@@ -1,4 +1,4 @@
-"""The first page: how long a step is, where it goes, what to do first, and what was not recorded."""
+"""The first page: step time, where it goes, first findings, and what was not recorded."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
-# How much of the device's peak a step uses, where that can be said, and between what the median step lies.
+# Share of the device's peak that a step uses, if known, and the interval of the median step.
 #
-# FLOPs are modelled (of the programs, or of the op graph of one step), times are measured.
+# FLOPs are modelled (from programs, or from the op graph of one step), times are measured.
 
 
 CONFIDENCE = 0.95
-"""Of the interval of a median, the usual one."""
+"""Confidence of the interval of a median."""
 
 
 class Used(Struct, frozen=True, kw_only=True):
@@ -46,14 +46,14 @@ class Used(Struct, frozen=True, kw_only=True):
 
     mfu: float
     exact: bool
-    """False: at least this; some arithmetic has no formula, or a type no peak."""
+    """False: a lower bound, because some arithmetic has no formula, or a type no peak."""
     over: str
-    """What it is a share over: a program's run, or the step."""
+    """What the share is of: a program's run, or the step."""
     device: str
 
 
 def utilization_of(trace: Trace) -> Used | None:
-    """The MFU of one rank: of its program with most time, else of the op graph; ``None`` where neither can say."""
+    """MFU of one rank, by its program with most time, else by the op graph; ``None`` if neither allows it."""
     if trace.hlo:
         ran = [
             program
@@ -84,16 +84,16 @@ def _of_graph(trace: Trace) -> Used | None:
 
 
 def _least_ns(graph: OpGraph, op: GraphOp, device: Device) -> float | None:
-    """An op's arithmetic at the peak of its operands' type; products of float32 may run in TF32."""
+    """Time of an op's arithmetic at the peak of its operands' type; float32 products may run in TF32."""
     first = next((graph.tensors[index] for index in (*op.inputs, *op.outputs)), None)
     dtype = "" if first is None else first.dtype.removeprefix("torch.")
     return None if op.flops is None else flops_ns(device, op.flops, dtype)
 
 
 def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tuple[int, int] | None:
-    """Between what the median of what the values are drawn from lies, by their order alone (the sign test).
+    """Interval of the median of the values' distribution, from their order only (sign test).
 
-    ``None`` where they are too few for that confidence (below six for 95%). It takes them to be independent.
+    ``None`` for too few values (below six for 95%). Assumes independent values.
     Source: Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2 (interval of a quantile).
     """
     many = len(values)
@@ -117,18 +117,18 @@ MOST_MEMBERS = 11
 MOST_IDS = 20
 NAME_CHARS = 120
 MOST_FIRST = 5
-"""Findings on the first page; all of them have a page of their own."""
+"""Most findings on the first page; their own page has all."""
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
-    """Of one rank: its share of the peak, and what it recorded."""
+    """One rank's share of the peak, and what it recorded."""
     used = utilization_of(trace)
     told = None if used is None else {"mfu": used.mfu, "exact": used.exact, "over": used.over, "device": used.device}
     return {**facts_of(trace), "used": told, "accounts": list(_accounts(trace)), "ids": _path_ids(trace)}
 
 
 def _accounts(trace: Trace) -> Iterator[dict[str, Any]]:
-    """As of `StepAccount`, with begin and end of each step for a link into the timeline."""
+    """Fields of `StepAccount`, with begin and end of each step for a link into the timeline."""
     windows = trace.fact(account_windows)
     spans = list(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True))[:MOST_STEPS]
     for account in trace.fact(step_accounts):
@@ -145,10 +145,11 @@ def _accounts(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``parts``: HTML by name; ``first``: findings, one per row; ``missing``: what was not recorded, and the command.
+    """``parts``: HTML by name; ``first``: findings, one per row; ``missing``: what was not recorded, with the command.
 
-    ``nothing``: of no findings, how much that says. ``planned``: that nothing of it ever ran, in a sentence; ``""``
-    where something did. ``accounts``: as of `StepAccount`, with ``spans``: ``trace:start-end`` of each step.
+    ``nothing``: sentence shown without findings. ``planned``: sentence that it never ran; ``""`` if it ran.
+    ``accounts``:
+    fields of `StepAccount`, with ``spans``: ``trace:start-end`` of each step.
     """
     summary = summarize(job.analysis)
     return {
@@ -182,7 +183,7 @@ def view(job: Job) -> dict[str, Any]:
 
 
 def _path(job: Job) -> dict[str, Any] | None:
-    """The critical path of the only recording: ``parts`` in words, ``rows``: the largest members; else ``None``."""
+    """The critical path of a single recording: ``parts`` in words, ``rows``: the largest members; else ``None``."""
     known = [path for path in job.analysis.paths if path.whole_ns]
     if len(known) != 1:
         return None
@@ -205,7 +206,7 @@ def _path(job: Job) -> dict[str, Any] | None:
 
 
 def _path_ids(trace: Trace) -> dict[str, str]:
-    """Name of a member of the critical path -> ids of the names on the timeline that it is short for."""
+    """Name of a member of the critical path -> ids of the timeline's names that it abbreviates."""
     path = path_summary(trace)
     wanted = set() if path is None else {row.name for row in path.rows[:MOST_MEMBERS]}
     result: dict[str, list[str]] = {}
@@ -218,7 +219,7 @@ def _path_ids(trace: Trace) -> dict[str, str]:
 
 
 def _mfu(gathered: Any) -> list[Tile]:
-    """The tile; none where no rank can say. Of several ranks their mean, and the lowest."""
+    """The tile; ``None`` if no rank has an MFU. For several ranks their mean, and the lowest."""
     held: list[Gathered] = [item for item in gathered if item.held["used"] is not None]
     if not held:
         return []
@@ -235,7 +236,7 @@ def _mfu(gathered: Any) -> list[Tile]:
 
 
 def _interval(job: Job) -> str:
-    """Between what the step time lies, in a sentence; ``''`` where it is no median, or there are too few steps."""
+    """The interval of the step time in words; ``''`` if it is not a median, or there are too few steps."""
     timed = step_time(job.analysis)
     if timed is None or timed.statistic != "median":
         return ""

@@ -1,4 +1,4 @@
-"""Ranks of a job side by side: a heat map of who waited at each collective, device busy by step, links, tables."""
+"""Ranks of a job compared: a heat map of waits at collectives, device use by step, links, tables."""
 
 from __future__ import annotations
 
@@ -38,28 +38,27 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize
 
-# Heat maps of ranks as bounded arrays: who waited how long at each collective, and how busy devices were.
+# Heat maps of ranks as bounded arrays: waits at collectives, and device use.
 #
-# Rows are ranks, columns collectives in order. If there are more collectives than
-# columns, neighbours share one column: it keeps the longest wait of each rank, and their sum, so that the sum of a row
-# is still the rank's whole wait.
+# Rows are ranks, columns collectives in order. With more collectives than columns, neighbours share a column: it keeps
+# the worst wait of each rank, and their sum, so that a row still sums to the rank's total wait.
 
 
 MOST_HEAT_ROWS = 512
-"""Ranks that are drawn: more are thinner than a pixel. Those that waited longest are kept."""
+"""Most ranks drawn: more would be thinner than a pixel. Those that waited longest are kept."""
 MOST_CELLS = 60_000
-"""Of a heat map: with times and names a megabyte of JSON, and narrower cells cannot be pointed at."""
+"""Most cells of a heat map: with times and names a megabyte of JSON, and narrower cells cannot be pointed at."""
 LEAST_COLUMNS, MOST_COLUMNS = 100, 600
 
 
 def wait_map(
     matched: Sequence[Matched], members: Sequence[int], waits: Mapping[int, int], member: str
 ) -> dict[str, Any] | None:
-    """The waits of ``members`` at ``matched`` (by start); ``None`` where there are none.
+    """The waits of ``members`` at ``matched`` (by start); ``None`` without waits.
 
-    ``value``: the worst wait in ns, row by row, ``None`` where the rank took no part; ``sum``: all waits of the cell;
-    ``of``: which of ``collectives`` the worst is; ``at``: its start on the clock of that rank, ns after ``base``.
-    ``labels``: a column each.
+    ``value``: the worst wait in ns, row by row, ``None`` if the rank took no part; ``sum``: all waits of the cell;
+    ``of``: index of the worst in ``collectives``; ``at``: its start on the rank's clock, ns after ``base``.
+    ``labels``: one per column.
     """
     if not matched or not members:
         return None
@@ -105,7 +104,7 @@ def wait_map(
 
 
 def _labels(matched: Sequence[Matched], columns: int) -> list[str]:
-    """What each column is: a collective, or those that share it."""
+    """Label of each column: a collective, or those that share it."""
     if columns == len(matched):
         return [f"collective {number + 1:,}: {_told(number, item)[1]}" for number, item in enumerate(matched)]
     edges = [-(-column * len(matched) // columns) for column in range(columns + 1)]
@@ -113,8 +112,8 @@ def _labels(matched: Sequence[Matched], columns: int) -> list[str]:
 
 
 def _told(number: int, item: Matched) -> list[Any]:
-    """``[number, words, core in ns, who came last]``."""
-    # all sides of these have one size: asking each of 512 would take longer than all else here
+    """``[number, words, core in ns, last rank]``."""
+    # all sides have one size: reading each of 512 would dominate the time
     first = next(iter(item.sides.values()))
     size = first.message_bytes(item.size) if item.operation in SAME else item.message_bytes
     words = (
@@ -124,9 +123,9 @@ def _told(number: int, item: Matched) -> list[Any]:
 
 
 def busy_map(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How busy each device was in each step: ``devices`` as of `busy_of`; ``None`` where there are none.
+    """Device use by step: ``devices`` from `busy_of`; ``None`` without devices.
 
-    ``value``: share of the window in which the device worked, row by row, ``None`` behind a rank's last one.
+    ``value``: share of the window in which the device worked, row by row, ``None`` after a rank's last window.
     """
     if not devices:
         return None
@@ -155,17 +154,17 @@ def busy_map(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-# What the page of ranks takes of one rank's tables while they are in memory: busy shares by step, link counters.
+# Input of the page from one rank's tables while they are in memory: device use by step, link counters.
 
 
 MOST_WINDOWS = 240
-"""Steps of a row: four pixels each on a wide screen. Of more, neighbours are one window together."""
+"""Most steps of a row: four pixels each on a wide screen. With more, neighbours share a window."""
 PARTS = 100
-"""Equal parts of a recording without steps."""
+"""Number of equal parts of a recording without steps."""
 
 
 def busy_of(trace: Trace, number: int) -> list[dict[str, Any]]:
-    """One entry a device that worked: windows, their length and how long the device worked in each, in ns."""
+    """One entry per device that worked: windows, their length and the device's busy time in each, in ns."""
     starts, ends, labels, of_steps = _windows(trace)
     if not len(starts):
         return []
@@ -214,7 +213,7 @@ def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray, list[str], bool]:
 
 
 def links_of(trace: Trace) -> list[list[Any]]:
-    """Rows (rank, link, samples, mean, most, unit) of the counters beside communication; empty: none recorded."""
+    """Rows (rank, link, samples, mean, most, unit) of the counters during communication; empty: none recorded."""
     rank = trace.source.rank
     counters = trace.fact(link_counters)
     rows = [_link(rank, f"NVLink of GPU {gpu}", samples, "share of its peak") for gpu, samples in counters.items()]
@@ -230,7 +229,7 @@ def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]
 
 
 FEW_MEMBERS = 16
-"""Ranks that have a column of their own in the tables."""
+"""Most ranks with a column of their own in the tables."""
 KIND_COLUMNS: tuple[Column[CollectiveKind], ...] = (
     Column("collective", lambda row: row.operation, key="collective", width=130),
     Column("wait, mean", lambda row: row.mean_wait_ns, "ns", key="mean_wait_ns", width=122),
@@ -257,7 +256,7 @@ KIND_COLUMNS: tuple[Column[CollectiveKind], ...] = (
 
 
 class _Each(Struct, frozen=True):
-    """A single collective: how much its members waited for it, and who waited longest."""
+    """A single collective: its members' waits, and the rank that waited longest."""
 
     number: int
     held: Matched
@@ -297,7 +296,7 @@ LINK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
 
 
 class _Set(Struct, frozen=True, kw_only=True):
-    """One job: what stands side by side, and what of it was put together."""
+    """One job: its members, and what was matched between them."""
 
     label: str
     member: str
@@ -306,18 +305,18 @@ class _Set(Struct, frozen=True, kw_only=True):
     kinds: Sequence[CollectiveKind]
     totals: Sequence[RankTotal]
     traces: Mapping[int, Trace]
-    """By member."""
+    """Traces by member."""
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
-    """Of one rank: how busy its devices were by step, and its links' counters."""
+    """Device use by step of one rank, and its link counters."""
     return {"busy": busy_of(trace, place.number), "links": links_of(trace), "jax": is_jax(trace)}
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``html``: the cards; ``jobs``: a heat map each and its tables; ``busy``: the other heat map; ``tables``.
+    """``html``: the cards; ``jobs``: a heat map each with tables; ``busy``: the other heat map; ``tables``.
 
-    ``jax``: it is of a JAX program.
+    ``jax``: it belongs to a JAX program.
     """
     numbers = {(item.source.path, item.source.rank): item.place.number for item in job.gathered}
     tables: dict[str, Any] = {}
@@ -347,7 +346,7 @@ def view(job: Job) -> dict[str, Any]:
 
 
 def _sets(traces: Sequence[Trace]) -> Iterator[_Set]:
-    """As `collectives_section` finds them: ranks of torch, devices of several JAX processes, devices of one."""
+    """As `collectives_section` finds them: ranks of torch, devices of several JAX processes, or devices of one."""
     if sum(map(has_ranks, traces)) > 1:
         for ranks in rank_sets(traces):
             if not ranks.matching.matched:
@@ -378,12 +377,12 @@ def _of_devices(device_set: DeviceSet, traces: Mapping[int, Trace]) -> _Set:
 
 
 def _worst(kind: CollectiveKind) -> int:
-    """Who waits longest."""
+    """The member that waits longest."""
     return max(sorted(kind.wait_ns), key=lambda rank: kind.wait_ns[rank])
 
 
 def _waiting(kind: CollectiveKind) -> float | None:
-    """Share of the time in it that its members wait."""
+    """Share of the collective's time that its members wait."""
     whole = sum(kind.duration_ns.values())
     return sum(kind.wait_ns.values()) / whole if whole else None
 
@@ -399,7 +398,7 @@ def _wait_of(rank: int) -> Column[CollectiveKind]:
 
 
 def _each(item: _Set) -> dict[str, Any]:
-    """Single collectives, those that were waited for most; as many as a table holds."""
+    """Single collectives, longest waits first; as many as a table holds."""
     few = item.members if len(item.members) <= FEW_MEMBERS else ()
     known = {(kind.operation, kind.group) for kind in item.kinds if kind.bus_bandwidth is not None}
     waits = [(sum(side.duration_ns - held.core_ns for side in held.sides.values()), held) for held in item.matched]
@@ -427,11 +426,11 @@ def _each_wait(rank: int) -> Column[_Each]:
 
 
 MOST_BARS = 8
-"""Kinds that are drawn as bars, those that took longest: the table has all."""
+"""Most kinds drawn as bars, longest first: the table has all."""
 
 
 def _bars(item: _Set) -> list[dict[str, Any]]:
-    """Core against waiting, mean of a member, by kind: ``core_ns + wait_ns`` is what a member spends in it."""
+    """Core and waiting time by kind, mean over members: ``core_ns + wait_ns`` is a member's time in it."""
     rows = []
     for kind in item.kinds[:MOST_BARS]:
         members = max(1, len(kind.duration_ns))

@@ -1,4 +1,4 @@
-"""Roofline: FLOP/s against FLOPs per byte of what computes, below what the device could do at most."""
+"""Roofline: FLOP/s by FLOPs per byte of compute work, below the device's limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perfscope.model.untrusted_text import sanitize
 
 KINDS = ("instructions", "ops", "calls")
 MOST_POINTS = 3_000
-"""Drawn and listed, those of the longest time; a page of more is slow and no fuller."""
+"""Most points drawn and listed, longest first; more make the page slow without showing more."""
 
 COLUMNS: tuple[Column[tuple[Point, float]], ...] = (
     Column("name", lambda row: row[0].name, "code", key="name"),
@@ -77,11 +77,11 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``tables``: the points of a kind, largest headroom first; ``devices``: their roofs; ``lacks``: what is not here.
+    """``tables``: points by kind, largest headroom first; ``devices``: their roofs; ``lacks``: missing data.
 
     FLOPs and bytes are per run, ``ns`` over all runs of all ranks (ops: of one step). ``plain_ns``: by kind, time of
-    what has no FLOPs and so no place in a picture of them. ``costed``: of kernels that compute, the time of those whose
-    op has a known cost, and of all.
+    work
+    without FLOPs, which cannot be drawn. ``costed``: time of compute kernels whose op has a known cost, and of all.
     """
     helds = [item.held for item in job.gathered]
     tables: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def _order(point: Point) -> tuple[bool, float, float, str]:
 
 
 def _headroom(point: Point) -> float | None:
-    """Measured time beyond the least, at most what a perfect kernel would save; 0 where a cache made it faster."""
+    """Measured time beyond the least: the most a perfect kernel would save; 0 if a cache made it faster."""
     if point.least_ns is None or point.basis == "modelled":
         return None
     return max(0.0, point.ns - point.least_ns)
@@ -147,7 +147,7 @@ def _rate(point: Point) -> float | None:
 
 
 def _least_run(point: Point) -> float | None:
-    """Of a run, ns."""
+    """Least time of a run, ns."""
     return None if point.least_ns is None else point.least_ns / point.runs
 
 
@@ -156,7 +156,7 @@ def _of_roof(point: Point) -> float | None:
 
 
 def _lacks(helds: Iterable[dict[str, Any]]) -> list[str]:
-    """Sentences on what cannot be said, and what to record to have it."""
+    """Sentences on missing data, and how to record it."""
     rows = list(helds)
     said = []
     points = [point for row in rows for kind in KINDS for point in row[kind]]
@@ -180,7 +180,7 @@ def _no_peaks(names: list[str], rows: list[dict[str, Any]]) -> str:
             "The recording names no device (perfscope run notes it; perfscope analyze --device MI300X judges programs "
             "alone for one)"
         )
-    return "This ran on a CPU, for which perfscope knows no peak rates (record on a GPU or TPU to see roofs)"
+    return "This ran on a CPU, whose peak rates perfscope does not have (record on a GPU or TPU to see roofs)"
 
 
 def _no_points(rows: list[dict[str, Any]]) -> str:
@@ -194,7 +194,7 @@ def _no_points(rows: list[dict[str, Any]]) -> str:
             "There are compiled programs, but neither times of their instructions nor a device with known peaks. "
             "Record the run with perfscope run train.py, or name a device: perfscope analyze --device H100."
         )
-    more = " It has kernels and their times, and no shapes." if any(h["has"]["kernels"] for h in rows) else ""
+    more = " It has kernels and their times, but no shapes." if any(h["has"]["kernels"] for h in rows) else ""
     return (
         f"No FLOPs or bytes are known here.{more} torch.profiler records shapes with "
         "record_shapes=True; perfscope run train.py records the op graph of a step (PyTorch) or the compiled programs "

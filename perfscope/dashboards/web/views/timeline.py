@@ -1,4 +1,4 @@
-"""The timeline of every rank: an index beside it on disk (`dashboards.timeline.index`), and here what is in it."""
+"""The timeline of every rank: its index on disk (`dashboards.timeline.index`), and its table of contents here."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.untrusted_text import sanitize
 
 MOST_NAMES = 20_000
-"""Names that a page knows, those with most time first: an event of another has its name when it is asked for."""
+"""Most names sent to a page, longest time first; other names are sent with their events on request."""
 MOST_STEPS = 5_000
-"""Of a trace, the first ones: another timeline can be laid beside them."""
+"""Most steps of a trace, first ones: another timeline can be aligned with them."""
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
-    """Write the index of one rank, with the partner, the place in the code and a number for each event."""
+    """Write the index of one rank, with partner, source place and a number for each event."""
     index = build(events_of(trace))
     save(index, place.folder)
     links.save(trace, index, place.folder)
@@ -92,10 +92,10 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
 
 
 def view(job: Job) -> dict[str, Any]:
-    """``traces``: a rank each with its lanes; ``categories`` and ``colors`` by number; ``findings``: as of `marks`.
+    """``traces``: one per rank with its lanes; ``categories`` and ``colors`` by number; ``findings``: from `marks`.
 
-    ``kinds``: the categories that there are, the main ones first, of those that with most time.
-    ``origin``: what stands at 0. Ranks whose times overlap share one (``together``); others begin at their own start.
+    ``kinds``: categories that occur, main ones first, each group by time. ``origin``: the event at 0. Ranks whose times
+    overlap share it (``together``); others begin at their own start.
     """
     held = [item for item in job.gathered if item.held["events"]]
     lows, highs = ([int(item.held[key]) for item in held] for key in ("low", "high"))
@@ -126,7 +126,7 @@ def view(job: Job) -> dict[str, Any]:
 
 
 def _save_code(job: Job) -> None:
-    """The code at the lines of the events, where it can be shown."""
+    """The code at the lines of the events, if it can be shown."""
     lines = {line for item in job.gathered for line in item.held["lines"]}
     found = excerpts(lines, [source.path for source in job.analysis.sources])
     code = {sanitize(line, NAME_CHARS): excerpt for line, excerpt in found.items()}
@@ -134,7 +134,7 @@ def _save_code(job: Job) -> None:
 
 
 def _steps(trace: Trace) -> list[list[Any]]:
-    """(number, begin, ns) of the steps in the order of time: where two timelines are laid side by side."""
+    """(number, begin, ns) of the steps in time order, for aligning two timelines."""
     steps = trace.rows["steps"]
     order = np.argsort(steps["start_ns"], kind="stable")[:MOST_STEPS].tolist()
     return [
@@ -164,7 +164,7 @@ def _lanes(index: Index) -> list[dict[str, Any]]:
 
 
 class _Places(Struct, frozen=True):
-    """By event: number of its line among ``labels``, and of its module among ``modules``; ``MISSING``: not known."""
+    """By event: index of its line in ``labels``, and of its module in ``modules``; ``MISSING``: unknown."""
 
     site: np.ndarray
     labels: list[str]
@@ -173,7 +173,7 @@ class _Places(Struct, frozen=True):
 
 
 def _sites(trace: Trace, index: Index) -> _Places:
-    """The places in the code of device work and of ops, as far as they are known and there are not too many."""
+    """Source places of device work and ops, if known and not too many."""
     op = np.full(len(index), MISSING, np.int64)
     for table in ("kernels", "copies"):
         mine = np.flatnonzero(index.table == TABLES.index(table))
@@ -189,7 +189,8 @@ def _sites(trace: Trace, index: Index) -> _Places:
             known[row] = call_site(trace, row)
     labels: dict[str, int] = {}
     modules: dict[str, int] = {}
-    line, module = (np.full(len(trace.rows["slices"]) + 1, MISSING, np.int32) for _ in range(2))  # the last: no op
+    # the last entry: no op
+    line, module = (np.full(len(trace.rows["slices"]) + 1, MISSING, np.int32) for _ in range(2))
     for row, site in known.items():
         if site.file is not None:
             line[row] = labels.setdefault(site.where().label(), len(labels))
