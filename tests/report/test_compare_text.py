@@ -57,7 +57,7 @@ class TestText:
 
     def test_nothing_changed_is_said(self) -> None:
         text = render_text(document(compare([host_run()], [host_run()])))
-        assert "What changed: all counted metrics are equal" in text
+        assert "Changes: all counted metrics are equal" in text
         assert "Findings: none" in text
 
     def test_what_could_not_be_looked_at_is_said(self) -> None:

@@ -43,4 +43,4 @@ def test_a_step_that_compiled_is_no_recorded_step_of_the_run() -> None:
     analysis = analyze(b.build())
     compiled = Step(rank=0, number=4, duration_ns=1, traced=True, compiled=True)
     assert reservations(replace(analysis, steps=(*analysis.steps, compiled, compiled))) == ()
-    assert summarize(analysis).stands
+    assert summarize(analysis).representative

@@ -31,7 +31,7 @@ EXPORTS: dict[str, str] = {
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """What is exported: the traces of one job, and the findings on them (rule, finding)."""
+    """The exported data: the traces of one job, and the findings on them (rule, finding)."""
 
     traces: tuple[Trace, ...]
     findings: tuple[tuple[str, Finding], ...] = ()

@@ -232,7 +232,7 @@ def left_out(subject: Subject) -> list[str]:
 
 
 def recorded_apart(subject: Subject) -> list[str]:
-    """What the traces hold besides their tables, by kind."""
+    """Data of the traces besides their tables, by kind."""
     kinds = {
         "detail recordings": sum(trace.detail is not None for trace in subject.traces),
         "op graphs": sum(trace.op_graph is not None for trace in subject.traces),

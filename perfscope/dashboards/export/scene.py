@@ -203,7 +203,7 @@ class Scene:
         return np.flatnonzero(fits)
 
     def _alone(self, table: str, category: str, title: str, owners: dict[str, str]) -> Iterator[Events]:
-        """Rows without another event to show them, on a track of their own."""
+        """Rows that are not shown on another event, on a separate track."""
         rows = self._rows[table]
         rest = np.ones(len(rows), np.bool_)
         for target, owner in owners.items():

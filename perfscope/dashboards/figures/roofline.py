@@ -26,7 +26,7 @@ BOUNDS = {
     "link": ("links", "#8f63d4"),
     "": ("no roof known", "#4f8a66"),
 }
-"""What limits a point: words and colour."""
+"""Limit of a point -> words and colour."""
 LEAST_DISC, MOST_DISC = 6, 46
 """Diameter of the shortest and of the longest point, pixels."""
 LEAST_INTENSITY = 1e-3

@@ -64,7 +64,7 @@ class GitHub:
         )
 
     def myself(self) -> str:
-        """The token's login. A job's token has no user (``GET /user`` is refused), but GraphQL knows its viewer."""
+        """The token's login. A job's token has no user (``GET /user`` is refused), but GraphQL has its viewer."""
         try:
             reply = self.graphql.ask("POST", "", payload={"query": "query { viewer { login } }"}, again=True)
             login = reply.value["data"]["viewer"]["login"]

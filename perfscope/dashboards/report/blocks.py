@@ -27,7 +27,7 @@ Bar = Literal["", "shares", "parts", "effects"]
 bar, on a terminal too. ``effects``: intervals on one scale, except on a terminal."""
 
 Tone = Literal["plain", "worse", "better", "open"]
-"""What a word means to the reader: bad, good or undecided."""
+"""Meaning of a word to the reader: bad, good or undecided."""
 
 Number = int | float
 
@@ -72,7 +72,7 @@ class Badge(Struct, frozen=True):
 
 
 Value = str | Number | Range | Marked | Amount | Effect | Badge | None
-"""What a cell holds; ``None`` and ``''`` show as nothing. A text in a column of numbers is shown unchanged."""
+"""Value of a cell; ``None`` and ``''`` show as nothing. A text in a column of numbers is shown unchanged."""
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class Table(Struct, frozen=True, kw_only=True):
     left: int = 0
     """Known rows that are not in the table."""
     rest: str = ""
-    """What the rows that are not shown are: ``'kernels, which move less'``."""
+    """Description of the rows that are not shown: ``'kernels, which move less'``."""
     detail: bool = False
     """Shown only with ``-v`` or in an opened fold."""
     bar: Bar = ""
@@ -177,7 +177,7 @@ class FindingBlock(Struct, frozen=True, kw_only=True):
     saves: Amount | None = None
     """Time that a fix saves, or the memory it frees if no time is known; ``None`` if neither is known."""
     over: str = ""
-    """What a time refers to if not a step: ``'per run'``, ``'in all'``, ``'once'``."""
+    """Reference of a time that is not per step: ``'per run'``, ``'in all'``, ``'once'``."""
     share: float | None = None
     """Share that a fix saves, 0 to 1; for a one-time cost its length in steps."""
     share_of: str = ""

@@ -84,7 +84,7 @@ def rect(x: float, y: float, width: float, height: float, color: str, *, title: 
 def stretched(kind: str, words: str, shapes: str, *, height: float = HIGH) -> str:
     """Wrap shapes drawn in ``WIDE`` times ``height`` units into an SVG that stretches to the width available.
 
-    ``words`` describe the picture to screen readers; ``''`` if the text next to it already says the same.
+    ``words`` describe the picture to screen readers; ``''`` if the text next to it has the same.
     """
     known = f'role="img" aria-label="{escape(words)}"' if words else 'aria-hidden="true"'
     return (

@@ -106,7 +106,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Whether there are only memory snapshots, without a recording of a run."""
     top: tuple[Section, ...] = ()
     """The costliest kernels, ops, modules and lines; empty if unknown."""
-    stands: bool = True
+    representative: bool = True
     """Whether the recorded steps represent the run: other steps are similar, and the host had its cores."""
     none_found: str = NO_FINDINGS
     """Sentence shown without findings."""
@@ -121,7 +121,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """What was analysed, in one line."""
+        """The analysed recording in one line."""
         return self.titled(PATH_LIMIT)
 
     def titled(self, limit: int) -> str:
@@ -146,7 +146,7 @@ def summarize(analysis: Analysis) -> Summary:
     subject, read = _titled(analysis)
     findings = finding_blocks(analysis)
     reserved = reservations(analysis)
-    stands = not reserved and not any(summary.busy for summary in analysis.cores)
+    representative = not reserved and not any(summary.busy for summary in analysis.cores)
     compiled = "" if analysis.compile.detail is None else compile_fact(analysis.compile)
     return Summary(
         subject=subject,
@@ -174,10 +174,12 @@ def summarize(analysis: Analysis) -> Summary:
         account=account_sections(analysis.warm_accounts),
         large=large_sections(analysis.large, findings=bool(findings)),
         memory_alone=memory_alone(analysis),
-        explained="" if not stands or (known := explained_share(analysis.accounts)) is None else f"{100 * known:.1f}%",
-        stands=stands,
-        none_found=_none_found(analysis, stands=stands),
-        nothing="" if findings else _nothing(analysis, stands=stands),
+        explained=""
+        if not representative or (known := explained_share(analysis.accounts)) is None
+        else f"{100 * known:.1f}%",
+        representative=representative,
+        none_found=_none_found(analysis, representative=representative),
+        nothing="" if findings else _nothing(analysis, representative=representative),
         top=(
             *what_if_sections(analysis.what_ifs),
             *counted_sections(analysis.counted),
@@ -219,27 +221,28 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
     )
 
 
-def _none_found(analysis: Analysis, *, stands: bool) -> str:
+def _none_found(analysis: Analysis, *, representative: bool) -> str:
     if analysis.doubts:
         return DOUBTED
     if any(summary.busy for summary in analysis.cores):
         return ON_BUSY_MACHINE
-    return NO_FINDINGS if stands else IN_RECORDED
+    return NO_FINDINGS if representative else IN_RECORDED
 
 
-def _nothing(analysis: Analysis, *, stands: bool) -> str:
+def _nothing(analysis: Analysis, *, representative: bool) -> str:
     """Sentence on the absence of findings and its reliability: rules that were not evaluated found nothing either.
 
-    ``stands``: the recorded steps represent the run.
+    ``representative``: the recorded steps represent the run.
     """
     clean = sum(outcome.status == "clean" for outcome in analysis.outcomes)
     blind = sum(outcome.status == "abstained" for outcome in analysis.outcomes)
     if not clean:
         return "no rule could be evaluated: nothing is known to be clean"
     evaluated = f"{clean} rule{'' if clean == 1 else 's'} evaluated and clean"
-    known = explained_share(analysis.accounts) if stands else None
+    known = explained_share(analysis.accounts) if representative else None
     share = "" if known is None else f"; causes are known for {100 * known:.1f}% of the time"
-    return f"{_none_found(analysis, stands=stands)}: {evaluated}{f', {blind} not evaluated' if blind else ''}{share}"
+    none = _none_found(analysis, representative=representative)
+    return f"{none}: {evaluated}{f', {blind} not evaluated' if blind else ''}{share}"
 
 
 def _failed(analysis: Analysis) -> Iterator[str]:

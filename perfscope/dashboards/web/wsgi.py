@@ -2,8 +2,8 @@
 
 The options of `perfscope serve` come from the environment: ``PERFSCOPE_SERVE_PATHS`` (separated by ``:``),
 ``PERFSCOPE_SERVE_TOKEN_FILE``, ``PERFSCOPE_SERVE_HOSTS`` (host names that browsers use, separated by ``,``),
-``PERFSCOPE_SERVE_BASE_PATH``, ``PERFSCOPE_SERVE_PERFETTO_UI`` (address of the page behind "Open in Perfetto"; without
-it the entry is absent) and ``PERFSCOPE_SERVE_CACHE``. All processes share what was read, on disk.
+``PERFSCOPE_SERVE_BASE_PATH``, ``PERFSCOPE_SERVE_PERFETTO_UI`` (address of the page opened by "Open in Perfetto";
+without it the entry is absent) and ``PERFSCOPE_SERVE_CACHE``. All processes share what was read, on disk.
 """
 
 from __future__ import annotations

@@ -214,13 +214,13 @@ def _program(program: ProgramDifference) -> Iterator[Block]:
 def _causes(causes: Sequence[Cause], per: str) -> Section:
     exact = [cause for cause in causes if cause.exact]
     if not exact:
-        return Section(title="What changed", summary="all counted metrics are equal")
+        return Section(title="Changes", summary="all counted metrics are equal")
     columns: tuple[Column[Cause], ...] = (
         Column("where", lambda cause: cause.place, "place", limit=NAME_LIMIT),
         Column(f"time per {per}", lambda cause: cause.delta_ns if cause.parts else None, "signed_ns"),
         Column("what changed", lambda cause: _changes(cause, per)),
     )
-    return Section(title="What changed", blocks=(_table(columns, exact, rest="places"),))
+    return Section(title="Changes", blocks=(_table(columns, exact, rest="places"),))
 
 
 def _changes(cause: Cause, per: str) -> str:

@@ -195,7 +195,7 @@ def scale_title(end: float) -> str:
 
 
 def text_bar(effect: Effect, end: float) -> str:
-    """``··········│··──●──···``: the middle is no change, both ends are ``end``; ``▶`` marks a value beyond an end."""
+    """``··········│··──●──···``: the middle means no change, the ends are ``end``; ``▶`` marks a value beyond it."""
     cells = ["·"] * (2 * HALF + 1)
     if effect.low is None or effect.high is None:
         return ""

@@ -61,7 +61,7 @@ class PlansReport(Struct, frozen=True, kw_only=True):
     plans: Plans
     subject: str
     notes: tuple[str, ...]
-    """What is modelled, and what could not be analysed."""
+    """Notes on modelled values and on parts that could not be analysed."""
     verified: tuple[VerifiedPlan, ...] | None = None
     """Plans that were compiled for verification; ``None`` if verification was not requested."""
 
@@ -297,7 +297,9 @@ def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
         notes.append("The update of an optimizer on the host takes time there that is not in it.")
     if model.reserve_share is None:
         if not model.on_host:
-            notes.append("What the allocator reserves beyond live bytes was not recorded: leave room for it.")
+            notes.append(
+                "The memory that the allocator reserves beyond live bytes was not recorded; leave room for it."
+            )
     elif model.reserve_share:
         notes.append(
             f"To fit, a plan must leave room for the {format_share(model.reserve_share, 1)} that the allocator held "

@@ -92,7 +92,7 @@ def what_if_sections(what_ifs: Sequence[WhatIf]) -> tuple[Section, ...]:
     )
     return (
         Section(
-            title="What if",
+            title="Effect of changes",
             summary="modelled: the dependencies of the traced steps are played again, all else as it was",
             blocks=tables(table(columns, what_ifs, few=len(what_ifs))),
         ),

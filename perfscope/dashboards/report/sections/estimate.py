@@ -169,7 +169,7 @@ def _warnings(estimate: Estimate) -> Iterator[str]:
     if estimate.host_bound:
         yield (
             f"launch bound without command buffers: the host needs {range_text(ends(estimate.host_ns))} for "
-            f"{estimate.launches:,} launches, the device {format_ns(estimate.parts[0].total)} at the least"
+            f"{estimate.launches:,} launches, the device {format_ns(estimate.parts[0].total)} at least"
         )
     yield from (f"longer than the range: {text}" for text in estimate.lower_bounds)
 

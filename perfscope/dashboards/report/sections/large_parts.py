@@ -25,9 +25,9 @@ def large_sections(parts: Sequence[LargePart], *, findings: bool) -> tuple[Secti
     if not rest:
         return ()
     if rest[0].share < LARGE_SHARE:
-        title, summary = "What the step consists of", "no op, kernel or line takes a fifth of it; the largest"
+        title, summary = "Largest parts", "no op, kernel or line takes a fifth of it; the largest"
     else:
-        title = "Also large" if findings else "What the step consists of"
+        title = "Also large" if findings else "Largest parts"
         summary = "parts of a fifth or more" + (" that are in no finding" if findings else "")
     items = tuple(map(_line, rest))
     return (Section(title=title, summary=summary, blocks=(Listing(items=items, few=FIRST_PARTS, rest="parts"),)),)

@@ -189,7 +189,7 @@ def _whole_name(entry: MemoryEntry) -> str:
 
 
 def _members(entry: MemoryEntry) -> str:
-    """What the entries of a memory are: devices, ranks or recordings."""
+    """Kind of a memory's entries: devices, ranks or recordings."""
     sources = {other.source for other in entry.others}
     if len(sources) == 1:
         return "devices"

@@ -56,7 +56,7 @@ ORDER = (
 
 
 class Area(Struct, frozen=True, kw_only=True):
-    """What one category holds, from each position to the next."""
+    """Bytes held by one category, from each position to the next."""
 
     name: str
     color: str

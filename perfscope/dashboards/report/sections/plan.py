@@ -174,7 +174,7 @@ def _shown_step(plan: PlanSummary) -> StepMemory | None:
 
 
 def memory_notes(plan: PlanSummary) -> Iterator[str]:
-    """What the peaks do not include."""
+    """Memory that the peaks do not include."""
     from perfscope.model.torch_plan import EXCLUDED_FROM_PEAK
 
     if plan.memory is None:
@@ -216,7 +216,7 @@ EXCHANGES: tuple[Column[ExchangeRow], ...] = (
 
 
 def _exchanged(plan: PlanSummary) -> Iterator[str]:
-    """What the planned rank exchanges with others. Bytes are planned, times modelled."""
+    """Exchanges of the planned rank with others. Bytes are planned, times modelled."""
     summary = plan.exchanges
     if summary is None:
         return

@@ -54,7 +54,7 @@ def _report(sweep: Sweep) -> Report:
 def sweep_sections(sweep: Sweep) -> Iterator[Section]:
     """Conclusions, all variants with their picture, and how the numbers were computed."""
     if sweep.said:
-        yield Section(title="What follows", blocks=(Listing(items=sweep.said, few=len(sweep.said)),))
+        yield Section(title="Conclusions", blocks=(Listing(items=sweep.said, few=len(sweep.said)),))
     rows = _ordered(sweep)
     picture = _picture(sweep)
     yield Section(
@@ -112,7 +112,7 @@ def headline(sweep: Sweep) -> str:
 
 
 def facts(sweep: Sweep) -> tuple[str, ...]:
-    """What was varied, and how the numbers were computed."""
+    """The varied settings, and how the numbers were computed."""
     axes = [f"{axis.name}={','.join(axis.values)} ({axis.kind})" for axis in sweep.axes]
     reused = sum(variant.reused for variant in sweep.variants)
     known = "times are modelled, not measured; peaks are as the compiler planned them"

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
   const KEPT = "perfscope-scheme", WAIT_MS = 1200;
-  const asks = window.matchMedia("(prefers-color-scheme: dark)");
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
   let switched = false; // the first call is the initial state of the switch
 
   function kept() {
@@ -14,15 +14,15 @@
     if (switched) {
       try { window.localStorage.setItem(KEPT, on ? "dark" : "light"); } catch (error) { /* a browser that keeps nothing */ }
     }
-    const held = kept(), dark = switched ? Boolean(on) : held ? held === "dark" : asks.matches;
+    const held = kept(), dark = switched ? Boolean(on) : held ? held === "dark" : system.matches;
     switched = true;
     document.documentElement.dataset.psScheme = dark ? "dark" : "light";
     return [dark ? "dark" : "light", Boolean(on) === dark ? window.dash_clientside.no_update : dark];
   }
 
-  asks.addEventListener("change", () => {
+  system.addEventListener("change", () => {
     const box = document.getElementById("dark");
-    if (!kept() && box && box.checked !== asks.matches) { switched = false; box.click(); }
+    if (!kept() && box && box.checked !== system.matches) { switched = false; box.click(); }
   });
 
   // g and a letter: open a page. /: the page's search, else the list of runs.

@@ -334,7 +334,7 @@ def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
     left = [html.P(f"and {view['causes_left']:,} more")] if view["causes_left"] else []
     hidden = [html.Details([html.Summary(f"{len(more)} more places"), *more, *left])] if more else []
     nothing = [] if rows else [html.P("No exact metric changed.")]
-    return html.Section([html.H2("What changed"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
+    return html.Section([html.H2("Changes"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
 
 
 def _looks(asked: Asked, entry: dict[str, Any], sides: dict[str, Item]) -> list[Any]:

@@ -32,7 +32,7 @@ KINDS = {
         "Compiled XLA programs: executions and times are measured; FLOPs, bytes and least time are modelled; peak "
         "memory is as XLA assigned it, or modelled.",
     ),
-    "jax": ("JAX compilations", "What JAX logged: tracing (including nested traces), lowering, compiling."),
+    "jax": ("JAX compilations", "Events logged by JAX: tracing (including nested traces), lowering, compiling."),
 }
 LINKS = {
     "frames": {"function": ("flame", "find", "{}")},
@@ -81,7 +81,7 @@ def _bars(view: dict[str, Any]) -> list[Any]:
     ]
     used = {stage: color for stage, color in stages.items() if any(row["stages"][stage] for row in rows)}
     first = rows[0]
-    whose = "" if first["rank"] is None else f" Of rank {first['rank']}, which compiled longest."
+    whose = "" if first["rank"] is None else f" Shown is rank {first['rank']}, which compiled longest."
     left = f" {first['of'] - len(rows):,} more frames are in the table." if first["of"] > len(rows) else ""
     words = f"Measured self time: each moment counts once, for the innermost stage.{whose}{left}"
     return [bars(drawn, used, title="Compile time by frame and stage", words=words)]

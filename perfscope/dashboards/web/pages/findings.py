@@ -44,7 +44,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 def _rule_page(rule: str) -> list[Any]:
     """The description of a rule, as shown by `perfscope rules RULE`."""
-    head = html.Summary(f"What {rule} looks for, and what it assumes")
+    head = html.Summary(f"Description of {rule}")
     return [html.Details([head, html.Pre(inspect.cleandoc(load_rule(rule).doc))], className="ps-card ps-rule")]
 
 

@@ -55,7 +55,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             of_plugins,
             html.Div([*filter(None, cells), *_missing(view)], className="ps-over-cells"),
             html.Details(
-                [html.Summary("What was not evaluated, what is clean, and the sources"),
+                [html.Summary("Rules not evaluated, clean rules, and sources"),
                  Fragment(html=parts["rest"])],
                 className="ps-over-rest",
             ),
@@ -130,7 +130,11 @@ def _path(asked: Asked, path: dict[str, Any]) -> Any:
     ]
     table = html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="ps-table")
     return html.Section(
-        [html.H2("Critical path"), html.P(f"What limits a step: {path['parts']}.", className="ps-soft ps-note"), table],
+        [
+            html.H2("Critical path"),
+            html.P(f"A step is limited by: {path['parts']}.", className="ps-soft ps-note"),
+            table,
+        ],
         className="ps-card ps-over-path",
     )
 

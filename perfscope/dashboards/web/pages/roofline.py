@@ -88,7 +88,7 @@ def _said(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
         plain += f" They account for {format_share(costed, whole)} of the time of compute kernels."
     return (
         f"{KINDS[kind][1]} {len(held['rows']):,} of them, {format_ns(held['ns'])} in all{ranks}.{plain} FLOPs and "
-        "bytes are modelled from shapes; the area of a disc is its time. What lies below its roof has headroom."
+        "bytes are modelled from shapes; the area of a disc is its time. Points below their roof have headroom."
     )
 
 

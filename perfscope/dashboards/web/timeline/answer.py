@@ -36,7 +36,7 @@ def tile_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     index = _index(folder, asked)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
     if high <= low:
-        raise UsageError("t1 is not behind t0")
+        raise UsageError("t1 must be after t0")
     return tile(index, low, high, _number(asked, "w", 1, MOST_COLUMNS), _lanes(asked, index))
 
 
@@ -187,7 +187,7 @@ def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
     columns = _number(asked, "w", 1, MOST_COLUMNS)
     if high <= low:
-        raise UsageError("t1 is not behind t0")
+        raise UsageError("t1 must be after t0")
     times, values = (_mapped(path / f"counter_{number}_{kind}.npy") for kind in ("times", "values"))
     results = piece(times, values, edges_of(low, high, columns))
     return msgspec.json.encode(

@@ -1,4 +1,4 @@
-"""The index behind the timeline: exact busy time of any pixel, and every event wide enough to be seen.
+"""The index of the timeline: exact busy time of any pixel, and every event wide enough to be seen.
 
 Two indexes over the events of a lane, which do not overlap:
 

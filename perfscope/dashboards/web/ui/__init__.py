@@ -1,4 +1,4 @@
-"""Dash components of our own, drawn by the plain JavaScript in this folder: no npm, no build, no network."""
+"""The Dash components of perfscope, drawn by the plain JavaScript in this folder: no npm, no build, no network."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ Timeline = _component(
     "Timeline",
     """The timeline of an item on a canvas.
 
-    ``url``: where its tiles are. ``at``: ``{"t0", "t1", "sel", ...}``, the parameters of the address to begin with.
+    ``url``: address of its tiles. ``at``: ``{"t0", "t1", "sel", ...}``, initial parameters of the address.
     ``findings``: the address of the page of findings.
     """,
     "url",
@@ -89,10 +89,10 @@ Flame = _component(
     "Flame",
     """A tree of times as an icicle.
 
-    ``tree``: arrays as of `views.flame`, parents first; ``timeline``: where a name is looked for; ``find``: what is
-    searched to begin with; ``order``: ``time`` (the largest first) or ``start``; ``fold``: frames of launchers are one
+    ``tree``: arrays as in `views.flame`, parents first; ``timeline``: address of the page that searches a name;
+    ``find``: initial search; ``order``: ``time`` (largest first) or ``start``; ``fold``: frames of launchers share a
     row; ``look``: ``categories``, ``colors`` and ``code`` of the view; ``flat``: names do not shade the colours, and
-    keys are for the graph only where it has the focus. ``tree`` may have ``said``: the words of each node.
+    keys go to the graph only if it has the focus. ``tree`` may have ``said``: the words of each node.
     """,
     "tree",
     "timeline",
@@ -105,8 +105,8 @@ Graph = _component(
     "Graph",
     """A small graph in layers.
 
-    ``graph``: as of `views._graphs.Subject.plain`; ``named``: its kind; ``timeline``: where a name is looked for,
-    ``""`` for nowhere; ``sel``: the node that the address asks for.
+    ``graph``: from `views._graphs.Subject.plain`; ``named``: its kind; ``timeline``: address of the page that searches
+    a name, ``""``: none; ``sel``: the node selected in the address.
     """,
     "graph",
     "named",

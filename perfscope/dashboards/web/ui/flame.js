@@ -87,7 +87,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       return found;
     }
 
-    // Frames that only lead to the next one; the first launcher of a row stands for all.
+    // Frames that only lead to the next one; the first launcher of a row represents all.
     folded(node) { return this.props.fold && this.tree.fold[node] === "-"; }
 
     label(node) {

@@ -77,7 +77,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.size.hidden = fit >= 1;
       this.size.textContent = this.whole ? "fit" : "full size";
       const runs = graph.nodes.filter((node) => node.runs).length;
-      const said = `${runs} operations, ${graph.edges.length} values between them${graph.left ? `; ${graph.left.toLocaleString("en")} more beside them are not drawn` : ""}`;
+      const said = `${runs} operations, ${graph.edges.length} values between them${graph.left ? `; ${graph.left.toLocaleString("en")} more are not drawn` : ""}`;
       this.status.textContent = said;
       const picture = svg("svg", { width: width * scale, height: height * scale, viewBox: `${left} ${-EDGE} ${width} ${height}`, role: "group", "aria-label": `${graph.title}: ${said}; the table below holds the same` });
       const space = picture.appendChild(svg("defs", {}));

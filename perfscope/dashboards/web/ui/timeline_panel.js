@@ -74,9 +74,9 @@ window.perfscope_ui = window.perfscope_ui || {};
         if (gap < 0 && word === "launched by") list.append(...line("launch delay", `${format_ns(-gap)} from the start of the call; ${format_ns(Math.max(-gap - one.partner.ns, 0))} from its end`));
       }
       if (one.forward) list.append(...line(this.wire.relative(trace, one.forward.start) < start ? "forward op" : "backward op", link(one.forward, one.forward.text)));
-      const beside = this.flows(one).filter((flow) => flow.kind === "peer").map(({ event, trace: other }) => element("div", {},
+      const peers = this.flows(one).filter((flow) => flow.kind === "peer").map(({ event, trace: other }) => element("div", {},
         element("button", { class: "ps-link", onclick: () => this.go(other, event) }, `${this.lane_words(other, event.lane)}: ${format_ns(event.ns)}`)));
-      if (beside.length) list.append(...line("other sides", element("div", {}, ...beside)));
+      if (peers.length) list.append(...line("other sides", element("div", {}, ...peers)));
       if (one.op) list.append(...line("op", link(one.op, one.op.text)));
       for (const [word, value, unit] of one.facts || []) list.append(...line(word, fact(value, unit)));
       one.enclosing.slice(0, 12).forEach((outer, at) => list.append(...line(at ? "" : "inside", link(outer, `${outer.text} (${format_ns(outer.ns)})`))));

@@ -47,7 +47,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     },
 
     // The row of the selection among those that can be reached.
-    standing(rows) {
+    row_of(rows) {
       const one = this.selected, found = this.chosen;
       if (one) return rows.findIndex((row) => row.kind === "lane" && row.trace === one.trace && row.lane === one.lane);
       return found ? rows.findIndex((row) => row.kind === "finding" && row.one === found.one && row.trace === found.trace) : -1;
@@ -55,7 +55,7 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     // To the lane above or below, at the same time.
     async across(by) {
-      const rows = this.rows.filter((row) => row.kind === "lane" || row.kind === "finding"), at = this.standing(rows);
+      const rows = this.rows.filter((row) => row.kind === "lane" || row.kind === "finding"), at = this.row_of(rows);
       if (at < 0) { await this.step(1, false); return; }
       const next = rows[at + by];
       if (!next) return;
@@ -64,7 +64,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     },
 
     async to_end(by) {
-      const rows = this.rows.filter((row) => row.kind === "lane" || row.kind === "finding"), at = this.standing(rows);
+      const rows = this.rows.filter((row) => row.kind === "lane" || row.kind === "finding"), at = this.row_of(rows);
       if (at >= 0) await this.enter(rows[at], by * FAR, true);
     },
 

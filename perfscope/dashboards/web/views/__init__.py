@@ -42,7 +42,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class Gathered(Struct, frozen=True, kw_only=True):
-    """What ``gather`` returned for one trace."""
+    """The result of ``gather`` for one trace."""
 
     source: Source
     place: Place

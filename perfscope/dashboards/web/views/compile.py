@@ -1,4 +1,4 @@
-"""What torch.compile and JAX compiled: frames, breaks, recompilations, graphs, kernels, XLA's programs, stages."""
+"""Compilations of torch.compile and JAX: frames, breaks, recompilations, graphs, kernels, XLA's programs, stages."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _few(names: list[str]) -> str:
 
 
 def _function(summary: FrameSummary) -> str:
-    return sanitize(summary.function) + ("" if summary.after_line is None else f", behind line {summary.after_line}")
+    return sanitize(summary.function) + ("" if summary.after_line is None else f", after line {summary.after_line}")
 
 
 def _caches(summary: FrameSummary) -> str:
@@ -269,7 +269,7 @@ COLUMNS: dict[str, tuple[Column[Any], ...]] = {
 MOST_BARS = 12
 """Most frames drawn, longest compile time first: the table has all."""
 MOST_STAGES = 6
-"""Most stages with a colour of their own; the others are merged."""
+"""Most stages with a separate colour; the others are merged."""
 REST = "the rest"
 
 

@@ -85,10 +85,9 @@ def _category(node: CallNode) -> Category:
 def _plain(root: CallNode) -> dict[str, list[Any]] | None:
     """The tree as rows, parents before children, arrays of equal length; ``None`` if it has no time.
 
-    ``name``, ``whole`` (as recorded, if different), ``merged`` (names it stands for), ``ids`` (of these, for links),
+    ``name``, ``whole`` (as recorded, if different), ``merged`` (names merged into it), ``ids`` (of these, for links),
     ``category``, ``parent``, ``ns``, ``own_ns``, ``count``, ``first_ns``, ``fold`` and ``line``. Nodes too small to be
-    seen
-    are merged into one sibling.
+    seen are merged into one sibling.
     """
     if root.ns <= 0:
         return None

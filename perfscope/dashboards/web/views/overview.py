@@ -48,7 +48,7 @@ class Used(Struct, frozen=True, kw_only=True):
     exact: bool
     """False: a lower bound, because some arithmetic has no formula, or a type no peak."""
     over: str
-    """What the share is of: a program's run, or the step."""
+    """The whole of the share: a program's run, or the step."""
     device: str
 
 

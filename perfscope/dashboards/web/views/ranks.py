@@ -45,7 +45,7 @@ from perfscope.model.untrusted_text import sanitize
 
 
 MOST_HEAT_ROWS = 512
-"""Most ranks drawn: more would be thinner than a pixel. Those that waited longest are kept."""
+"""Most ranks drawn: more would be thinner than a pixel. Ranks that waited longest are kept."""
 MOST_CELLS = 60_000
 """Most cells of a heat map: with times and names a megabyte of JSON, and narrower cells cannot be pointed at."""
 LEAST_COLUMNS, MOST_COLUMNS = 100, 600
@@ -229,7 +229,7 @@ def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]
 
 
 FEW_MEMBERS = 16
-"""Most ranks with a column of their own in the tables."""
+"""Most ranks with a separate column in the tables."""
 KIND_COLUMNS: tuple[Column[CollectiveKind], ...] = (
     Column("collective", lambda row: row.operation, key="collective", width=130),
     Column("wait, mean", lambda row: row.mean_wait_ns, "ns", key="mean_wait_ns", width=122),
