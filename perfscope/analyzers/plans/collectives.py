@@ -1,8 +1,8 @@
-"""What the collectives of a planned step cost: each as a range, and how much of it the step waits for. All modelled.
+"""Cost of the collectives of a planned step: each as a range, with the part that the step waits for. All modelled.
 
-The kernels of a step run one after another on the program's own stream, each group's collectives one after another on
-a stream of their own. A collective begins when the work it was asked for behind is done, and the program's stream waits
-for it where the program does. All ranks come to it at the same moment.
+The kernels of a step run one after another on the program's stream; each group's collectives run one after another on
+their own stream. A collective begins when the work it was issued after is done, and the program's stream waits for it
+where the program does. All ranks are assumed to reach it at the same time.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ XLA_KINDS = {
     "scatter": "all-gather",
     "send": "collective-permute",
 }
-"""Whose factor of the bus bandwidth they have (nccl-tests, PERFORMANCE.md); the others have one of their own name."""
+"""Kind -> XLA kind with the same factor of the bus bandwidth (nccl-tests, PERFORMANCE.md); other kinds have equal
+names."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """A collective among the kernels of a step, which are counted from the first."""
+    """A collective at its position among the kernels of a step, which are counted from the first."""
 
     collective: PlannedCollective
     after: int
     at: int
     until: int | None
     behind: tuple[int, ...]
-    """Indices of others."""
+    """Indices of collectives that must end before this one begins."""
 
 
 class CollectiveCost(Struct, frozen=True, kw_only=True):
@@ -53,40 +54,40 @@ class CollectiveCost(Struct, frozen=True, kw_only=True):
     collective: PlannedCollective
     once: CollectiveRange
     exposed: Range
-    """In which the program's own stream ran nothing."""
+    """Time in which the program's stream ran nothing."""
     beside: Range
-    """Kernels that may run while it does: between what it waits for and what waits for it."""
+    """Kernels that may run during it: between the work it waits for and the work that waits for it."""
 
     @property
     def blocks(self) -> bool:
-        """Whether nothing at all may run beside it."""
+        """Whether no kernel may run during it."""
         return self.beside.high == 0
 
 
 class StepExchanges(Struct, frozen=True, kw_only=True):
-    """All of a step."""
+    """The collectives of a step."""
 
     rows: tuple[CollectiveCost, ...]
     busy: Range
-    """Sum of all."""
+    """Sum over all collectives."""
     exposed: Range
-    """What they add to the step."""
+    """Time that they add to the step."""
     step: Range
-    """The whole step with them."""
+    """The whole step including them."""
 
     @property
     def bytes(self) -> int:
-        """Of all arrays that are exchanged."""
+        """Bytes of all exchanged arrays."""
         return sum(row.collective.bytes for row in self.rows)
 
     @property
     def known(self) -> bool:
-        """Whether what joins the devices is known for all of them."""
+        """Whether the link between the devices is known for every collective."""
         return all(row.once.known for row in self.rows)
 
 
 def eager_asked(rows: Sequence[PlannedCollective]) -> tuple[Asked, ...]:
-    """Those of a step whose kernels are its ops."""
+    """The collectives of a step whose kernels are its ops."""
     return tuple(
         Asked(collective=row, after=row.after.ops, at=row.at.ops, until=_ops(row.until), behind=row.behind)
         for row in rows
@@ -96,7 +97,7 @@ def eager_asked(rows: Sequence[PlannedCollective]) -> tuple[Asked, ...]:
 def planned_asked(
     processes: PlannedProcesses, outside: Sequence[Range], graphs: Sequence[Sequence[Range]]
 ) -> tuple[tuple[Range, ...], tuple[Asked, ...]]:
-    """(kernels, collectives) of the planned step: ops outside of graphs, and in their places the runs of graphs.
+    """(kernels, collectives) of the planned step: ops outside of graphs, with the kernels of each graph at its place.
 
     ``outside``: the time of each op, ``graphs``: of each kernel of each graph.
     """
@@ -154,7 +155,7 @@ def step_exchanges(
     target: Target,
     factors: Factors,
 ) -> StepExchanges:
-    """A step of ``kernels`` that alone takes ``step`` (with its launches), and its collectives."""
+    """The collectives of a step with these ``kernels``; ``step``: its time without collectives, with launches."""
     times = [_once(asked.collective, groups, target, factors) for asked in asked]
     whole = [sum(getattr(one, end) for one in kernels) for end in ENDS]
     stretch = [alone / total if total else 0.0 for alone, total in zip((step.low, step.high), whole, strict=True)]
@@ -183,9 +184,9 @@ def step_exchanges(
 
 
 def kernels_beside(launched: Sequence[bool], asked: Sequence[Asked]) -> tuple[int, ...]:
-    """How many kernels of a step may run beside each collective: a count, which no target is needed for.
+    """Number of kernels of a step that may run during each collective; independent of a target.
 
-    ``launched``: whether each kernel of the step is one of the device's own. None may where `CollectiveCost.blocks`.
+    ``launched``: whether each kernel of the step runs on the device. 0 means `CollectiveCost.blocks`.
     """
     sums, last = [0, *accumulate(map(int, launched))], len(launched)
     return tuple(sums[_end(asked, last)] - sums[min(asked.after, last)] for asked in asked)
@@ -194,7 +195,7 @@ def kernels_beside(launched: Sequence[bool], asked: Sequence[Asked]) -> tuple[in
 def _played(
     sums: Sequence[int], stretch: float, asked: Sequence[Asked], takes: Sequence[int]
 ) -> tuple[Played, tuple[int, ...]]:
-    """The step in time, and which task each collective is."""
+    """Play the step; also return the task of each collective."""
     last = len(sums) - 1
     marks = {0, last}
     for one in asked:
@@ -275,41 +276,41 @@ class ExchangeTotals(Struct, frozen=True, kw_only=True):
 
     collectives: int
     bytes: int
-    """Of the arrays that are exchanged."""
+    """Bytes of the exchanged arrays."""
     busy_ns: Range
-    """One after another."""
+    """Sum of their times."""
     exposed_ns: Range
-    """What they add to the step."""
+    """Time that they add to the step."""
     blocking: int
-    """Beside which nothing can run."""
+    """Collectives during which no kernel can run."""
     known: bool
-    """False: what joins the devices is not known; times are those of the steps alone."""
+    """False: the link between the devices is unknown; times are latencies only."""
 
 
 class ExchangeRow(Struct, frozen=True, kw_only=True):
-    """Collectives of one kind that one line asks for, in one phase."""
+    """Collectives of one kind requested by one line in one phase."""
 
     kind: str
     by: str
-    """``the program``, or what of torch asks for it."""
+    """``the program``, or the part of torch that requests it."""
     phase: str
     file: str | None
     line: int | None
     times: int
     group_size: int
     bytes: int
-    """Of all of them."""
+    """Bytes of all of them."""
     dtype: str | None
     algorithm: str
     busy_ns: Range
     exposed_ns: Range
     beside_ns: Range
-    """Kernels that may run beside them."""
+    """Kernels that may run during them."""
     blocking: int
 
 
 class BucketTotals(Struct, frozen=True, kw_only=True):
-    """What DistributedDataParallel sums up together."""
+    """Buckets of gradients that DistributedDataParallel reduces."""
 
     buckets: int
     bytes: int
@@ -318,13 +319,13 @@ class BucketTotals(Struct, frozen=True, kw_only=True):
 
 
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
-    """Rank 0 of a job."""
+    """The collectives of rank 0 of a job."""
 
     world_size: int
     backend: str | None
     groups: int
     step: str
-    """``eager`` or ``compiled``: which the rows are of, the step as the program runs it."""
+    """``eager`` or ``compiled``: the step that the rows describe, as the program runs it."""
     eager: ExchangeTotals | None
     compiled: ExchangeTotals | None
     rows: tuple[ExchangeRow, ...]
@@ -335,7 +336,7 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
 
 
 def exchange_summary(work: PlanWork) -> ExchangeSummary | None:
-    """Of a plan; ``None`` for one of one process."""
+    """Summarise a plan; ``None`` for a single process."""
     processes = work.held.plan.processes
     if processes is None:
         return None
@@ -360,7 +361,7 @@ def exchange_summary(work: PlanWork) -> ExchangeSummary | None:
 
 
 def exchange_rows(costs: Iterable[CollectiveCost], groups: tuple[tuple[int, ...], ...]) -> list[ExchangeRow]:
-    """Collectives by kind, line, phase and group, those the step waits for most first."""
+    """Collectives by kind, line, phase and group, longest exposed time first."""
     costs_by_key: dict[tuple[object, ...], list[CollectiveCost]] = {}
     for cost in costs:
         what = cost.collective

@@ -1,4 +1,4 @@
-"""What a set of graph ops is worth beside the whole step: by time where it is known, else by bytes."""
+"""Saving of a change to some graph ops relative to the step: by time if known, else by bytes."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from perfscope.model.trace import MISSING, Trace
 
 
 class Saving(Struct, frozen=True, kw_only=True):
-    """What a change to some graph ops would save in one step, at most."""
+    """The most that a change to some graph ops would save in one step."""
 
     bytes: int
     share_of_bytes: float
-    """Of all bytes that the ops of the step read and write."""
+    """Share of all bytes that the step's ops read and write."""
     time: WorkTime | None
-    """Time the ops took; None where it could not be joined."""
+    """Time of the ops; None if they could not be matched to timed ops."""
     ns: int | None
-    """Of their exposed time, what would be saved; None where it could not be joined."""
+    """Saved part of their exposed time; None if they could not be matched."""
     share: float
-    """Of the step's time; of its bytes where no time is known."""
+    """Share of the step's time, or of its bytes if no time is known."""
     severity: Severity
-    """By that share; without a time never above medium."""
+    """Derived from that share; without a time at most medium."""
 
 
 FIXED_COST_NS = 2_000
-"""Most that is taken as the fixed cost of one op: an empty kernel occupies a GPU, and an eager op a CPU, for
-one to two microseconds. Below it counts what the shortest op of the trace took."""
+"""Upper limit of the fixed cost of an op: an empty kernel occupies a GPU, and an eager op a CPU, for one to two
+microseconds. Below it, the shortest op of the trace counts."""
 
 
 def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: float, fewer: int = 0) -> Saving:
-    """The saving if ``saved_bytes``, a part ``saved_part`` (0 to 1) of the ops' traffic, and ``fewer`` ops went.
+    """The saving if ``saved_bytes`` (a part ``saved_part``, 0 to 1, of the ops' traffic) and ``fewer`` ops disappear.
 
-    time of an op = fixed cost + traffic: the fixed cost goes ``fewer`` times, of the rest ``saved_part``; in all no
-    more than those bytes and launches can have taken (``longest_ns``).
+    time of an op = fixed cost + traffic: ``fewer`` fixed costs and the part ``saved_part`` of the rest disappear,
+    limited to
+    the time that those bytes and launches can have taken (``longest_ns``).
     """
     chosen = tuple(ops)
     whole_bytes = trace.fact(step_bytes)
@@ -81,7 +82,7 @@ def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: fl
 
 
 def planned_step_ns(trace: Trace) -> int | None:
-    """Of a plan for a device that is not there: the modelled low end of the step the ops are of; ``None``: no plan."""
+    """For a plan of an absent device: the modelled low end of the step with the ops; ``None`` without a plan."""
     works = trace.fact(plan_works)
     if not works:
         return None
@@ -91,13 +92,13 @@ def planned_step_ns(trace: Trace) -> int | None:
 
 
 def step_ns(trace: Trace) -> float:
-    """What a step takes: measured, or of a plan modelled; 0 where neither is known."""
+    """Time of a step, measured, or modelled for a plan; 0 if unknown."""
     planned = trace.fact(planned_step_ns)
     return float(planned) if planned is not None else whole_ns(trace) / steps_in(trace)
 
 
 def fixed_cost_ns(trace: Trace) -> int:
-    """What any op takes however small: the shortest kernel (or op of the graph) of the trace, at most the cap."""
+    """Fixed cost of an op: the shortest kernel (or op of the graph) of the trace, limited to `FIXED_COST_NS`."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     if len(kernels):
         return min(FIXED_COST_NS, int((kernels["end_ns"] - kernels["start_ns"]).min()))
@@ -107,7 +108,7 @@ def fixed_cost_ns(trace: Trace) -> int:
 
 
 def step_bytes(trace: Trace) -> int:
-    """Bytes that all ops of the graph read and write, one by one; 0 without a graph."""
+    """Bytes read and written by all ops of the graph, added up; 0 without a graph."""
     graph, flow = trace.op_graph, trace.fact(trace_flow)
     if graph is None or flow is None:
         return 0
@@ -119,12 +120,12 @@ def step_bytes(trace: Trace) -> int:
 
 
 def steps_in(trace: Trace) -> int:
-    """Steps the trace shows; 1 where it shows none, as the graph was laid beside all of it."""
+    """Steps of the trace; 1 without steps, because the graph was then matched to the whole trace."""
     return trace.fact(step_windows).count or 1
 
 
 def how_joined(trace: Trace) -> str:
-    """How sure the times of graph ops are, in words, for a finding."""
+    """Reliability of the times of graph ops, in words, for a finding."""
     if trace.fact(planned_step_ns) is not None and trace.target is not None:
         return f"planned, modelled for {trace.target.device.name}"
     place = trace.fact(graph_time)

@@ -1,10 +1,9 @@
-"""Modelled time of planned kernels and of ops that run eagerly, on the target of the plan. Nothing here was measured.
+"""Modelled time of planned kernels and of eager ops on the target of a plan. Nothing here is measured.
 
-A kernel takes what measured ones of its category take (`predict/efficiency.py`); where none was measured
-``max(FLOPs / peak, bytes / bandwidth)`` and never less than the shortest a kernel takes: at the peaks for the low end,
-at the assumed shares of them for the high end (`predict/assumptions.py`, with sources). A step takes
-its kernels one after another, or the host's launches where those take longer, and what it waits for other processes
-(`plans/collectives.py`).
+A kernel takes as long as measured kernels of its category (`predict/efficiency.py`). Without measurements it takes
+``max(FLOPs / peak, bytes / bandwidth)``, but no less than the shortest kernel: at the peaks for the low end, at assumed
+shares of them for the high end (`predict/assumptions.py`, with sources). A step takes the sum of its kernels, or of the
+host's launches if that is longer, and the time it waits for other processes (`plans/collectives.py`).
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
 from perfscope.model.trace import Trace
 
 EXCHANGES = ("c10d.", "_c10d_functional.", "_c10d_functional_autograd.", "_dtensor.")
-"""Ops that exchange with other processes, or wait for that."""
+"""Ops that exchange data with other processes, or wait for that."""
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """Kernels in a row: exact counts, modelled time."""
+    """A sequence of kernels: exact counts, modelled time."""
 
     launches: int = 0
     bytes: int = 0
     flops: int = 0
     device: Range = NO_TIME
-    """One after another."""
+    """Sum of the kernels' times."""
     step: Range = NO_TIME
-    """The same, or the host's launches where they take longer; of a whole step also what it waits for collectives."""
+    """The same, or the host's launches if these take longer; for a whole step including waits for collectives."""
     unknown: int = 0
-    """Kernels whose arithmetic is not known; they count by their bytes."""
+    """Kernels with unknown arithmetic, which are costed by bytes only."""
 
 
 class GraphWork(Struct, frozen=True, kw_only=True):
@@ -56,7 +55,7 @@ class GraphWork(Struct, frozen=True, kw_only=True):
 
     graph: PlannedGraph
     kernels: tuple[Range, ...]
-    """One run of each."""
+    """One run of each kernel."""
     once: Work
     """One run of the graph."""
 
@@ -69,25 +68,25 @@ class PlanWork(Struct, frozen=True, kw_only=True):
     inside: Work
     """All graphs, as often as a step runs them."""
     outside: Work | None
-    """The ops of the step that are in no graph; ``None``: not kept."""
+    """Ops of the step outside of graphs; ``None``: not recorded."""
     compiled: Work | None
-    """Both together."""
+    """The sum of both."""
     eager: Work | None
     """The same step without torch.compile."""
     compiled_exchanges: StepExchanges | None = None
-    """Collectives of the compiled step; ``None``: the plan is of one process, or such a step was not seen whole."""
+    """Collectives of the compiled step; ``None``: a single process, or no complete compiled step was planned."""
     eager_exchanges: StepExchanges | None = None
     """Collectives of the eager step."""
 
     @property
     def as_run(self) -> Work:
-        """The step as the program runs it; of one whose other ops are not kept, its graphs."""
+        """The step as the program runs it; its graphs only if other ops were not recorded."""
         whole = self.compiled if self.held.plan.compiled_by == "program" else self.eager
         return whole or self.inside
 
 
 def plan_works(trace: Trace) -> tuple[PlanWork, ...]:
-    """One for each plan of a trace; none where the target is not known."""
+    """One per plan of a trace; empty if the target is unknown."""
     target = trace.target
     return () if target is None else tuple(_plan_work(plan, target) for plan in trace.torch_plans)
 
@@ -98,19 +97,19 @@ def op_bytes(graph: OpGraph, flow: Flow, index: int) -> int:
 
 
 def bytes_ns(target: Target, moved: int) -> int:
-    """The time of so many bytes at the bandwidth of the target's memory, in whole ns."""
+    """Time to move that many bytes at the target's memory bandwidth, whole ns."""
     return round(roofline.bytes_ns(target.device, moved))
 
 
 def shortest_ns(target: Target) -> int:
-    """The least a kernel takes on the target."""
+    """Shortest time of a kernel on the target."""
     return factors_for(target).kernel[0]
 
 
 def kernel_range(device: Device, factors: Factors, work: KernelWork) -> Range:
-    """One run of a kernel: what measured ones of its category take, else from the peaks to the assumed shares of them.
+    """One run of a kernel: from measured kernels of its category, else from the peaks to assumed shares of them.
 
-    FLOPs count where the device states a peak for the dtype.
+    FLOPs count if the device has a known peak for the dtype.
     """
     usual = usual_range(device, work)
     if usual is not None:
@@ -176,7 +175,7 @@ def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphW
 
 
 def _planned(kernel: PlannedKernel, device: Device, factors: Factors) -> Range:
-    if kernel.kind == "collective":  # its time is that of the links
+    if kernel.kind == "collective":  # its time is the time of the links
         return NO_TIME
     once = kernel_range(device, factors, _work(kernel))
     if not kernel.reread_bytes:
@@ -210,7 +209,7 @@ def _work(kernel: PlannedKernel) -> KernelWork:
 
 
 def _written_sizes(shape: str | None) -> Sizes | None:
-    """``8x8192x2048x6144`` -> 8 products of 8192 rows, 6144 columns and 2048 between."""
+    """``8x8192x2048x6144`` -> 8 products of 8192 rows, 6144 columns and inner length 2048."""
     parts = (shape or "").split("x")
     if not 3 <= len(parts) <= 4 or not all(part.isdecimal() for part in parts):
         return None
@@ -219,7 +218,7 @@ def _written_sizes(shape: str | None) -> Sizes | None:
 
 
 def _category(op: GraphOp) -> Category:
-    """Of an op of a graph: as of one that ran, but that its kernels have no names."""
+    """Category of a graph op, as for an op that ran, but without kernel names."""
     if op.flops:
         return op_category(
             op.name, "attention" if "attention" in op.name else "convolution" if "conv" in op.name else "product"
@@ -231,7 +230,7 @@ def _category(op: GraphOp) -> Category:
 
 
 def _sizes(graph: OpGraph, op: GraphOp) -> Sizes | None:
-    """Of a product or of attention, from the shapes of its last, or its first, operands."""
+    """Sizes of a product from the shapes of its last two operands, of attention from the first two."""
     shapes = [graph.tensors[index].shape for index in op.inputs]
     if not op.flops or "conv" in op.name or len(shapes) < 2:
         return None
@@ -244,9 +243,9 @@ def _sizes(graph: OpGraph, op: GraphOp) -> Sizes | None:
 
 
 def launches(op: GraphOp) -> bool:
-    """Whether an op of a step is a kernel of the device's own.
+    """Whether an op of a step launches a kernel.
 
-    No view, no counter of steps (torch.optim keeps them on the host), and no exchange with other processes.
+    Views, step counters (torch.optim keeps them on the host) and exchanges with other processes do not.
     """
     if op.view or op.name.startswith(EXCHANGES):
         return False
@@ -254,7 +253,7 @@ def launches(op: GraphOp) -> bool:
 
 
 def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
-    """The ops of a graph as they would launch, each a kernel. Views and allocations are none."""
+    """The ops of a graph as kernels launched one by one. Views and allocations launch nothing."""
     flow = flow_of(graph)
     launched = [index for index, op in enumerate(graph.ops) if launches(op)]
     whole = Work(
@@ -267,7 +266,7 @@ def graph_work(graph: OpGraph, target: Target, float32_products: str) -> Work:
 
 
 def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Range, ...]:
-    """The time of each op of a graph; none for those that launch nothing of their own."""
+    """The time of each op of a graph; `NO_TIME` for ops that launch nothing."""
     factors, flow = factors_for(target), flow_of(graph)
     return tuple(
         kernel_range(
@@ -288,16 +287,16 @@ def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Ra
 
 
 def _dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str:
-    """What a product is computed in; of other ops that of their first operand, as of ops that ran."""
+    """Dtype in which a product is computed; for other ops the dtype of the first operand, as for ops that ran."""
     if op.flops or not op.inputs:
         return product_dtype(graph, op, float32_products) or ""
     return graph.tensors[op.inputs[0]].dtype
 
 
 def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | None:
-    """What a product is computed in: the dtype of its last operand, float32 as the program sets it.
+    """Dtype in which a product is computed: that of its last operand; float32 as the program sets it.
 
-    Attention is computed in that of its first: queries, or their gradient; its last may be sums in float32.
+    For attention the dtype of its first operand (queries, or their gradient), because the last may hold float32 sums.
     """
     if not op.inputs:
         return None
@@ -308,7 +307,7 @@ def product_dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str | N
 
 
 def together(parts: Iterable[tuple[Work, int]]) -> Work:
-    """Several in a row, each so many times."""
+    """The sum of several, each with its number of repetitions."""
     whole = Work()
     for work, times in parts:
         whole = Work(

@@ -1,4 +1,4 @@
-"""The modelled time of compiled programs on a target: ``estimate``, and ``calibrate`` where a run was measured."""
+"""Modelled time of compiled programs on a target: ``estimate``, and ``calibrate`` with a measured run."""
 
 from __future__ import annotations
 

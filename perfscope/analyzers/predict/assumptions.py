@@ -1,8 +1,9 @@
-"""The numbers between a vendor's peaks and what kernels usually reach, each with where it comes from.
+"""Factors between a vendor's peaks and typical kernels, each with its source.
 
-None was fitted to a program: ``docs/compile-model.md`` shows what they miss by. Kernels of a category that
-was measured on GPUs have curves instead (``efficiency.py``); ``calibrate`` puts measured times in their place, for one
-program and one device.
+They were not fitted to a program; ``docs/compile-model.md`` lists their errors. Categories of kernels that were
+measured
+on GPUs use curves instead (``efficiency.py``); ``calibrate`` replaces them by measured times, for one program and
+device.
 """
 
 from __future__ import annotations
@@ -17,55 +18,55 @@ from perfscope.analyzers.hlo.program import fused
 
 
 class Assumption(Struct, frozen=True, kw_only=True):
-    """A number that no program and no data sheet says."""
+    """A number that neither a program nor a data sheet contains."""
 
     name: str
     text: str
-    """What is assumed, with its numbers."""
+    """The assumption with its numbers."""
     source: str
 
 
 class Factors(Struct, frozen=True, kw_only=True):
-    """What the high end of a range is made with, and the few overheads of the low end. Times in ns."""
+    """Factors of the high end of a range, and the few overheads of the low end. Times in ns."""
 
     matrix: float
-    """Share of the peak that matrix products reach before waves and tiles are counted."""
+    """Share of the peak that matrix products reach, before the effects of waves and tiles."""
     vector: float
-    """Share of the ``float32`` peak (or of ``vector_flops``) that everything else reaches."""
+    """Share of the ``float32`` peak (or of ``vector_flops``) that other arithmetic reaches."""
     transcendental: float
-    """The like of ``exp``: share of the ``float32`` peak that results a second are."""
+    """Functions such as ``exp``: results per second as a share of the ``float32`` peak."""
     vector_per_matrix: float | None
-    """Where the vendor states no ``float32`` peak: vector FLOP/s over those of bfloat16 products."""
+    """If the vendor states no ``float32`` peak: vector FLOP/s relative to bfloat16 products."""
     memory: float
     """Share of the memory bandwidth that elementwise kernels reach."""
     strided: float
-    """The same of kernels that reorder, gather, cut or reduce."""
+    """The same for kernels that reorder, gather, cut or reduce."""
     cache_speedup: float
-    """Bandwidth of the shared cache over that of memory: the low end of what was written just before."""
+    """Bandwidth of the shared cache relative to memory: the low end for recently written data."""
     kernel: tuple[int, int]
-    """The shortest a kernel takes, low and high."""
+    """Shortest time of a kernel, low and high."""
     scalar: tuple[int, int]
-    """The same of an instruction on single numbers: a kernel on a GPU, a few cycles on a TPU."""
+    """The same for an instruction on single numbers: a kernel on a GPU, a few cycles on a TPU."""
     gap: tuple[int, int]
-    """Between two kernels of a stream, low and high."""
+    """Gap between two kernels of a stream, low and high."""
     host: tuple[int, int]
-    """The host's time to launch one kernel without command buffers, low and high; 0: it launches whole programs."""
+    """Host time to launch one kernel without command buffers, low and high; 0: whole programs are launched."""
     turn: tuple[int, int]
-    """Of a loop whose end the host has to read back each turn."""
+    """Time per iteration of a loop whose end the host must read back each time, low and high."""
     link: float
     """Share of the links' bandwidth that large collectives reach."""
     network: float
-    """Share of the network's."""
+    """Share of the network's bandwidth that they reach."""
     hop: tuple[int, int]
-    """Of one step between neighbours over fast links, low and high."""
+    """Latency of one step between neighbours over fast links, low and high."""
     far_hop: tuple[int, int]
-    """Of one step over the network."""
+    """Latency of one step over the network."""
     collective: tuple[int, int]
-    """Of any collective, beside its steps."""
+    """Latency of any collective in addition to its steps."""
     host_link: tuple[int, int]
-    """Bytes/s between a device and its host, low end and high end of the time (so the faster first)."""
+    """Bytes/s between a device and its host, for the low and high end of the time (so the faster first)."""
     tile: tuple[int, int]
-    """Rows and columns of a result that one core takes at a time."""
+    """Rows and columns of the result that one core computes at a time."""
     split: int
     """Length of the contraction from which libraries divide it among idle cores."""
 
@@ -156,17 +157,17 @@ _MEMORY = {
 
 
 def factors_for(target: Target) -> Factors:
-    """The factors for the target's vendor."""
+    """Return the factors for the target's vendor."""
     return vendor_factors(target.device.vendor)
 
 
 def vendor_factors(vendor: str) -> Factors:
-    """The factors for a vendor as the catalogue spells it; those of NVIDIA for others."""
+    """Return the factors for a vendor as named in the catalogue; NVIDIA's for unknown vendors."""
     return {"AMD": _AMD, "Google": _TPU}.get(vendor, _NVIDIA)
 
 
 def listed(target: Target, factors: Factors, *, collectives: bool, between_nodes: bool) -> tuple[Assumption, ...]:
-    """What a report says of them: those that can have mattered."""
+    """Assumptions that can have affected the estimate, for a report."""
     assumptions = [
         *_of_arithmetic(target, factors),
         *(_of_gpu if target.platform == "gpu" else _of_tpu)(target, factors),
@@ -222,7 +223,7 @@ def _of_gpu(target: Target, factors: Factors) -> Iterator[Assumption]:
     )
     yield Assumption(
         name="cache",
-        text="low end: what was written just before and fits the shared cache is read "
+        text="low end: data written just before and fits the shared cache is read "
         f"{factors.cache_speedup:g} times as fast as memory; high end: from memory",
         source="XLA's own cost model; measured on H100: 1.6 times in one direction, about 3 in both",
     )
@@ -255,7 +256,7 @@ def _of_links(target: Target, factors: Factors) -> Iterator[Assumption]:
     yield Assumption(
         name="placement",
         text="partition ids follow the devices' order: neighbours in a node, row by row in a slice",
-        source="how a mesh is laid over devices by default; a program does not say",
+        source="default mapping of a mesh to devices; a program does not contain it",
     )
 
 
@@ -275,13 +276,13 @@ def _us(pair: tuple[int, int]) -> str:
 
 
 BLIND_SPOTS: tuple[str, ...] = (
-    "waiting for one another: all devices come to each collective at the same moment",
+    "waiting for one another: all devices reach each collective at the same time",
     "no autotuning: compiled without a device, tile sizes are XLA's defaults, and products that a device would hand to "
     "cuBLAS or cuDNN are Triton kernels",
-    "caches: the low end takes the shared cache as perfect for what was written just before, the high end as absent",
+    "caches: the low end takes the shared cache as perfect for data written just before, the high end as absent",
     "clocks and power: boost clock throughout; devices under load run slower",
-    "contention: collectives and copies slow nothing down that runs beside them, and other jobs use no link",
-    "the host: input pipelines, Python, transfers and synchronization between programs are not in it",
+    "contention: collectives and copies do not slow down concurrent work, and other jobs use no link",
+    "the host: input pipelines, Python, transfers and synchronization between programs are not included",
 )
 
 
@@ -294,12 +295,12 @@ _STRIDED = frozenset(
 
 
 def is_strided(module: HloModule, instruction: Instruction) -> bool:
-    """It reorders, gathers, cuts, joins or reduces: not every load is of whole lines in a row."""
+    """Whether it reorders, gathers, cuts, joins or reduces, so that loads are not all of contiguous lines."""
     return any(instruction.opcode in _STRIDED for instruction in fused(module, instruction))
 
 
 def is_contended(module: HloModule, instruction: Instruction) -> bool:
-    """It adds to places that indices name, and nothing says that no two of them are equal: atomics may wait in line."""
+    """Whether it adds at indexed places that may coincide, so that atomics may queue."""
     return any(
         instruction.opcode == "scatter" and instruction.attributes.get("unique_indices") != "true"
         for instruction in fused(module, instruction)

@@ -1,7 +1,7 @@
-"""A modelled program held against a run of it: what the model misses by, and a range with measured times in it.
+"""Comparison of a modelled program with a measured run: the model's error, and a range with measured times.
 
-What was measured stands in the calibrated range as it was measured. What was not is priced by what instructions of its
-class reached, where enough of them were measured to say so, and keeps its modelled range where not; both are counted.
+The calibrated range uses measured times unchanged. Other instructions are priced by the efficiency that their class
+reached if enough of it was measured, and else keep their modelled range; both are counted.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from perfscope.analyzers.predict.spans import Range, ns_range
 from perfscope.model.intervals import union
 from perfscope.model.trace import MISSING, Trace
 
-# What a recording says of one run of a program: its length, and each instruction's time, to hold a model against.
+# One run of a program from a recording: its length and each instruction's time, for comparison with a model.
 
 
 class MeasuredRun(Struct, frozen=True, kw_only=True):
-    """One run of a program as recorded. Times in ns."""
+    """A recorded run of a program. Times in ns."""
 
     step_ns: int
-    """Median over runs and devices from the first begin to the last end; where runs are not told apart, ``busy_ns``."""
+    """Median over runs and devices from first begin to last end; ``busy_ns`` if runs cannot be separated."""
     busy_ns: int
-    """The like of the time in which anything ran."""
+    """The same for the time in which anything ran."""
     runs: int
     devices: int
     apart: bool
-    """False: runs are not told apart in the recording, gaps between instructions are in no number."""
+    """False: runs cannot be separated in the recording, so gaps between instructions are not included."""
     instructions: Mapping[tuple[str, str], float]
-    """Mean time of a run of each instruction, by computation and name. Of collectives on several devices the shortest
-    of each run: that of the device which came last and waited for none."""
+    """Mean time of a run of each instruction, by computation and name. For collectives on several devices the shortest
+    of
+        each run, which is that of the last device, because it did not wait."""
 
 
 def measured_run(trace: Trace, module: HloModule) -> MeasuredRun | None:
-    """What the trace says of a module of it; ``None`` where it did not run, or nothing says how often."""
+    """The recorded run of a module; ``None`` if it did not run, or its number of runs is unknown."""
     index = module_index(trace, module)
     ran = trace.fact(executions).get(index)
     cost = trace.fact(hlo_costs)[index]
@@ -86,7 +87,7 @@ def measured_run(trace: Trace, module: HloModule) -> MeasuredRun | None:
 
 
 def _spans(trace: Trace, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> tuple[list[int], list[int]] | None:
-    """Length and busy time of each run on each device; ``None`` where some row tells no run."""
+    """Length and busy time of each run on each device; ``None`` if some row lacks its run."""
     ops = trace.rows["hlo_ops"]
     runs = ops["run_id"][rows]
     if (runs == MISSING).any():
@@ -104,7 +105,7 @@ def _spans(trace: Trace, rows: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) 
 
 
 def _last_to_come(trace: Trace, module: HloModule, name: str) -> float | None:
-    """Mean over runs of the shortest time of an instruction on any device; ``None`` where runs are not told apart."""
+    """Mean over runs of an instruction's shortest time on any device; ``None`` if runs cannot be separated."""
     ops = trace.rows["hlo_ops"]
     rows = rows_of(trace, module, [name])
     if not len(rows) or (ops["run_id"][rows] == MISSING).any():
@@ -123,13 +124,13 @@ def _last_to_come(trace: Trace, module: HloModule, name: str) -> float | None:
 
 
 FEWEST = 5
-"""Measured instructions of a class below which its efficiency is shown and not used."""
+"""Fewest measured instructions of a class for its efficiency to be used; with fewer it is only shown."""
 
 Group = Literal["products", "memory-bound", "collectives", "launches", "other"]
 
 
 class InstructionError(Struct, frozen=True, kw_only=True):
-    """One instruction, modelled and measured, each time it runs."""
+    """An instruction, modelled and measured, per run."""
 
     row: Row
     group: Group
@@ -137,18 +138,18 @@ class InstructionError(Struct, frozen=True, kw_only=True):
 
     @property
     def inside(self) -> bool:
-        """Whether the range held."""
+        """Whether the measured time is inside the range."""
         return self.row.once.low <= self.measured_ns <= self.row.once.high
 
     @property
     def off_ns(self) -> float:
-        """Time outside the range in all its runs: above it positive, below it negative, 0 inside."""
+        """Time outside the range over all runs: positive above, negative below, 0 inside."""
         above = max(0.0, self.measured_ns - self.row.once.high)
         return (above or min(0.0, self.measured_ns - self.row.once.low)) * self.row.runs
 
 
 class GroupError(Struct, frozen=True, kw_only=True):
-    """Instructions of a kind together."""
+    """The instructions of a kind."""
 
     group: Group
     instructions: int
@@ -156,44 +157,44 @@ class GroupError(Struct, frozen=True, kw_only=True):
     modelled: Range
     inside: int
     share: float
-    """Low end over measured time, all together: the share of the peaks that was reached."""
+    """Sum of the low ends over sum of the measured times: the share of the peaks that was reached."""
     low_share: float
-    """A quarter of the instructions reached less."""
+    """Lower quartile of the instructions."""
     high_share: float
-    """A quarter reached more."""
+    """Upper quartile of the instructions."""
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
-    """What a run of the program says of its model."""
+    """Comparison of a program's model with a run of it."""
 
     program: str
     matched: Literal["the same program", "the same name"]
     differences: tuple[str, ...]
-    """What the measured program has that the modelled one has not, and the other way round."""
+    """Parts that only the measured or only the modelled program has."""
     run: MeasuredRun
     modelled: Range
-    """The step as modelled."""
+    """The modelled step."""
     calibrated: Range
-    """The step with measured times in it."""
+    """The step with measured times."""
     instructions: tuple[InstructionError, ...]
-    """The most time outside its range first."""
+    """Most time outside its range first."""
     groups: tuple[GroupError, ...]
     not_measured: int
     """Instructions without a measured time."""
     by_group: int
-    """Of them, those that the calibrated range prices by what their group reached."""
+    """Number of these that the calibrated range prices by their group's efficiency."""
 
     @property
     def inside(self) -> bool:
-        """Whether the measured step lies in the modelled range."""
+        """Whether the measured step is inside the modelled range."""
         return self.modelled.low <= self.run.step_ns <= self.modelled.high
 
 
 def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibration | None:
-    """``modelled`` held against ``trace``; ``module``: what was modelled.
+    """Compare ``modelled`` with ``trace``; ``module``: the modelled program.
 
-    The recorded program is the module itself, one of the same content, or else the only one of its name; what differs
-    is said. ``None`` where the trace holds no such program that ran.
+    The recorded program is the module itself, one with the same content, or the only one with its name; differences are
+    listed. ``None`` if the trace has no run of such a program.
     """
     measured = _measured_module(module, trace)
     if measured is None:
@@ -242,7 +243,7 @@ def _plain(name: str) -> str:
 
 
 def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
-    """All that a program computes, whatever spelled it."""
+    """The content of a program, independent of names and formatting."""
     return frozenset(
         (
             computation.name,
@@ -259,7 +260,7 @@ def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
 def _joined(
     module: HloModule, recorded: HloModule, run: MeasuredRun, *, same: bool
 ) -> tuple[dict[tuple[str, str], float], list[str]]:
-    """Measured times by the modelled program's own instructions; an instruction of another shape is another one."""
+    """Measured times by the modelled program's instructions; instructions with another shape do not match."""
     if same:
         return dict(run.instructions), []
     times = {}
@@ -287,7 +288,7 @@ def _joined(
 
 
 def _comparable(row: Row, modelled: Estimate) -> bool:
-    """Starts of asynchronous work on a TPU are recorded as moments, not for as long as they move data."""
+    """Starts of asynchronous work are not comparable: a TPU records them as instants, not with their transfer time."""
     return not (modelled.target.platform == "tpu" and row.opcode.endswith("-start"))
 
 
@@ -301,7 +302,7 @@ def _group(row: Row) -> Group:
 
 
 def groups_of(errors: Sequence[InstructionError]) -> tuple[GroupError, ...]:
-    """Instructions by kind, the most measured time first; those that took no time are left out."""
+    """Instructions by kind, longest measured time first; instructions without time are left out."""
     result: dict[Group, list[InstructionError]] = {}
     for error in errors:
         if error.measured_ns > 0:
@@ -330,7 +331,7 @@ def groups_of(errors: Sequence[InstructionError]) -> tuple[GroupError, ...]:
 def _prices(
     modelled: Estimate, errors: Sequence[InstructionError], usable: Mapping[Group, GroupError]
 ) -> tuple[dict[tuple[str, str], Range], int]:
-    """Times for the calibrated range by computation and instruction, and how many of them are by group."""
+    """Times for the calibrated range by computation and instruction, and the number priced by group."""
     prices = {
         (error.row.computation, error.row.name): ns_range(error.measured_ns, error.measured_ns) for error in errors
     }
@@ -346,5 +347,5 @@ def _prices(
 
 
 def bounded(calibration: Calibration, most: int) -> Calibration:
-    """The calibration with its worst instructions alone."""
+    """The calibration with its worst instructions only."""
     return replace(calibration, instructions=calibration.instructions[:most])

@@ -38,7 +38,7 @@ from perfscope.analyzers.predict.spans import Range, ns_range
 
 
 class TorusTime(Struct, frozen=True, kw_only=True):
-    """Seconds without latency, and steps between neighbours."""
+    """Seconds without latency, and number of steps between neighbours."""
 
     low: float
     high: float
@@ -94,7 +94,7 @@ def torus_seconds(kind: str, moved: int, group: tuple[int, ...], target: Target)
 
 
 def _lengths(group: tuple[int, ...], target: Target) -> tuple[int, ...]:
-    """Different places of the group along each axis; ids count up row by row, the last axis fastest.
+    """Number of the group's positions along each axis; ids count row by row, the last axis fastest.
 
     Chips of two devices (TPU7x) hold two neighbouring ids.
     """
@@ -117,7 +117,7 @@ def _closes(target: Target, axis: int, length: int) -> bool:
 
 
 REDUCED_FASTER = 1.3
-"""What in-network reduction gains in practice; by its bytes it would be twice (How to Scale Your Model, 2025)."""
+"""Practical gain of in-network reduction; by its bytes it would be 2 (How to Scale Your Model, 2025)."""
 
 
 class CollectiveRange(Struct, frozen=True, kw_only=True):
@@ -129,18 +129,18 @@ class CollectiveRange(Struct, frozen=True, kw_only=True):
     devices: int
     nodes: int
     known: bool
-    """False: what joins the devices is not known; the time is that of the steps alone."""
+    """False: the link between the devices is unknown; the time is latency only."""
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
-    """What is exchanged, whatever program asks for it."""
+    """An exchange, independent of the program that requests it."""
 
     kind: str
-    """``all-reduce`` and so on, as XLA names them."""
+    """``all-reduce`` and so on, named as in XLA."""
     bytes: int
     """``S``."""
     group: tuple[int, ...]
-    """Devices that take part, by their number in the target."""
+    """Participating devices, by their number in the target."""
 
 
 def collective_range(collective: Collective, target: Target, factors: Factors) -> CollectiveRange:
@@ -188,7 +188,7 @@ def exchange_range(exchange: Exchange, target: Target, factors: Factors) -> Coll
 
 
 def _group(collective: Collective, target: Target) -> tuple[int, ...]:
-    """Devices of one exchange, the group that spans most nodes; of a permute, a pair that does."""
+    """Devices of one exchange: the group that spans most nodes; for a permute, such a pair."""
     if collective.kind == "collective-permute":
         ids = dims_of(collective.op.attributes.get("source_target_pairs", ""))
         pairs = list(zip(ids[::2], ids[1::2], strict=False))
@@ -214,7 +214,7 @@ def _inside(
         low = min(low, exchange.bytes * (inside + 1) / inside / bandwidth)
         high = high / REDUCED_FASTER
     if node is not None and node.joined == "mesh" and node.ports:
-        # a link from each to each: a ring of few devices, and a pair, have a part of the links
+        # links between every pair: a ring of few devices, or a pair, has only part of the links
         used = min(node.ports, max(1, inside - 1))
         low = low * node.ports / used
         high = high * node.ports / (1 if exchange.kind == "collective-permute" else used)
@@ -222,7 +222,7 @@ def _inside(
 
 
 def _sent(kind: str, devices: int, inside: int) -> float:
-    """Bytes each device sends to others of its node, over ``S``."""
+    """Bytes each device sends within its node, relative to ``S``."""
     share = (inside - 1) / inside if inside else 0.0
     if kind == "all-reduce":
         return 2 * share
@@ -246,7 +246,7 @@ def _between(exchange: Exchange, nodes: int, devices: int, *, optimal: bool) -> 
 
 
 def _steps(kind: str, devices: int) -> tuple[int, int]:
-    """Steps between neighbours: a tree's at the least; a ring's, or a tree's of a library that chooses, at the most."""
+    """Steps between neighbours: a tree's at least; at most a ring's, or a tree's if the library chooses."""
     if devices < 2:
         return 0, 0
     if kind in ("all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast"):
@@ -285,7 +285,7 @@ _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 def held_collective(module: HloModule, computation: Computation, row: InstructionCost) -> Collective | None:
-    """The collective that a fusion sends bytes for: it begins there, or runs there from begin to end."""
+    """The collective whose bytes a fusion sends: it begins in the fusion, or runs in it from begin to end."""
     instruction = row.instruction
     if instruction.opcode != "fusion" or not row.once.wire_bytes or not instruction.called:
         return None

@@ -1,4 +1,4 @@
-"""Kinds of kernels that reach alike shares of the roofline, and what one kind reaches."""
+"""Categories of kernels with similar shares of the roofline, and the efficiency curve of a category."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Category = Literal[
     "product", "attention", "attention backward", "convolution", "convolution backward", "norm", "norm backward",
     "batch norm", "batch norm backward", "softmax", "reduction", "elementwise", "strided", "join", "gather", "copy",
 ]  # fmt: skip
-"""``elementwise``: whole lines in a row; ``strided``: an elementwise kernel over strides or broadcasts, a
-change of layout; ``join``: ``cat``, ``stack``; ``gather``: embedding and indexed
-reads and writes; ``copy``: the copy engine inside a device."""
+"""``elementwise``: contiguous lines; ``strided``: an elementwise kernel over strides or broadcasts, a change of layout;
+``join``: ``cat``, ``stack``; ``gather``: embedding and indexed reads and writes; ``copy``: the copy engine inside a
+device."""
 
 PRODUCTS: frozenset[Category] = frozenset(
     ["product", "attention", "attention backward", "convolution", "convolution backward"]
@@ -20,28 +20,28 @@ PRODUCTS: frozenset[Category] = frozenset(
 
 
 class Curve(Struct, frozen=True, kw_only=True):
-    """Of one category on the devices of one architecture, or of all of one vendor."""
+    """The curve of a category on devices of one architecture, or of one vendor."""
 
     devices: str
     """``sm_90a``, or the vendor."""
     category: Category
     float32: bool
-    """Of products without TF32 and 16-bit units."""
+    """For products without TF32 and 16-bit units."""
     floor: int
-    """Of a kernel beside its work, ns."""
+    """Fixed time of a kernel, ns."""
     matrix: float
-    """Share of the peak of products."""
+    """Share of the peak of matrix products."""
     memory: float
     """Share of the memory bandwidth."""
     elements: float
-    """Elements that a core moves in a cycle where they are moved one by one; 0: not bound by them."""
+    """Elements per core and cycle if elements are moved one by one; 0: not a limit."""
     half: int
-    """Length of a sequence at which attention reaches half of ``matrix``; 0: at any."""
+    """Sequence length at which attention reaches half of ``matrix``; 0: at any length."""
     small: tuple[float, float]
-    """Ends over the middle where the floor is the longer part."""
+    """Ends relative to the middle if the fixed time dominates."""
     large: tuple[float, float]
-    """The same of the others."""
+    """Ends relative to the middle otherwise."""
     shapes: int
-    """Different ops with their shapes that it was fitted to."""
+    """Number of distinct ops with shapes used in the fit."""
     kernels: int
-    """Measured calls of them."""
+    """Number of measured calls of these."""

@@ -1,16 +1,17 @@
-"""The time of one kernel as a range, from curves fitted to measured kernels: how much of the roofline it reaches.
+"""The time of one kernel as a range, from curves of the share of the roofline that measured kernels reach.
 
-The middle of a range is a fixed time of a kernel, and its work at a share of the peaks::
+The middle of a range is a kernel's fixed time plus its work at a share of the peaks::
 
     middle = floor + max(products / (matrix * waves * length), bytes / memory, element cycles / elements)
 
-``waves``: share of the cores that tiles of a product keep busy. ``length``: of attention, ``n / (n + half)`` of its
-shorter sequence. ``element cycles``: of kernels that are not vectorised, which move an element at a time whatever its
-size. So the share of the roofline that is reached grows with size, as measured ones do. The ends are the middle times
-two factors: nine in ten of the kernels that the curve was fitted to lie between them. There are two pairs: for kernels
-that are mostly floor, and for those that are mostly work.
+``waves``: share of the cores kept busy by the tiles of a product. ``length``: for attention, ``n / (n + half)`` of its
+shorter sequence. ``element cycles``: for kernels that are not vectorised and move one element at a time, whatever its
+size. So the reached share of the roofline grows with size, as in measurements. The ends are the middle times two
+factors
+that contain nine in ten of the fitted kernels. There are two pairs of factors: for kernels dominated by the fixed time,
+and for the others.
 
-The curves are in ``curves.py``, written by ``python -m tools.calibration --fit`` from the files that are listed there.
+The curves are in ``curves.py``, written by ``python -m tools.calibration --fit`` from the files listed there.
 """
 
 from __future__ import annotations
@@ -30,28 +31,29 @@ from perfscope.model.collectives import element_size
 
 TILE = (128, 128)
 SPLIT = 256
-"""Tile of a product, and the length of a contraction from which it is divided among idle cores."""
+"""Tile of a product, and length of a contraction from which it is divided among idle cores."""
 VECTOR = 16
-"""Bytes of one vectorised access; a product whose rows are no multiple of it reads and writes them one by one."""
+"""Bytes of a vectorised access; a product whose rows are not a multiple of it accesses elements one by one."""
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """What a kernel, or the kernels of one op, compute and move."""
+    """Arithmetic and bytes of a kernel, or of the kernels of one op."""
 
     category: Category
     bytes: int
     flops: int = 0
-    """Of matrix products."""
+    """FLOPs of matrix products."""
     dtype: str = ""
-    """Of what is multiplied, or moved, as torch or XLA spell it; ``float32``: of products without TF32."""
+    """Dtype of the operands, named as in torch or XLA; ``float32``: products without TF32."""
     sizes: Sizes | None = None
-    """Of the largest product; of attention queries, keys and heads; of a convolution as a product of its windows."""
+    """Sizes of the largest product; of attention queries, keys and heads; of a convolution as a product of its windows.
+    """
     ideal_ns: float | None = None
-    """Least time of its products at the peaks, where they are of several dtypes."""
+    """Least time of its products at the peaks, if they have several dtypes."""
 
     @property
     def is_float32(self) -> bool:
-        """Its products run on units for float32."""
+        """Whether its products run on float32 units."""
         return bool(self.flops) and self.dtype in ("float32", "f32", "float64", "f64")
 
 
@@ -61,9 +63,9 @@ _NEAREST = {
 
 
 def kernel_curve(device: Device, work: Work, curves: Sequence[Curve] = CURVES) -> Curve | None:
-    """The curve of the device's architecture, else of the nearest one that was measured, else of its vendor.
+    """The curve of the device's architecture, else of the nearest measured one, else of its vendor.
 
-    ``None`` where none was fitted.
+    ``None`` without a fitted curve.
     """
     plain = work.category in PRODUCTS and work.is_float32
     for devices in (device.architecture, _NEAREST.get(device.architecture or ""), device.vendor):
@@ -74,7 +76,7 @@ def kernel_curve(device: Device, work: Work, curves: Sequence[Curve] = CURVES) -
 
 
 def curve_parts(curve: Curve, device: Device, work: Work) -> tuple[float, float]:
-    """(floor, time of the work) in ns. ``ValueError`` where the device has no peak for the products of the work."""
+    """(floor, time of the work) in ns. ``ValueError`` if the device has no peak for the products."""
     arithmetic = 0.0
     if work.flops:
         products = products_ns(device, work)
@@ -88,7 +90,7 @@ def curve_parts(curve: Curve, device: Device, work: Work) -> tuple[float, float]
 
 
 def element_cycles_ns(device: Device, work: Work) -> float:
-    """Time of the elements of some work at one per core and cycle; 0 where they are moved as vectors, or not known."""
+    """Time to move the elements at one per core and cycle; 0 if they are moved as vectors, or unknown."""
     size = 4 if work.dtype == "tf32" else element_size(work.dtype) or ITEM_BITS.get(work.dtype, 0) // 8
     if not size or not device.cores or not device.clock_hz or work.category == "elementwise":
         return 0.0
@@ -99,7 +101,7 @@ def element_cycles_ns(device: Device, work: Work) -> float:
 
 
 def ideal_ns(device: Device, work: Work) -> float:
-    """Least time of the products of some work at the peak. ``ValueError`` without a peak."""
+    """Least time of the products at the peak. ``ValueError`` without a peak."""
     ideal = flops_ns(device, work.flops, work.dtype, "highest") if work.ideal_ns is None else work.ideal_ns
     if ideal is None:
         raise ValueError(f"{device.name}: no peak of {work.dtype}")
@@ -107,23 +109,23 @@ def ideal_ns(device: Device, work: Work) -> float:
 
 
 def products_ns(device: Device, work: Work) -> float:
-    """Least time of the products of some work in whole waves of tiles. ``ValueError`` without a peak."""
+    """Least time of the products in whole waves of tiles. ``ValueError`` without a peak."""
     ideal = ideal_ns(device, work)
     sizes = work.sizes
     if sizes is None or not device.cores:
         return ideal
     if not work.category.startswith("attention"):
         return ideal / wave_share(sizes, tile=TILE, cores=device.cores, split=SPLIT)
-    # a core takes a tile of queries of one head and goes over all keys
+    # a core computes a tile of queries of one head over all keys
     heads = Sizes(batch=sizes.batch, rows=sizes.rows, columns=min(sizes.inner, TILE[1]), inner=sizes.columns)
     return ideal / wave_share(heads, tile=TILE, cores=device.cores, split=0)
 
 
 def usual_range(device: Device, work: Work, curves: Sequence[Curve] = CURVES) -> Range | None:
-    """Between the ends nine in ten measured kernels lie; ``None`` without a curve or a peak.
+    """The range that contains nine in ten measured kernels; ``None`` without a curve or a peak.
 
-    Nothing multiplies faster than the peak, and what does not fit the shared cache is moved no faster than memory is:
-    a range below that is moved up to it, and one that is partly below is cut.
+    No product is faster than the peak, and data that exceeds the shared cache is not faster than memory: the range is
+    limited accordingly.
     """
     curve = kernel_curve(device, work, curves)
     if curve is None:

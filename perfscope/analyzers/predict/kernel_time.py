@@ -1,8 +1,9 @@
-"""The time of one run of one instruction on a device as a range, collectives aside.
+"""Time of one run of an instruction on a device as a range; collectives are elsewhere.
 
-What measured kernels of its category take (``efficiency.py``). Where none was measured, ``max(arithmetic, bytes)`` and
-never shorter than a kernel: at the peaks for the low end, at the assumed shares of them for the high end. The low end
-reads what was written just before out of the shared cache.
+From measured kernels of its category (``efficiency.py``), else ``max(arithmetic, bytes)``, but no shorter than a
+kernel:
+at the peaks for the low end, at assumed shares of them for the high end. The low end reads recently written data from
+the shared cache.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from perfscope.analyzers.predict.spans import Range, ns_range
 
 
 def sizes_of(module: HloModule, computation: Computation, instruction: Instruction) -> Sizes | None:
-    """Of the largest product an instruction holds; ``None`` if none can be told (convolutions, unknown calls)."""
+    """Sizes of the largest product in an instruction; ``None`` if unknown (convolutions, unknown calls)."""
     every = list(_sizes(module, computation, instruction))
     return max(every, key=lambda sizes: sizes.flops, default=None)
 
@@ -109,7 +110,7 @@ _UNIT = 128
 
 
 _SCALAR = 64
-"""Bytes up to which an instruction that yields one number works on single numbers."""
+"""Largest size in bytes at which an instruction that yields one number works on single numbers."""
 
 
 class KernelTime(Struct, frozen=True, kw_only=True):
@@ -117,9 +118,9 @@ class KernelTime(Struct, frozen=True, kw_only=True):
 
     time: Range
     bound: Bound
-    """What the high end is made of. ``launch``: the shortest a kernel takes."""
+    """Dominant part of the high end. ``launch``: the shortest time of a kernel."""
     known: bool
-    """False: some of its arithmetic, or the peak for it, is not known; the time is that of the rest, at the least."""
+    """False: part of its arithmetic, or its peak, is unknown; the time is a lower bound from the rest."""
 
 
 def kernel_time(
@@ -133,9 +134,9 @@ def kernel_time(
     cached: int = 0,
     blocks: int | None = None,
 ) -> KernelTime:
-    """One run of an instruction that is no collective.
+    """Time of one run of an instruction other than a collective.
 
-    ``cached``: of its bytes, those that may still lie in the shared cache. ``blocks``: of its grid, where known.
+    ``cached``: bytes that may still be in the shared cache. ``blocks``: of its grid, if known.
     """
     products = products_ns(cost, device)
     known = not cost.unknown and products is not None
@@ -171,7 +172,7 @@ _CATEGORIES: tuple[tuple[frozenset[str], Category], ...] = (
     (frozenset({"concatenate"}), "join"),
     (frozenset({"reduce", "reduce-window", "select-and-scatter"}), "reduction"),
 )
-"""By opcode, the first that an instruction or its fusion holds."""
+"""By opcode: the first one that an instruction or its fusion contains."""
 
 
 def _work(
@@ -199,11 +200,11 @@ def _work(
 
 
 def _as_measured(device: Device, work: KernelWork, peaks: Range, *, near: int, fill: float) -> Range | None:
-    """What measured kernels of the category take; ``None`` where none was measured.
+    """Time from measured kernels of the category; ``None`` without measurements.
 
-    The curves are of kernels that PyTorch ran. XLA tunes its products, so those may reach the peak (the low end of
-    ``peaks``); what it fuses may reach what an elementwise kernel does. ``near``: bytes that the cache saves at the low
-    end. ``fill``: share of the cores at work, at the high end.
+    The curves describe kernels of PyTorch. XLA tunes its products, so these may reach the peak (low end of ``peaks``);
+    its fusions may reach the efficiency of an elementwise kernel. ``near``: bytes saved by the cache at the low end.
+    ``fill``: share of the cores at work, at the high end.
     """
     slow = usual_range(device, replace(work, bytes=round(work.bytes / fill)))
     fast = usual_range(device, KernelWork(category="elementwise", bytes=work.bytes - near))
@@ -213,15 +214,15 @@ def _as_measured(device: Device, work: KernelWork, peaks: Range, *, near: int, f
 
 
 def between(low: Roof, high: Roof, shortest: tuple[int, int]) -> Range:
-    """The time of a kernel: from ``low``, but never shorter than a kernel is, to ``high`` behind the launch of one."""
+    """The range of a kernel: from ``low``, but no shorter than a kernel, to ``high`` plus a launch."""
     return ns_range(max(low.roof_ns, shortest[0]), high.roof_ns + shortest[1])
 
 
 def _slow_vector_ns(device: Device, factors: Factors, flops: int, transcendentals: int) -> float:
-    """Time of arithmetic outside of matrix products, in the assumed shares of the vector peak."""
+    """Time of arithmetic outside matrix products, at the assumed shares of the vector peak."""
     plain = device.peak_flops.get("float32")
     if plain is None and factors.vector_per_matrix is not None:
-        # units of 256 rows make twice as many FLOPs beside the same vector unit as those of 128
+        # units of 256 rows have twice the FLOPs of units of 128 with the same vector unit
         share = factors.vector_per_matrix * _UNIT / _UNITS.get(device.name, _UNIT)
         plain = round(device.peak_flops.get("bfloat16", 0) * share)
     return (flops / factors.vector + transcendentals / factors.transcendental) * NS / plain if plain else 0.0
@@ -230,7 +231,7 @@ def _slow_vector_ns(device: Device, factors: Factors, flops: int, transcendental
 def _filled(
     module: HloModule, computation: Computation, instruction: Instruction, device: Device, factors: Factors
 ) -> float:
-    """Share of the device's matrix units that a product keeps busy; 1 where its sizes are not known."""
+    """Share of the device's matrix units that a product keeps busy; 1 if its sizes are unknown."""
     sizes = sizes_of(module, computation, instruction)
     if sizes is None:
         return 1.0
@@ -241,16 +242,15 @@ def _filled(
     return wave_share(sizes, tile=factors.tile, cores=device.cores, split=factors.split)
 
 
-# Bytes that may still lie in a device's shared cache when an instruction reads them: small values just written.
+# Bytes that may still be in the shared cache when an instruction reads them: recently written small values.
 #
-# An upper bound for the low end of a range: the cache is taken as perfect, the last bytes moved as those it holds.
+# An upper bound for the low end of a range: it assumes a perfect cache that holds the bytes moved last.
 
 
 def cached_bytes(computation: Computation, cost: ModuleCost, cache: int | None) -> Mapping[str, int]:
-    """Of the bytes of each instruction of a computation, those that may come from or stay in the cache.
+    """By instruction of a computation: bytes that may come from the cache or stay in it.
 
-    Where one run of the computation moves no more than the cache holds, all of it: the next turn, or the next step,
-    finds it there.
+    If one run of the computation moves no more than the cache holds, all bytes: the next iteration or step finds them.
     """
     if not cache:
         return {}

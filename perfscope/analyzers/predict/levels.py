@@ -1,9 +1,9 @@
-"""A compiled program as tasks on streams: one level a computation that runs; loops and calls are tasks around others.
+"""A compiled program as tasks on streams: one level per computation; loops and calls are tasks with inner levels.
 
-GPU programs as XLA's runtime runs them: one stream of kernels; a collective begins on a communication stream when all
-that was launched before it is done, and what follows its done waits for it. A collective that is marked synchronous, or
-was never split, holds everything up. A loop whose trip count the compiler wrote down does not run its condition. TPU
-programs alike, with copies and collectives beside the core.
+GPU programs run as in XLA's runtime: one stream of kernels; a collective begins on a communication stream when all
+earlier launches are done, and the work after its ``done`` waits for it. A collective that is marked synchronous, or was
+never split, blocks everything. A loop with a known trip count does not run its condition. TPU programs are similar,
+with copies and collectives parallel to the core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfscope.analyzers.predict.spans import NO_TIME, Kind, Parts, Played, Rang
 Class = Literal["product", "memory", "collective", "copy", "library call", "call"]
 
 COMPUTE, COPIES, SIDE, COLLECTIVES, PAIRS, TO_HOST, FROM_HOST = range(7)
-"""Streams. Those that a thunk sequence names follow."""
+"""Streams. The streams named in a thunk sequence follow."""
 
 _RUNS = frozenset({"while", "conditional", "call"})
 _HOST = 5
@@ -37,7 +37,7 @@ _HOST = 5
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One instruction that runs, as a task. Ranges are of one run."""
+    """An instruction that runs, as a task. Ranges are for one run."""
 
     instruction: Instruction
     cost: InstructionCost
@@ -53,11 +53,11 @@ class Piece(Struct, frozen=True, kw_only=True):
     contended: bool = False
     """A scatter whose indices may be equal."""
     blocks: bool = False
-    """Everything behind it waits for it."""
+    """Whether all later work waits for it."""
     inside: tuple[tuple[Level, int], ...] = ()
-    """What a loop, a branch or a call runs, and how often."""
+    """Levels that a loop, branch or call runs, with their numbers of runs."""
     turns: Range = NO_TIME
-    """Of them, gaps between turns."""
+    """Gaps between the iterations of the loop."""
 
 
 class Level(Struct, frozen=True, kw_only=True):
@@ -68,13 +68,13 @@ class Level(Struct, frozen=True, kw_only=True):
     low: Played
     high: Played
     parts: tuple[Parts, Parts]
-    """Low and high, with what loops and calls are made of in their place."""
+    """Low and high, with loops and calls replaced by their parts."""
     launches: int
-    """Kernels, copies and collectives of one run, those of loops as often as they run."""
+    """Kernels, copies and collectives of one run, counting every iteration of loops."""
 
     @property
     def time(self) -> Range:
-        """Of one run."""
+        """Time of one run."""
         return Range(low=self.parts[0].total, high=max(self.parts[0].total, self.parts[1].total))
 
 
@@ -89,7 +89,7 @@ class Levels:
         thunks: Thunks | None,
         times: Mapping[tuple[str, str], Range] | None = None,
     ) -> None:
-        """``thunks``: of the same module, or None. ``times``: of instructions that are known better than modelled."""
+        """``thunks``: of the same module, or None. ``times``: instructions with better values than the model's."""
         self._times = times or {}
         self._cost = cost
         self._module = cost.module
@@ -107,11 +107,11 @@ class Levels:
 
     @property
     def streams(self) -> Mapping[str, int]:
-        """Number of each communication stream that the thunk sequence names."""
+        """Number of each communication stream named in the thunk sequence."""
         return self._stream_ids
 
     def entry(self) -> Level:
-        """One run of the module: callees are built before what calls them, so that no depth of calls is too deep."""
+        """One run of the module. Callees are built before callers, so that deep calls need no recursion."""
         for name in callees_first(self._module, lambda instruction: instruction.opcode in _RUNS):
             self._levels[name] = self._built(self._module.computations[name])
         return self._levels[self._module.entry]
@@ -223,7 +223,7 @@ class Levels:
         turns = NO_TIME
         if instruction.opcode == "conditional":
             levels = [self._levels[name] for name in instruction.called]
-            # the cheapest at the low end, the most expensive at the high end: they are levels of their own there
+            # the cheapest branch at the low end, the most expensive at the high end: the levels differ
             chosen = max(levels, key=lambda level: level.time.high)
             inside: tuple[tuple[Level, int], ...] = ((chosen, 1),)
             time = Range(low=min(level.time.low for level in levels), high=chosen.time.high)
@@ -278,12 +278,12 @@ def _task(piece: Piece, *, high: bool) -> Task:
 
 
 def _made_of(piece: Piece, *, high: bool) -> Parts:
-    """What a loop or call adds to the parts of the level it stands in, in place of its time as one task."""
+    """Parts that a loop or call adds to its enclosing level, in place of its time as one task."""
     total = Parts(gaps=piece.turns.high if high else piece.turns.low)
     for level, count in piece.inside:
         total = total + _held(level, high=high).times(count)
     time = piece.time.high if high else piece.time.low
-    if total.total != time:  # of a conditional the cheapest branch: what it is made of is kept as compute
+    if total.total != time:  # the cheapest branch of a conditional: its parts count as compute
         total = Parts(compute=time)
     return replace(total, compute=total.compute - time)
 
@@ -309,5 +309,5 @@ def _class(instruction: Instruction, row: InstructionCost) -> Class:
 
 
 def _kernel(name: str) -> str:
-    """What XLA calls the kernel of an instruction."""
+    """XLA's name of an instruction's kernel."""
     return name.replace(".", "_").replace("-", "_")

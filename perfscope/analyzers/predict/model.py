@@ -1,4 +1,4 @@
-"""What ``estimate`` answers: one run of a program on a target, modelled, as a range."""
+"""The result of ``estimate``: one modelled run of a program on a target, as a range."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from perfscope.model.finding import Where
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One launched instruction."""
+    """A launched instruction."""
 
     computation: str
     name: str
     opcode: str
     what: Class
     where: Where
-    """The user's line, with primitive and scope; of what XLA added the line it serves."""
+    """The user's line, with primitive and scope; for an instruction added by XLA the line that needs it."""
     once: Range
-    """Each time it runs, ns."""
+    """Time per run, ns."""
     runs: int
-    """In one run of the program."""
+    """Runs per run of the program."""
     runs_exact: bool
-    """False: around it is a loop of unknown length, counted once."""
+    """False: it is in a loop of unknown length, counted as one iteration."""
     bound: Bound
     known: bool
-    """False: its time is not known; what is shown is the least that follows from its bytes, and the launch."""
+    """False: its time is unknown; the value is a lower bound from its bytes and launch."""
     stream: str
-    """``compute``, ``copies``, ``collectives``, ``pairs``, or as the thunk sequence names it."""
+    """``compute``, ``copies``, ``collectives``, ``pairs``, or a name from the thunk sequence."""
     exposed: Range
-    """Of all its runs, the time in which nothing else of the program's own work ran; of kernels, their time."""
+    """Time of all its runs in which no other work of the program ran; for kernels their time."""
     on_path: bool
-    """Its end decides the end of the program, at the high end of the range."""
+    """Its end determines the end of the program, at the high end of the range."""
     flops: int
     bytes: int
-    """Through device memory, each time."""
+    """Bytes through device memory per run."""
     wire_bytes: int
     added: bool = False
-    """No line of the program names it: XLA added it."""
+    """XLA added it: no line of the program names it."""
     detail: str = ""
-    """Of a collective, by which algorithm; empty for kernels."""
+    """Algorithm of a collective; empty for kernels."""
     contended: bool = False
-    """A scatter whose indices may be equal: its time depends on them, and may be a thousand times that of its bytes."""
+    """A scatter whose indices may be equal: its time depends on them and may be a thousand times that of its bytes."""
     blocks: bool = False
     """A collective that the device waits for by construction."""
 
     @property
     def total(self) -> Range:
-        """All its runs."""
+        """Time of all its runs."""
         return self.once.times(self.runs)
 
 
@@ -62,17 +62,17 @@ class LineTime(Struct, frozen=True, kw_only=True):
 
     where: Where
     opcode: str
-    """Of its instruction with most time."""
+    """Opcode of its longest instruction."""
     total: Range
     exposed: Range
-    """Part of it that the step consists of: what runs beside something else counts where it is exposed."""
+    """Its part of the step: concurrent work counts only where it is exposed."""
     instructions: int
     bounds: tuple[Bound, ...]
-    """The most time first."""
+    """Limits, longest time first."""
 
 
 class StreamSpan(Struct, frozen=True, kw_only=True):
-    """A stretch of a stream in the schedule at the high end, for a picture. Times in ns from the beginning."""
+    """A section of a stream in the schedule at the high end, for a picture. Times in ns from the start."""
 
     stream: str
     kind: Kind
@@ -80,56 +80,56 @@ class StreamSpan(Struct, frozen=True, kw_only=True):
     end: int
     label: str
     repeats: int = 1
-    """Turns of a loop that are drawn as one stretch."""
+    """Iterations of a loop that are drawn as one section."""
 
 
 class StreamPicture(Struct, frozen=True, kw_only=True):
-    """The streams over one run of the program, or over one turn of a loop."""
+    """The streams over one run of the program, or over one iteration of a loop."""
 
     of: str
     """``''``: the program; else the loop."""
     turns: int
-    """Of the loop, in one run of what it stands in; 1 for the program."""
+    """Iterations of the loop in one run of its enclosing level; 1 for the program."""
     length_ns: int
     spans: tuple[StreamSpan, ...]
     left: int
-    """Short stretches that are not in ``spans``."""
+    """Short sections that are not in ``spans``."""
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
-    """One run of a program on a target. Everything is modelled; nothing was measured but where ``calibration`` says."""
+    """One run of a program on a target. All values are modelled, except measured ones in a ``calibration``."""
 
     program: str
     target: Target
     step_ns: Range
     """From the first launch to the last end."""
     parts: tuple[Parts, Parts]
-    """What the low end and the high end are made of; each adds up to it exactly."""
+    """Parts of the low end and of the high end; each sums to its end exactly."""
     rows: tuple[Row, ...]
-    """The most time first."""
+    """Longest time first."""
     launches: int
     host_ns: Range
-    """The host's time to launch all of it one by one; 0 where the device runs whole programs."""
+    """Host time to launch everything one by one; 0 if the device runs whole programs."""
     command_buffers: bool | None
-    """Whether the thunk sequence has command buffers; None: not known."""
+    """Whether the thunk sequence has command buffers; None: unknown."""
     assumptions: tuple[Assumption, ...]
     blind_spots: tuple[str, ...]
     lower_bounds: tuple[str, ...]
-    """Why the true time is longer than the range says: loops of unknown length, unknown library calls."""
+    """Why the true time exceeds the range: loops of unknown length, unknown library calls."""
     not_known: tuple[str, ...]
-    """Instructions whose time is not known; their bytes and launches are in the range, their arithmetic is not."""
+    """Instructions of unknown time: the range has their bytes and launches, but not their arithmetic."""
     mfu: tuple[float, float] | None
     """Model FLOPs utilization at the high and at the low end of the time; None without products."""
     hfu: tuple[float, float] | None
     peak_bytes: int | None
-    """Device memory of the program at its peak; None where no buffer assignment is known."""
+    """Device memory of the program at its peak; None without a buffer assignment."""
     pictures: tuple[StreamPicture, ...] = ()
-    """The program first, then its longest loops in which anything runs beside kernels."""
+    """The program, then its longest loops in which anything runs parallel to kernels."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def host_bound(self) -> bool:
-        """Launching takes longer than the device does, if nothing is launched as a command buffer."""
+        """Whether launching takes longer than the device's work, without command buffers."""
         return self.command_buffers is not True and self.host_ns.high > self.parts[0].total and bool(self.host_ns.high)
 
     @property
@@ -139,13 +139,13 @@ class Estimate(Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits the target's memory; None where one of them is not known."""
+        """Whether the peak fits the target's memory; None if either is unknown."""
         if self.peak_bytes is None or self.target.memory_bytes is None:
             return None
         return self.peak_bytes <= self.target.memory_bytes
 
     def lines(self) -> tuple[LineTime, ...]:
-        """Rows by the user's line, the most time first; those without a line by their scope and primitive."""
+        """Rows by the user's line, longest time first; rows without a line by scope and primitive."""
         result: dict[tuple[str | None, int | None, str | None], list[Row]] = {}
         for row in self.rows:
             where = row.where

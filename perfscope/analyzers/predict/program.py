@@ -26,18 +26,18 @@ from perfscope.model.errors import DataError
 from perfscope.model.finding import Where
 from perfscope.model.trace import Trace
 
-# What runs beside what at the high end of the range, for a picture: the program, and turns of its longest loops.
+# Parallel work at the high end of the range, for pictures: the program, and iterations of its longest loops.
 
 
 MOST_SPANS = 200
-"""Stretches of a picture, the longest; what is beyond is counted."""
+"""Most sections of a picture, longest first; the others are counted."""
 
 MOST_LOOPS = 2
-"""Loops whose turn is drawn: the forward and the backward of the layers."""
+"""Most loops with a drawn iteration: the forward and the backward pass of the layers."""
 
 
 def pictures(top: Level, names: Mapping[int, str]) -> tuple[StreamPicture, ...]:
-    """The program, then the loops that take longest, of those in which more than one stream is at work."""
+    """The program, then its longest loops that use more than one stream."""
     result: dict[str, tuple[int, StreamPicture]] = {}
     waiting = [(top, 1)]
     seen = {top.computation.name}
@@ -98,11 +98,12 @@ def estimate(
     factors: Factors | None = None,
     times: Mapping[tuple[str, str], Range] | None = None,
 ) -> Estimate:
-    """One run of a module on a target.
+    """Estimate one run of a module on a target.
 
-    ``thunks``: what its runtime launches, where not the module's own. ``cost``: of the module, where it is counted
-    already. ``factors``: others than the vendor's. ``times``: of a run of instructions, by computation and name,
-    where they are known better (``calibrate``).
+    ``thunks``: launches of its runtime, if not the module's own. ``cost``: of the module, if already computed.
+    ``factors``: instead of the vendor's. ``times``: of instructions, by computation and name, if better values are
+    known
+    (``calibrate``).
 
     ``DataError`` for a module that is not scheduled, or was compiled for another platform than the target's.
     """
@@ -115,7 +116,7 @@ def estimate(
     names = {**_STREAMS, **{number: name for name, number in levels.streams.items()}}
     rows = tuple(sorted(_rows(counted, top, names), key=lambda row: (-row.exposed.middle, -row.total.high, row.name)))
     host = Range(low=top.launches * chosen.host[0], high=top.launches * chosen.host[1])
-    buffers = True if launched is not None and launched.has_command_buffers else None  # most dumps are from before
+    buffers = True if launched is not None and launched.has_command_buffers else None  # most dumps are unscheduled
     low, high = top.parts
     if times is None and buffers is not True and host.high > high.total:
         high = replace(high, gaps=high.gaps + host.high - high.total)
@@ -143,7 +144,7 @@ def estimate(
 
 
 def _check(module: HloModule, target: Target) -> None:
-    """``DataError`` for a module that cannot be modelled on the target."""
+    """Raise ``DataError`` for a module that cannot be modelled on the target."""
     label = module.source or module.name
     if not module.is_scheduled:
         raise DataError(f"{label}: not scheduled: no time can be modelled before optimization")
@@ -182,7 +183,7 @@ def _rows(cost: ModuleCost, top: Level, names: dict[int, str]) -> Iterator[Row]:
 
 
 def _where(instruction: Instruction, users: Mapping[str, tuple[Instruction, ...]]) -> Where:
-    """The user's line; of what XLA added (copies, zeros, changes of layout) the line it serves."""
+    """The user's line; for instructions added by XLA (copies, zeros, changes of layout) the line that needs them."""
     own = where_of(instruction)
     if own.file is not None:
         return own
@@ -245,26 +246,26 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3:,} more"
 
 
-# Several programs of one run: how often each is called in a step, and what a step takes of all of them.
+# Several programs in a run: calls of each per step, and the time of a step over all of them.
 
 
 LEAST_CALLS = 2
-"""Calls below which nothing says that a program is called in each step."""
+"""Fewest calls from which a program can be taken to be called in each step."""
 
 
 class StepOfSeveral(Struct, frozen=True, kw_only=True):
-    """A step as calls of programs, as far as the calls that were seen say."""
+    """A step as calls of programs, derived from the observed calls."""
 
     steps: int
-    """Calls of the program that takes longest, of those that were called more than once: it stands for the step."""
+    """Calls of the longest program among those called more than once: it defines the step."""
     calls: tuple[float | None, ...]
-    """Of each program in a step; None: called less often than there were steps, so not part of one."""
+    """Calls of each program per step; None: fewer calls than steps, so not part of a step."""
     time: Range
-    """All that are part of it, one after another: nothing of one runs beside another."""
+    """Sum over the programs of a step, which do not overlap."""
 
 
 def calls_seen(trace: Trace) -> Mapping[int, int]:
-    """How often each program was called while it was watched, by index in ``trace.hlo``; empty where nothing says."""
+    """Observed calls of each program, by index in ``trace.hlo``; empty if unknown."""
     folder = Path(trace.source.path)
     try:
         if not (folder / FILE).is_file():
@@ -282,7 +283,7 @@ def calls_seen(trace: Trace) -> Mapping[int, int]:
 
 
 def step_of(estimates: Sequence[Estimate], calls: Sequence[int]) -> StepOfSeveral | None:
-    """What a step takes of several programs that were called so often; ``None`` where the calls do not tell."""
+    """The step of several programs with these numbers of calls; ``None`` if they do not determine it."""
     if not estimates or len(estimates) != len(calls):
         return None
     often = [index for index, count in enumerate(calls) if count >= LEAST_CALLS]

@@ -1,4 +1,4 @@
-"""A stretch of modelled time as a range, and what a step is made of."""
+"""A modelled time as a range, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from msgspec import Struct
 class Range(Struct, frozen=True, kw_only=True):
     """Integer ns from a fast run to a slow one. ``low <= high``.
 
-    Of kernels like those that were measured elsewhere, where nine in ten of them lie; of others from the vendor's peaks
-    to what kernels usually reach.
+    For kernels with measured counterparts it contains nine in ten of these; for others it reaches from the vendor's
+    peaks
+    to the efficiency of typical kernels.
     """
 
     low: int
-    """As the fastest of the measured ones, or every peak reached and no time to launch but the shortest of a kernel."""
+    """Like the fastest measured ones, or with every peak reached and only the shortest launch of a kernel."""
     high: int
-    """As the slowest of them, or the assumed shares and overheads. No limit: a bad kernel is slower."""
+    """Like the slowest measured ones, or with assumed shares and overheads. Not a bound: a bad kernel is slower."""
 
     def __add__(self, other: Range) -> Range:
         return Range(low=self.low + other.low, high=self.high + other.high)
@@ -30,7 +31,7 @@ class Range(Struct, frozen=True, kw_only=True):
 
     @property
     def middle(self) -> int:
-        """Geometric mean: what a range of a factor is sorted and shown by. 0 if either end is."""
+        """Geometric mean, by which ranges of a factor are sorted and shown. 0 if either end is 0."""
         return round(math.sqrt(self.low) * math.sqrt(self.high))
 
 
@@ -38,26 +39,26 @@ NO_TIME = Range(low=0, high=0)
 
 
 def ns_range(low: float, high: float) -> Range:
-    """A range of whole ns around two times: the low end rounded down, the high end up and never below the low."""
+    """A range of whole ns around two times: the low end rounded down, the high end up and at least the low end."""
     bottom = max(0, math.floor(low))
     return Range(low=bottom, high=max(bottom, math.ceil(high)))
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """What a stretch of time is made of, in ns. They add up to it exactly."""
+    """Parts of a time, in ns. They sum to it exactly."""
 
     compute: int = 0
-    """A kernel of the program's own stream ran, whatever else did."""
+    """A kernel ran on the program's stream."""
     communication: int = 0
-    """Nothing but collectives ran: exposed."""
+    """Only collectives ran: exposed."""
     copies: int = 0
-    """Nothing but copies between memories ran."""
+    """Only copies between memories ran."""
     gaps: int = 0
     """Nothing ran: launches, and waiting for the host."""
 
     @property
     def total(self) -> int:
-        """The stretch."""
+        """The whole time."""
         return self.compute + self.communication + self.copies + self.gaps
 
     def __add__(self, other: Parts) -> Parts:
@@ -78,26 +79,28 @@ class Parts(Struct, frozen=True, kw_only=True):
         )
 
 
-# Plays tasks on streams: when each begins and ends, what the time is made of, which tasks decide how long it is.
+# Plays tasks on streams: begin and end of each task, the parts of the time, and the tasks that determine its length.
 #
-# A stream runs its tasks in the order they are listed; a task begins when the one before it on its stream is done and
-# all it waits for. Nothing else is modelled: streams do not slow one another down.
+# A stream runs its tasks in the order listed; a task begins when its predecessor on the stream and all tasks it waits
+# for
+# are done. Nothing else is modelled: streams do not slow each other down.
 
 
 Kind = Literal["compute", "communication", "copy"]
 
 PRIORITY: tuple[Kind, ...] = ("compute", "communication", "copy")
-"""What a moment counts as where several run: the first of these."""
+"""Kind that a moment counts as if several run: the first in this order."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """One piece of work on a stream. Times in ns."""
+    """A piece of work on a stream. Times in ns."""
 
     kind: Kind
     stream: int
     duration: int
     gap: int = 0
-    """Between the end of the one before it on its stream, or what it waited for, and its begin: the launch."""
+    """Time between the end of its predecessor on the stream, or of the tasks it waited for, and its begin: the launch.
+    """
     waits: tuple[int, ...] = ()
     """Indices of earlier tasks that must be done."""
 
@@ -108,18 +111,18 @@ class Played(Struct, frozen=True, kw_only=True):
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     decided_by: tuple[int, ...]
-    """The task whose end the begin waited for; -1: the beginning."""
+    """The task whose end determined the begin; -1: none."""
     parts: Parts
     exposed: tuple[int, ...]
-    """Time in which nothing of a kind before a task's own ran; where several of a kind do, it is the oldest's."""
+    """Time in which no kind with higher priority ran; if several tasks of one kind ran, it counts for the oldest."""
 
     @property
     def makespan(self) -> int:
-        """From the beginning to the last end."""
+        """From the start to the last end."""
         return max(self.ends, default=0)
 
     def critical(self) -> frozenset[int]:
-        """Tasks that each had to end for the next to begin, back from the one that ends last."""
+        """Tasks that each had to end for the next to begin, backwards from the last end."""
         result = set()
         index = max(range(len(self.ends)), key=lambda index: (self.ends[index], index), default=-1)
         while index >= 0:
@@ -129,7 +132,7 @@ class Played(Struct, frozen=True, kw_only=True):
 
 
 def play(tasks: Sequence[Task]) -> Played:
-    """All tasks in time. Linear in tasks and what they wait for, but for sorting their ends."""
+    """Play all tasks. Linear in tasks and dependencies, except for sorting their ends."""
     starts: list[int] = []
     ends: list[int] = []
     decided: list[int] = []
@@ -151,7 +154,7 @@ def play(tasks: Sequence[Task]) -> Played:
 
 
 def _divide(tasks: Sequence[Task], starts: Sequence[int], ends: Sequence[int]) -> tuple[Parts, list[int]]:
-    """The stretch from 0 to the last end by what ran, and of each task the time that is laid to it."""
+    """Divide the time from 0 to the last end by kind, and attribute it to tasks."""
     exposed = [0] * len(tasks)
     moments = sorted(
         [(time, 1, index) for index, time in enumerate(starts)] + [(time, 0, index) for index, time in enumerate(ends)]

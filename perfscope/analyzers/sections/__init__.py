@@ -1,4 +1,4 @@
-"""What a report shows besides findings, one bounded section each; what breaks in one breaks nothing else."""
+"""Bounded sections of a report besides findings; a failure in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def guarded(problem: str, source: str, problems: list[str]) -> Iterator[None]:
-    """Whatever breaks inside must not cost the findings: it is added to ``problems``, and the rest goes on.
+    """Catch any error inside, so that findings are not lost: it is added to ``problems``, and the rest continues.
 
-    ``problem``: what is not in the section then; ``source``: of which file.
+    ``problem``: what the section then lacks; ``source``: file concerned.
     """
     try:
         yield
-    except Exception as error:  # as with a rule
+    except Exception as error:  # as for a rule
         log_failure(_log, f"{source}: {problem}", error)
         problems.append(f"{problem}: {type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
-"""Where time goes as trees: the host's stacks, device work below the host spans that launched it, scopes of programs.
+"""Time as trees: host stacks, device work below the host spans that launched it, scopes of programs.
 
-A node is a name below a path of names. Its time holds that of all nodes below it; what is in none of them is its own,
-so the own times of a tree sum to its whole, exactly. In a *merged* tree what a program repeats is one node: its steps,
-and the layers that are modules of one class or scopes of one name and several numbers.
+A node is a name below a path of names. Its time includes all nodes below it; the remainder is its self time, so that
+self times of a tree sum to the whole exactly. In a *merged* tree repetitions are one node: steps, and layers that are
+modules of one class or scopes with one name and different numbers.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 Kind = Literal["slice", "kernel", "collective", "copy", "scope", "instruction"]
-"""Of what a node is; ``slice``: a host span, whose own kind is ``CallNode.span``."""
+"""Kind of a node; ``slice``: a host span, whose own kind is ``CallNode.span``."""
 
 NO_STACK = "launching op unknown"
 SOLE_SHARE = 0.99
-"""Of the time of a frame, in one frame below it: the outer one only leads there."""
+"""Share of a frame's time in a single frame below it, from which the outer one only leads to that."""
 LEAST_SHARE = 1 / 4_000
-"""Of the whole: smaller nodes are summed up beside the others, a quarter of a pixel of a wide screen each."""
+"""Share of the whole below which nodes are merged into a sibling: a quarter of a pixel on a wide screen."""
 FOLDED = "-"
 MOST_RECORDED = 64
-"""Names as recorded that a merged node keeps."""
+"""Most recorded names that a merged node keeps."""
 
 _NUMBERED = re.compile(r"(#(\w+=)?\d+#?|[ _]\d+)$")
 _MODULE_CALL = re.compile(r"(.*/)?torch/nn/modules/module\.py\(\d+\): _(wrapped_)?call_impl")
-"""Between every module and its ``forward``."""
+"""The frame between every module and its ``forward``."""
 _NUMBERED_SCOPE = re.compile(r"([_.]\d+|\[\d+\])$")
 
 
@@ -44,31 +44,33 @@ class CallNode(Struct):
     """A name below a path. Times in ns."""
 
     name: str
-    """Short, and without a number where it stands for several of them."""
+    """Short, and without a number if it represents several names."""
     kind: Kind = "slice"
     span: SliceKind = SliceKind.OTHER
     own_ns: int = 0
     count: int = 0
-    """Times that it ran."""
+    """Number of runs."""
     ns: int = 0
-    """With all below it; set by `sum_tree`."""
+    """Including all nodes below; set by `sum_tree`."""
     first_ns: int | None = None
-    """When the first of it began, after the first event of the trace; None where it has no time."""
+    """Start of its first run, after the first event of the trace; None without a time."""
     recorded: dict[str, None] = field(default_factory=dict)
-    """Its names as they were recorded, `MOST_RECORDED` of them at most."""
+    """Recorded names, at most `MOST_RECORDED`."""
     merged: int = 1
-    """How many of different names it stands for."""
+    """Number of different names merged into it."""
     line: str = ""
     """``file:line`` of the program."""
     fold: str = ""
-    """Of Python frames that only lead to the next one: what the first of a row of launchers stands for, else `FOLDED`.
+    """For Python frames that only lead to the next one: the label of a row of launchers on its first frame, `FOLDED` on
+    the
+    others.
     """
     row: int = MISSING
-    """Of ``slices``, the first."""
+    """First row in ``slices``."""
     below: dict[str, CallNode] = field(default_factory=dict)
 
     def add(self, other: CallNode) -> None:
-        """Take in the same node of another rank, without what is below it."""
+        """Merge the same node of another rank, without the nodes below it."""
         self.own_ns += other.own_ns
         self.count += other.count
         self.merged = max(self.merged, other.merged)
@@ -132,7 +134,7 @@ def scope_tree(trace: Trace, *, merge: bool) -> CallNode:
 
 
 def of_ranks(trees: Iterable[CallNode]) -> CallNode:
-    """The trees of all ranks as one, summed up, with frames that only lead to others marked."""
+    """The trees of all ranks as one, with sums, and with launcher frames marked."""
     root = CallNode("all", "scope")
     for tree in trees:
         waiting = [(root, tree)]
@@ -153,7 +155,7 @@ def of_ranks(trees: Iterable[CallNode]) -> CallNode:
 
 def sum_tree(root: CallNode) -> None:
     """Set ``ns`` and ``first_ns`` of every node, from the leaves up."""
-    for node in reversed(list(_nodes(root))):  # no recursion: stacks are deeper than Python's
+    for node in reversed(list(_nodes(root))):  # without recursion: stacks are deeper than Python's limit
         node.ns = node.own_ns + sum(child.ns for child in node.below.values())
         firsts = [first for child in node.below.values() if (first := child.first_ns) is not None]
         if node.first_ns is None and firsts:
@@ -170,7 +172,7 @@ def _nodes(root: CallNode) -> Iterator[CallNode]:
 
 
 def _mark_launchers(top: CallNode) -> None:
-    """Frames from the outermost one down that do nothing but call the next, up to what is the program's."""
+    """Mark frames, from the outermost down, that only call the next one, up to the program's own frames."""
     chain: list[CallNode] = []
     node = top
     while node.below and node.span == SliceKind.PYTHON and not any(map(parse_module, node.recorded)):
@@ -186,7 +188,7 @@ def _mark_launchers(top: CallNode) -> None:
 
 
 def _finished(trace: Trace, root: CallNode) -> CallNode:
-    """The tree with its sums, and the lines of nodes that are large enough to be seen."""
+    """The tree with its sums, and the lines of nodes large enough to be seen."""
     sum_tree(root)
     least = root.ns * LEAST_SHARE
     for node in _nodes(root):
@@ -221,7 +223,7 @@ class _Sums:
         np.minimum.at(self._first, at, starts)
 
     def fill(self, node: CallNode, index: int) -> None:
-        """Of one group, into its node."""
+        """Store the values of a group in its node."""
         node.own_ns, node.count = int(self._ns[index]), int(self._count[index])
         node.first_ns = int(self._first[index])
 
@@ -235,7 +237,7 @@ def _merged_stacks(trace: Trace) -> _Stacks:
 
 
 def _stacks(trace: Trace, *, merge: bool) -> _Stacks:
-    """Nodes of the host's spans, level by level: parents stand before their children in the table."""
+    """Nodes of the host's spans, level by level: parents come before their children in the table."""
     slices = trace.rows["slices"]
     label, labels = _labels(trace, merge=merge)
     found = _Stacks(CallNode("all", "scope"), [], [], [], np.full(len(slices), MISSING, np.int64))
@@ -289,7 +291,7 @@ def _labels(trace: Trace, *, merge: bool) -> tuple[Int64, list[str]]:
 
 
 def _merged(text: str, kind: SliceKind) -> str:
-    """A name without the number that tells a step, or a module of one class, from the others."""
+    """A name without the number that distinguishes a step, or a module of one class, from the others."""
     return without_number(text) if kind == SliceKind.ANNOTATION or parse_module(text) is not None else text
 
 
@@ -299,7 +301,7 @@ def without_number(text: str) -> str:
 
 
 def _copied(root: CallNode, stacks: _Stacks, number: int, made: dict[int, CallNode]) -> CallNode:
-    """The node of a stack in another tree, made with all above it."""
+    """The node of a stack in another tree, created with all its ancestors."""
     if number == MISSING:
         return root.below.setdefault(NO_STACK, CallNode(NO_STACK, "scope"))
     path = []

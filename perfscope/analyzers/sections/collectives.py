@@ -1,4 +1,4 @@
-"""Ranks and collectives of all traces as one bounded section of an analysis; what breaks in it breaks nothing else."""
+"""Ranks and collectives of all traces as one bounded section; a failure in it does not affect the others."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from perfscope.analyzers.ranks import Clocks, CollectiveKind, DeviceSet, PairKind, RankGroup, RankSet, RankTotal
 
 MOST_JOBS = 4
-"""Jobs of a section: traces of several were mixed by mistake, and a few show it."""
+"""Most jobs of a section: several jobs are a mistake, and a few show it."""
 
 MOST_KINDS = 20
-"""Kinds of collectives of a job: those below the twentieth take a percent or two each."""
+"""Most kinds of collectives of a job: those below the twentieth take a percent or two each."""
 
 MOST_GROUPS = 20
 """Process groups of a job: a large mesh has hundreds of each axis."""
 
 MOST_RANKS = 32
-"""Ranks of a job that are listed, those that wait longest: four nodes of eight."""
+"""Most ranks of a job, longest waits first: four nodes of eight."""
 
 
 MOST_PAIRS = 20
@@ -31,25 +31,25 @@ MOST_PAIRS = 20
 
 
 class JobCollectives(Struct, frozen=True, kw_only=True):
-    """One job: its ranks side by side, and its collectives by kind, the longest first."""
+    """One job: its ranks compared, and its collectives by kind, longest first."""
 
     label: str
     """``ranks 0-7 of 8``."""
     members: Literal["rank", "device"] = "rank"
-    """What stands side by side: ranks, or the devices of one process, by number."""
+    """The members compared: ranks, or the devices of one process, by number."""
     world_size: int | None
     recorded: tuple[int, ...]
     missing: tuple[int, ...]
     matched: int
     unmatched: int
-    """Collectives of single ranks that were not matched, sends and receives among them."""
+    """Collectives of single ranks that were not matched, including sends and receives."""
     paired: int = 0
-    """Messages between two ranks whose send and receive were put together."""
+    """Messages between two ranks whose send and receive were matched."""
     pairs: tuple[PairKind, ...] = ()
-    """Those messages by who, to whom and size, those that took longest first."""
+    """These messages by sender, receiver and size, longest first."""
     pairs_left: int = 0
     clock_offset_ns: int
-    """The largest distance between two ranks' clocks."""
+    """The largest difference between two ranks' clocks."""
     clock_uncertainty_ns: int
     groups: tuple[RankGroup, ...]
     groups_left: int
@@ -62,19 +62,19 @@ class JobCollectives(Struct, frozen=True, kw_only=True):
 
 
 class CollectivesSection(Struct, frozen=True, kw_only=True):
-    """The jobs that were compared; empty where no two traces are ranks of one job and none is of several devices."""
+    """The compared jobs; empty if no two traces are ranks of one job and no trace has several devices."""
 
     jobs: tuple[JobCollectives, ...] = ()
     jobs_left: int = 0
     problems: tuple[str, ...] = ()
-    """Why the collectives are not in here."""
+    """Why collectives are missing."""
 
 
 NO_COLLECTIVES = CollectivesSection()
 
 
 def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
-    """The section of all traces; ranks whose collectives break it are named in ``problems``."""
+    """The section of all traces; ranks whose collectives cause an error are named in ``problems``."""
     from perfscope.analyzers.ranks import device_set, has_ranks, process_sets, rank_sets
 
     jobs: list[JobCollectives] = []
@@ -92,7 +92,7 @@ def collectives_section(traces: Sequence[Trace]) -> CollectivesSection:
 
 
 def _shown(ranks: RankSet) -> bool:
-    """Whether ranks did something together; also where it cannot be told who sent to whom, which the notes say."""
+    """Whether ranks communicated, also if sender and receiver are unknown, which the notes state."""
     return bool(ranks.matching.matched or ranks.pairing.pairs or ranks.pairing.without_peer)
 
 

@@ -1,4 +1,4 @@
-"""What torch.compile did in all ranks, and what jax compiled, as bounded sections; a failure breaks nothing else."""
+"""Compilations of torch.compile in all ranks and of JAX, as bounded sections; a failure does not affect the others."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from perfscope.model.compile_log import CacheResult, CompileLog
 
 MOST_ROWS = 20
-"""Frames, lines, guards and kernels of a section: what is beyond the twentieth is rare or short."""
+"""Most frames, lines, guards and kernels of a section: those beyond the twentieth are rare or short."""
 
 MOST_OPS = 12
-"""ATen ops of a kernel; a fused kernel of a deep model may have dozens."""
+"""Most ATen ops of a kernel; a fused kernel of a deep model may have dozens."""
 
 MOST_PLACES = 4
 """Lines of a kernel."""
 
 
 MOST_EXECUTED = 1_000
-"""Calls of graphs of a rank."""
+"""Most graph calls of a rank."""
 
 
 class RankCompile(Struct, frozen=True, kw_only=True):
     """Counts of one rank."""
 
     label: str
-    """``rank 3``, ``source 0`` where the rank is not known."""
+    """``rank 3``, or ``source 0`` if the rank is unknown."""
     rank: int | None
     frames: int
     compiles: int
@@ -46,27 +46,27 @@ class RankCompile(Struct, frozen=True, kw_only=True):
     in_steps_ns: int | None
     caches: Mapping[str, Mapping[CacheResult, int]] = field(default_factory=dict)
     schedules: tuple[tuple[str, ...], ...] = ()
-    """Of each compilation the collectives in the order of their calls, where inductor logged them."""
+    """By compilation the collectives in the order of their calls, if inductor logged them."""
     estimated_ns: float | None = None
-    """What inductor's own model says that all its graphs take, each called once."""
+    """Time of all graphs, each called once, by inductor's own model."""
     tensors: tuple[str, ...] = ()
-    """Of each compilation a hash of what its calls return: shapes, strides and dtypes."""
+    """By compilation a hash of what its calls return: shapes, strides and dtypes."""
     executed: tuple[str, ...] = ()
-    """Compile ids of its graphs in the order in which they ran, the first ones, where that was recorded."""
+    """Compile ids of its graphs in the order in which they ran, the first ones, if recorded."""
 
     def counts(self) -> tuple[int, ...]:
-        """What must be equal in ranks of one job that compile the same."""
+        """Counts that are equal for ranks of one job that compile the same."""
         return (
             self.frames, self.compiles, self.graphs, self.breaks, self.recompiles, self.eager_frames, self.limit_frames,
         )  # fmt: skip
 
 
 class JaxFunction(Struct, frozen=True, kw_only=True):
-    """Compilations of one function, or of one operation that jax runs by itself. Times in ns, moments once."""
+    """Compilations of one function, or of one op that JAX runs by itself. Times in ns; overlaps count once."""
 
     name: str
     file: str | None
-    """Of the user's line that called it first."""
+    """File of the user's line that called it first."""
     line: int | None
     compilations: int
     trace_ns: int
@@ -77,39 +77,39 @@ class JaxFunction(Struct, frozen=True, kw_only=True):
 
 
 class JaxCompile(Struct, frozen=True, kw_only=True):
-    """What jax compiled in the whole run, of the process that compiled longest."""
+    """Compilations of JAX in the whole run, in the process that compiled longest."""
 
     total_ns: int
-    """Moments once: functions may be traced inside others."""
+    """Overlaps count once: a function may be traced inside another."""
     programs: int
     functions: tuple[JaxFunction, ...]
-    """The longest first."""
+    """Functions, longest first."""
     left: int
     """Functions that are not listed."""
 
 
 class CompileSection(Struct, frozen=True, kw_only=True):
-    """Ranks side by side, and of the one that compiled longest what it compiled; bounded, the rest is counted."""
+    """Ranks compared, and the compilations of the rank that compiled longest; bounded, the rest is counted."""
 
     ranks: tuple[RankCompile, ...] = ()
     detail: CompileSummary | None = None
-    """Of the rank that compiled longest. ``None``: nothing was compiled."""
+    """Compilations of the rank that compiled longest. ``None``: nothing was compiled."""
     detail_label: str = ""
     left: Mapping[str, int] = field(default_factory=dict)
     """Rows that are not in the lists of ``detail``, by list: ``frames``, ``breaks``, ``recompiles``, ``kernels``."""
     left_records: Mapping[str, int] = field(default_factory=dict)
-    """Breaks and recompilations that those rows stand for."""
+    """Breaks and recompilations in those rows."""
     problems: tuple[str, ...] = ()
-    """Why a trace's compilations are not in here."""
+    """Why a trace's compilations are missing."""
     jax: JaxCompile | None = None
-    """``None``: no compilation of jax was logged."""
+    """``None``: no compilation of JAX was logged."""
 
 
 NO_COMPILE = CompileSection()
 
 
 def compile_section(traces: Sequence[Trace]) -> CompileSection:
-    """The section of all traces; a trace whose log breaks it is named in ``problems``."""
+    """The section of all traces; a trace whose log causes an error is named in ``problems``."""
     result: list[tuple[str, CompileSummary]] = []
     problems: list[str] = []
     logs: dict[str, CompileLog | None] = {}

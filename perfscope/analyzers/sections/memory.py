@@ -1,7 +1,7 @@
-"""The memories of all traces as one bounded section of an analysis; what breaks in it breaks nothing else.
+"""The memories of all traces as one bounded section; a failure in it does not affect the others.
 
-A memory is a device's, the host's, or what a compiled program needs. Those of the ranks of a job that are alike are one
-entry: the one with the highest peak is told in full, and each has a row beside it.
+A memory belongs to a device, to the host, or to a compiled program. Similar memories of a job's ranks form one entry:
+the one with the highest peak in full, and a row for each.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import Trace
 
 MOST_MEMORIES = 12
-"""Memories of a section: a job has its devices (one entry), the host and a few programs that matter."""
+"""Most memories of a section: a job has its devices (one entry), the host and a few relevant programs."""
 
 MOST_PICTURES = 4
-"""Memories that are drawn, the largest; a picture is 400 numbers for each category."""
+"""Most memories that are drawn, largest first; a picture has 400 numbers per category."""
 
 MOST_RANKS = 32
-"""Ranks (or devices) beside the worst one, those with the highest peaks: four nodes of eight."""
+"""Most ranks (or devices) besides the worst one, highest peaks first: four nodes of eight."""
 
 
 class RankMemory(Struct, frozen=True, kw_only=True):
-    """A rank's memory as a row beside the others."""
+    """A rank's memory as a row of the comparison."""
 
     rank: int | None
     source: int
-    """Number of its trace among the sources."""
+    """Index of its trace in the sources."""
     label: str
     peak_bytes: int
     reserved_bytes: int | None
@@ -42,30 +42,30 @@ class RankMemory(Struct, frozen=True, kw_only=True):
 
 
 class MemoryEntry(Struct, frozen=True, kw_only=True):
-    """A memory, or those of several ranks or devices that are alike: the one with the highest peak in full."""
+    """A memory, or similar memories of several ranks or devices: the one with the highest peak in full."""
 
     worst: Memory
     source: int
-    """Number of the trace of ``worst`` among the sources."""
+    """Index of the trace of ``worst`` in the sources."""
     others: tuple[RankMemory, ...] = ()
-    """All of them, ``worst`` among them, highest peak first; empty where it is alone."""
+    """All of them including ``worst``, highest peak first; empty for a single one."""
     others_left: int = 0
 
 
 class MemorySection(Struct, frozen=True, kw_only=True):
-    """Memories, highest peak first; bounded, what is left out is counted."""
+    """Memories, highest peak first; bounded, the rest is counted."""
 
     entries: tuple[MemoryEntry, ...] = ()
     entries_left: int = 0
     problems: tuple[str, ...] = ()
-    """Why a trace's memories are not in here."""
+    """Why a trace's memories are missing."""
 
 
 NO_MEMORY = MemorySection()
 
 
 def memory_section(traces: Sequence[Trace]) -> MemorySection:
-    """The section of all traces; a trace whose memories break it is named in ``problems``."""
+    """The section of all traces; a trace whose memories cause an error is named in ``problems``."""
     result: dict[tuple[str, str, bool], list[tuple[int, Memory]]] = {}
     problems: list[str] = []
     left = 0

@@ -1,4 +1,4 @@
-"""The compiled programs of all traces as one bounded section of an analysis; what breaks in it breaks nothing else."""
+"""The compiled programs of all traces as one bounded section; a failure in it does not affect the others."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals
 
 MOST_PROGRAMS = 20
-"""Programs of a section: a training script has two or three that matter and dozens of one op each."""
+"""Most programs of a section: a training script has two or three relevant ones and dozens of single ops."""
 
 MOST_ROWS = 20
-"""Instructions, lines and scopes of a trace: those below the twentieth are a percent or two each."""
+"""Most instructions, lines and scopes of a trace: those below the twentieth take a percent or two each."""
 
 MOST_SPOTS = 8
-"""Recordings (or programs alone) whose instructions are listed: a node's ranks, those with the most time."""
+"""Most recordings (or programs) whose instructions are listed, longest time first: a node's ranks."""
 
 
 class ProgramsSection(Struct, frozen=True, kw_only=True):
-    """Programs and where their time goes, worst first; bounded, what is left out is counted."""
+    """Programs and where their time goes, worst first; bounded, the rest is counted."""
 
     programs: tuple[Program, ...] = ()
     programs_left: int = 0
@@ -42,21 +42,21 @@ class ProgramsSection(Struct, frozen=True, kw_only=True):
     ran: int = 0
     """Programs that ran in a recording."""
     instructions_ns: int = 0
-    """Measured time of all instructions of all programs that enclose no other, those left out included."""
+    """Measured time of all instructions of all programs that enclose no other, including those left out."""
     on_cpu: bool = False
-    """All that ran, ran on XLA's CPU backend."""
+    """Whether everything that ran used XLA's CPU backend."""
     hot_spots: tuple[HotSpots, ...] = ()
-    """One a recording, or one a program where there is none; those with the most time."""
+    """One per recording, or one per program without a recording; longest time first."""
     spots_left: int = 0
     problems: tuple[str, ...] = ()
-    """Why a trace's programs are not in here."""
+    """Why a trace's programs are missing."""
 
 
 NO_PROGRAMS = ProgramsSection()
 
 
 def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
-    """The section of all traces; a trace whose programs break it is named in ``problems``."""
+    """The section of all traces; a trace whose programs cause an error is named in ``problems``."""
     compiled = [trace for trace in traces if trace.hlo or len(trace.rows["hlo_ops"])]
     if not compiled:
         return NO_PROGRAMS
@@ -90,18 +90,19 @@ def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
     )
 
 
-# The modelled time of programs compiled for a target, as one bounded section of an analysis.
+# Modelled time of programs compiled for a target, as one bounded section of an analysis.
 #
-# A recording of the same program on the same device, where one stands beside it in the analysis, is held against the
-# model. What breaks in it breaks nothing else.
+# If the analysis includes a recording of the same program on the same device, the model is compared with it. A failure
+# in
+# it does not affect the others.
 
 
 MOST_MODELLED = 8
-"""Programs of a section, those with most time: a training script has two or three that matter."""
+"""Most programs of a section, longest time first: a training script has two or three relevant ones."""
 
 
 class ProgramTime(Struct, frozen=True, kw_only=True):
-    """One program on the target; its rows and lines are the largest."""
+    """One program on the target, with its largest rows and lines."""
 
     label: str
     estimate: Estimate
@@ -109,28 +110,28 @@ class ProgramTime(Struct, frozen=True, kw_only=True):
     lines_left: int
     rows_left: int
     launched: int
-    """Instructions that are launched, those left out included."""
+    """Instructions that are launched, including those left out."""
     calls: int | None
-    """Seen while the program was watched; None: not known."""
+    """Observed calls; None: unknown."""
     calibration: Calibration | None = None
 
 
 class EstimateSection(Struct, frozen=True, kw_only=True):
-    """Programs compiled for a target and their modelled time, the most first; bounded, what is left out is counted."""
+    """Programs compiled for a target and their modelled time, longest first; bounded, the rest is counted."""
 
     programs: tuple[ProgramTime, ...] = ()
     programs_left: int = 0
     step: StepOfSeveral | None = None
-    """Of several programs, where the calls that were seen tell."""
+    """Step of several programs, if the observed calls determine it."""
     problems: tuple[str, ...] = ()
-    """Why the time of a program is not in here."""
+    """Why the time of a program is missing."""
 
 
 NO_ESTIMATE = EstimateSection()
 
 
 def estimate_section(traces: Sequence[Trace]) -> EstimateSection:
-    """The section of all traces that were compiled for a target; those without one have no part in it."""
+    """The section of all traces that were compiled for a target."""
     programs: list[ProgramTime] = []
     problems: list[str] = []
     steps: list[StepOfSeveral] = []
@@ -203,7 +204,8 @@ def _calibrated(
     calibration: Calibration | None = None
     for other in recorded:
         path = other.source.path
-        with guarded(f"{module.name} could not be held against {path}", path, problems):  # the model stands without it
+        # the model is kept without a comparison
+        with guarded(f"{module.name} could not be compared with {path}", path, problems):
             calibration = calibration or calibrate(modelled, module, other)
     return None if calibration is None else bounded(calibration, MOST_ROWS)
 
@@ -223,23 +225,23 @@ def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Cal
     )
 
 
-# Plans of PyTorch programs as one bounded section of an analysis; what breaks in it breaks nothing else.
+# Plans of PyTorch programs as one bounded section; a failure in it does not affect the others.
 #
-# Counts and bytes are exact properties of a plan; every time in it is modelled for the target, as a range.
+# Counts and bytes are exact properties of a plan; every time is modelled for the target, as a range.
 
 
 MOST_GRAPHS = 20
 MOST_KERNELS = 20
-"""Of all graphs: those with most bytes per step first."""
+"""Most kernels over all graphs, most bytes per step first."""
 MOST_PAIRS = 20
 MOST_LINES = 20
-"""Breaks, recompilations, made-up values."""
+"""Most breaks, recompilations and made-up values."""
 MOST_OPS = 12
 MOST_PLACES = 4
 
 
 class GraphRow(Struct, frozen=True, kw_only=True):
-    """One planned graph, one run of it."""
+    """One run of a planned graph."""
 
     compile_id: str
     direction: str
@@ -258,7 +260,7 @@ class GraphRow(Struct, frozen=True, kw_only=True):
 
 
 class KernelRow(Struct, frozen=True, kw_only=True):
-    """One planned kernel, a run of it; ``calls``: runs per step, over layers that are alike."""
+    """One run of a planned kernel; ``calls``: runs per step, over similar layers."""
 
     name: str
     kind: str
@@ -315,11 +317,11 @@ class PlanSummary(Struct, frozen=True, kw_only=True):
     memory: PlanMemory | None
     """Peaks of the eager and of the planned step; ``None``: a plan of an earlier perfscope."""
     memory_bytes: int | None
-    """Of one device of the target."""
+    """Memory of one device of the target."""
     fits: bool | None
-    """Whether the step as the program runs it does; ``None``: not known."""
+    """Whether the step as the program runs it fits; ``None``: unknown."""
     exchanges: ExchangeSummary | None
-    """Of a job of several processes; ``None``: of one."""
+    """Exchanges of a job of several processes; ``None``: a single process."""
     graphs: tuple[GraphRow, ...]
     kernels: tuple[KernelRow, ...]
     apart: tuple[ApartRow, ...]
@@ -327,7 +329,7 @@ class PlanSummary(Struct, frozen=True, kw_only=True):
     recompiles: tuple[tuple[str, str], ...]
     """(function, reason)."""
     made_up: tuple[tuple[str, str, str, int], ...]
-    """(what was read, where, what was answered, times)."""
+    """(value read, place, answer, times)."""
     not_covered: tuple[str, ...]
     notes: tuple[str, ...]
     stopped: str
@@ -343,14 +345,14 @@ class PlanSection(Struct, frozen=True, kw_only=True):
 
     plans: tuple[PlanSummary, ...] = ()
     problems: tuple[str, ...] = ()
-    """Why a plan is not in here."""
+    """Why a plan is missing."""
 
 
 NO_PLANS = PlanSection()
 
 
 def plan_section(traces: Sequence[Trace]) -> PlanSection:
-    """The plans of all traces; one that breaks is named in ``problems``."""
+    """The plans of all traces; a plan that causes an error is named in ``problems``."""
     planned = [trace for trace in traces if trace.torch_plans]
     if not planned:
         return NO_PLANS
@@ -360,7 +362,7 @@ def plan_section(traces: Sequence[Trace]) -> PlanSection:
     problems: list[str] = []
     for trace in planned:
         if trace.target is None:
-            problems.append("the plan names no target that is known here: nothing of it is priced")
+            problems.append("the plan's target is unknown here, so nothing is priced")
         with guarded("the plan could not be summed up", trace.source.path, problems):
             summaries.extend(_summary(work, trace) for work in trace.fact(plan_works))
     return PlanSection(plans=tuple(summaries), problems=tuple(problems))
@@ -477,7 +479,7 @@ def _kernels(work: PlanWork) -> Iterator[KernelRow]:
 
 
 def _merged(rows: Iterable[KernelRow]) -> list[KernelRow]:
-    """One row for launches of the same kernel on as many bytes: layers that are alike share one."""
+    """One row for launches of the same kernel on equally many bytes: similar layers share it."""
     result: dict[tuple[object, ...], KernelRow] = {}
     for row in rows:
         key = (row.name, row.compile_id, row.direction, row.read_bytes, row.written_bytes, row.shape, row.places[:1])

@@ -1,7 +1,7 @@
-"""Points of a roofline: what computes, the FLOPs and bytes of one run of it, how long that took, the least it could.
+"""Points of a roofline: compute work with its FLOPs and bytes per run, its time, and its least possible time.
 
-FLOPs and bytes are modelled, from a program's shapes. A time is measured, or where nothing ran the least one the device
-allows; such a point lies on its roof by definition, and says that it is modelled.
+FLOPs and bytes are modelled from a program's shapes. A time is measured, or, if nothing ran, the least that the device
+allows; such a point lies on its roof by definition and is marked as modelled.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ Key = tuple[str, str, str, str, str, int | None, int | None, str]
 
 
 class Point(Struct, kw_only=True):
-    """Everything that computes the same: runs of one instruction, or ops of one name, size and line. Times in ns."""
+    """Runs of the same computation: of one instruction, or of ops with one name, size and line. Times in ns."""
 
     name: str
     what: str
-    """Opcode of an instruction, phase of an op of a graph, class of an op of a profiler."""
+    """Opcode of an instruction, phase of a graph op, class of a profiled op."""
     program: str
-    """Module of an op; of a profiler's call without the number that tells layers apart."""
+    """Module of an op; for a profiled call without the number that distinguishes layers."""
     line: str
     dtype: str
     flops: int | None
-    """Of one run; ``None``: nothing counts them."""
+    """FLOPs of one run; ``None``: not countable."""
     bytes: int | None
-    """Of one run, read and written; ``None``: not known before XLA has compiled the program."""
+    """Bytes read and written by one run; ``None``: unknown before XLA has compiled the program."""
     ns: float
-    """Of all runs."""
+    """Time of all runs."""
     runs: int
     least_ns: float | None
-    """Of all runs, at the peaks of the device; ``None``: no peaks, or of a part of it not known."""
+    """Least time of all runs at the device's peaks; ``None``: peaks unknown, for it or a part of it."""
     bound: str
     basis: Basis
     device: str = ""
 
     @property
     def key(self) -> Key:
-        """Equal for what other ranks did of the same."""
+        """Equal for the same computation on other ranks."""
         held = (self.name, self.what, self.program, self.line, self.dtype, self.flops, self.bytes)
         return (*held, f"{self.basis} {self.device}")
 
     def add(self, other: Point) -> None:
-        """Take in the runs of another rank."""
+        """Merge the runs of another rank."""
         self.ns += other.ns
         self.runs += other.runs
         known = self.least_ns is not None and other.least_ns is not None
@@ -84,7 +84,7 @@ class Point(Struct, kw_only=True):
 
 
 def merged(points: Iterable[Point]) -> list[Point]:
-    """Points of all ranks, those of the same thing as one."""
+    """Points of all ranks, with equal computations merged."""
     result: dict[Key, Point] = {}
     for point in points:
         if point.key in result:
@@ -95,7 +95,7 @@ def merged(points: Iterable[Point]) -> list[Point]:
 
 
 def instruction_points(trace: Trace) -> Iterator[Point]:
-    """Instructions of compiled programs: those that were measured; where none was, all that a known device bounds."""
+    """Instructions of compiled programs: measured ones; without measurements, all that a known device bounds."""
     program_device = trace.fact(roof_device)
     device = None if program_device is None else program_device.device
     times = trace.fact(hlo_time)
@@ -157,10 +157,11 @@ def _instruction(
 
 
 def op_points(trace: Trace) -> Iterator[Point]:
-    """Ops of the op graph, in one step: grouped by name, size and line.
+    """Ops of the op graph in one step, grouped by name, size and line.
 
-    Measured where the graph could be laid beside the timed steps; ops that were not found in them are left out. Where
-    it could not and the device is known, the least time; where neither is, nothing.
+    Measured if the graph could be matched to the timed steps; unmatched ops are left out. Without a match the least
+    time
+    if the device is known, else nothing.
     """
     graph = trace.op_graph
     if graph is None:
@@ -218,7 +219,7 @@ def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | N
 
 
 def _least(flops: int | None, moved: int, dtype: str, device: Device | None) -> tuple[float | None, str]:
-    """The roof of an op and its bound. An op without a formula is one that moves: its bytes alone bound it."""
+    """The roof of an op and its bound. An op without a FLOPs formula only moves data, so its bytes bound it."""
     if device is None:
         return None, ""
     roof = kernel_roof(device, flops=flops, dtype=dtype, moved=moved)
@@ -228,9 +229,9 @@ def _least(flops: int | None, moved: int, dtype: str, device: Device | None) -> 
 
 
 def call_points(trace: Trace) -> Iterator[Point]:
-    """Ops whose shapes the profiler recorded, all calls: grouped by name, size and line. Times measured.
+    """Ops whose shapes the profiler recorded, all calls, grouped by name, size and line. Times measured.
 
-    On a device the time is that of the kernels of the op; a recording without any has the time in the op itself.
+    On a device the time is that of the op's kernels; without kernels in the recording, the op's own time.
     """
     kernels = trace.rows["kernels"]
     lasts = kernels["end_ns"] - kernels["start_ns"]
@@ -257,7 +258,7 @@ def call_points(trace: Trace) -> Iterator[Point]:
 
 
 def _call(trace: Trace, op: int, cost: OpCost, device: Device | None, kernels: list[str], *, known: bool) -> Point:
-    """One call of an op, without its time; ``known``: its line is looked up."""
+    """One call of an op, without its time; ``known``: whether to look up its line."""
     name = trace.text(int(trace.rows["slices"]["name"][op]))
     site = call_site(trace, op) if known else UNKNOWN_SITE
     work = op_work(name, cost, kernels)
@@ -281,7 +282,7 @@ def _call(trace: Trace, op: int, cost: OpCost, device: Device | None, kernels: l
 
 
 def costed_time(trace: Trace) -> tuple[int, int]:
-    """Time of kernels that compute: of those whose op has a known cost, and of all. ns."""
+    """Time of compute kernels in ns: of those whose op has a known cost, and of all."""
     kernels = trace.rows["kernels"]
     lasts = kernels["end_ns"] - kernels["start_ns"]
     costed = {row for _, rows in trace.fact(costed_calls).values() for row in rows}

@@ -1,1 +1,1 @@
-"""Variants of one program that were compiled: which are quickest and leanest, and up to which size they fit."""
+"""Compiled variants of one program: the fastest and smallest, and the largest size at which they fit."""

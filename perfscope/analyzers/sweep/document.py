@@ -1,4 +1,4 @@
-"""The document of a sweep: its variants compared, with texts fit to be shown."""
+"""The document of a sweep: its compared variants, with texts cleaned for display."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sweep_document(
     created_utc: str,
     notes: Sequence[str] = (),
 ) -> Sweep:
-    """The document of points, compared. Texts are made fit to be shown."""
+    """Build the document of compared points. Texts are cleaned for display."""
     front = pareto_front(axes, points)
     alike: dict[int, tuple[int, ...]] = {}
     for numbers in front.same:

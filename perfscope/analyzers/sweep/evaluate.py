@@ -1,4 +1,4 @@
-"""A variant's run folder to a point: the time of its step, its peak, and whether that fits."""
+"""Turn a variant's run folder into a point: step time, peak, and whether that fits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfscope.model.torch_plan import fits, memory_as_run
 from perfscope.model.trace import Trace
 
 _OUT_OF_MEMORY = re.compile(r"Ran out of memory (?:in memory space|on) hbm|exceed\w* (?:available )?hbm", re.IGNORECASE)
-"""libtpu 0.0.42.1 says the first. Of other memories (vmem) one kernel has too little, and that is a failure."""
+"""libtpu 0.0.42.1 writes the first form. For other memories (vmem) a single kernel ran out, which is a failure."""
 _USED = re.compile(r"Used (\d+(?:\.\d+)?)([KMGT]) of (\d+(?:\.\d+)?)([KMGT])", re.I)
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -37,7 +37,7 @@ class _Program(Struct, frozen=True, kw_only=True):
 
 
 def evaluate_variant(folder: Path, settings: Sequence[tuple[str, str]]) -> VariantPoint:
-    """The point of a variant that was compiled; one that failed, with the reason, where it cannot be judged."""
+    """The point of a compiled variant; for a failed one with the reason why it cannot be evaluated."""
     try:
         manifest = compile_manifest.load(folder)
         trace = load_one(folder)
@@ -55,12 +55,10 @@ def evaluate_variant(folder: Path, settings: Sequence[tuple[str, str]]) -> Varia
 
 
 def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequence[tuple[str, str]]) -> VariantPoint:
-    """The point of compiled programs with their target. ``said``: what the manifest says of them."""
+    """The point of compiled programs with their target. ``said``: the manifest's entries on them."""
     target = trace.target
     if target is None:
-        return VariantPoint(
-            settings=tuple(settings), state="failed", reason="the run folder does not say what it is for"
-        )
+        return VariantPoint(settings=tuple(settings), state="failed", reason="the run folder does not name its target")
     if not trace.hlo:
         return evaluate_plan(trace, target, settings)
     programs = []
@@ -81,7 +79,7 @@ def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequ
     peak = max(peaks) if len(peaks) == len(programs) else None
     whys = [program.why for program in programs if program.why]
     if not whys and peak is None:
-        whys = ["the peak of its memory is not known: no buffer assignment that can be replayed"]
+        whys = ["its memory peak is unknown: there is no buffer assignment that can be replayed"]
     state: VariantState = "compiled"
     if peak is not None and target.memory_bytes is not None:
         state = "fits" if peak <= target.memory_bytes else "does not fit"
@@ -94,10 +92,10 @@ def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequ
 
 
 def evaluate_plan(trace: Trace, target: Target, settings: Sequence[tuple[str, str]]) -> VariantPoint:
-    """The point of a planned PyTorch program: its step as the program runs it, eagerly where it compiles nothing."""
+    """The point of a planned PyTorch program: its step as the program runs it, eager if it compiles nothing."""
     works = trace.fact(plan_works)
     if len(works) != 1:
-        reason = f"{len(works)} programs and plans are in the run folder, where one is looked for"
+        reason = f"{len(works)} programs and plans are in the run folder, but one is expected"
         return VariantPoint(settings=tuple(settings), state="failed", reason=reason)
     work = works[0]
     plan, compiled = work.held.plan, work.held.plan.compiled_by == "program"
@@ -111,9 +109,9 @@ def evaluate_plan(trace: Trace, target: Target, settings: Sequence[tuple[str, st
     state: VariantState = {True: "fits", False: "does not fit", None: "compiled"}[fit]  # type: ignore[assignment]
     reason = ""
     if memory is None:
-        reason = "no whole step was seen: the peak of its memory is not known"
+        reason = "no complete step was recorded, so its memory peak is unknown"
     elif time is None:
-        reason = "the ops of the step were not kept: its time cannot be modelled"
+        reason = "the ops of the step were not recorded, so its time cannot be modelled"
     return VariantPoint(
         settings=tuple(settings), state=state, target=target.shown, step=None if time is None else time.step,
         peak_bytes=peak, memory_bytes=target.memory_bytes, reason=reason,
@@ -123,10 +121,10 @@ def evaluate_plan(trace: Trace, target: Target, settings: Sequence[tuple[str, st
 
 
 def programs_of_step(programs: Sequence[_Program]) -> list[_Program]:
-    """The programs that one step runs: the longest, and those that were called as often, if it was called again.
+    """The programs of one step: the longest, and those with as many calls if it was called again.
 
-    A step may be two programs, one for gradients and one for the update; what is called once beside a step that
-    is called again makes weights, and what is called more often than the step is no part of it alone.
+    A step may be two programs, for gradients and for the update. A program called once while the step is called several
+    times initialises weights; a program called more often than the step does not belong to it alone.
     """
     longest = max(programs, key=lambda item: (item.time is None, 0 if item.time is None else item.time.middle))
     if longest.said.calls < 2:
@@ -135,18 +133,18 @@ def programs_of_step(programs: Sequence[_Program]) -> list[_Program]:
 
 
 def exceeds_memory(reason: str) -> bool:
-    """Whether a compiler refused a program because it needs more memory than a device has."""
+    """Whether a compiler refused a program because it exceeds a device's memory."""
     return _OUT_OF_MEMORY.search(reason) is not None
 
 
 def required_bytes(reason: str) -> int | None:
-    """Bytes that a refused program would take, where the compiler says so: ``Used 21.30G of 15.75G hbm``."""
+    """Bytes needed by a refused program, from the compiler's message: ``Used 21.30G of 15.75G hbm``."""
     match = _USED.search(reason)
     return None if match is None else round(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _match_programs(modules: Sequence[HloModule], said: Sequence[CompiledProgram]) -> list[CompiledProgram]:
-    """What the manifest says of each module, by its file, else by its name."""
+    """The manifest's entry of each module, by file, else by name."""
     result = []
     for module in modules:
         source = str(module.source or "")

@@ -1,12 +1,13 @@
-"""Which variants are held against each other, and which of those nothing beats. Exact: no tolerance, ties stay.
+"""Comparison of variants: groups of comparable variants, and the Pareto front of each. Exact: no tolerance, ties stay.
 
-Variants that do the same work are one group: they differ in choices only, never in a size. An axis is a size where
-the user says so, or where its values are whole numbers and the bytes of the step's inputs differ along it; a block
-size leaves them alone, a batch or a length does not. Machines (``target``, ``memory``) are groups of their own, too,
-unless the user calls them a choice.
+Variants that do the same work form a group: they differ in choices only, never in a size. An axis is a size if the user
+declares it, or if its values are whole numbers and the bytes of the step's inputs change along it; a block size leaves
+these unchanged, a batch or a length does not. Machines (``target``, ``memory``) also separate groups, unless the user
+declares them a choice.
 
-One variant dominates another if it is no slower at both ends of its modelled time, needs no more memory at its peak,
-and is better in one of the three. The front of a group is what nothing dominates; of equals all are on it.
+A variant dominates another if it is not slower at both ends of its modelled time, needs no more memory at its peak,
+and is better in one of the three. The front of a group are the variants that are not dominated; equal ones are all on
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perfscope.model.units import format_bytes
 
 
 class VariantPoint(Struct, frozen=True, kw_only=True):
-    """A variant with what was modelled of it. Bytes are of one device."""
+    """A variant with its modelled values. Bytes are per device."""
 
     settings: tuple[tuple[str, str], ...]
     """(axis, value), in the order of the axes."""
@@ -29,24 +30,24 @@ class VariantPoint(Struct, frozen=True, kw_only=True):
     target: str = ""
     """``8 H100 SXM``."""
     step: Range | None = None
-    """Modelled time of one step; None where the compiler refused it, or no time could be modelled."""
+    """Modelled time of one step; None if the compiler refused it, or no time could be modelled."""
     peak_bytes: int | None = None
-    """The most that one of its programs needs at once."""
+    """Largest memory that one of its programs needs at once."""
     memory_bytes: int | None = None
     reason: str = ""
-    """Why it failed, or what is not known of it."""
+    """Why it failed, or which values are unknown."""
     inputs: tuple[int, int] | None = None
-    """Bytes of the step's arguments and outputs: variants that differ in them do not do the same."""
+    """Bytes of the step's arguments and outputs: variants that differ in them do different work."""
     programs: tuple[str, ...] = ()
-    """Names of the programs that the step was taken for."""
+    """Names of the programs taken as the step."""
     fingerprints: tuple[str, ...] = ()
-    """Of them: the same program has the same."""
+    """Fingerprints of these; equal programs have equal ones."""
     folder: str = ""
-    """Run folder, relative to the sweep's; empty where there is none."""
+    """Run folder, relative to the sweep's; empty without one."""
     seconds: float | None = None
-    """To compile it."""
+    """Seconds of compilation."""
     host_bytes: int | None = None
-    """Memory of this machine that compiling took."""
+    """Memory of this machine used for compilation."""
     reused: bool = False
 
     @property
@@ -59,7 +60,7 @@ class VariantPoint(Struct, frozen=True, kw_only=True):
         return dict(self.settings).get(axis)
 
     def words(self, axes: tuple[str, ...] | None = None) -> str:
-        """``policy=dots seq=1024``, of those axes only."""
+        """``policy=dots seq=1024``, with these axes only."""
         return " ".join(f"{name}={value}" for name, value in self.settings if axes is None or name in axes)
 
 
@@ -67,12 +68,12 @@ MACHINES = ("target", "memory")
 
 
 class Swept(Struct, frozen=True, kw_only=True):
-    """An axis as it was asked for."""
+    """An axis as requested."""
 
     name: str
     values: tuple[str, ...]
     kind: str | None = None
-    """``size`` or ``choice`` where the user said so."""
+    """``size`` or ``choice`` if the user declared it."""
 
 
 class Dominance(Struct, frozen=True, kw_only=True):
@@ -82,20 +83,20 @@ class Dominance(Struct, frozen=True, kw_only=True):
     """``policy=full``."""
     better: str
     groups: int
-    """Sizes at which both are known; the better one dominates at each of them."""
+    """Number of sizes at which both are known; the better choice dominates at each."""
 
 
 class Front(Struct, frozen=True, kw_only=True):
-    """A sweep, compared."""
+    """The compared sweep."""
 
     kinds: Mapping[str, AxisKind]
-    """Axis -> what it is."""
+    """Axis -> its kind."""
     on_front: frozenset[int]
-    """Numbers of points; none where nothing was left to choose."""
+    """Numbers of points; empty if there was nothing to choose."""
     beaten_by: Mapping[int, tuple[int, ...]]
-    """Number of a point -> those of its group that dominate it, those of the front first."""
+    """Number of a point -> points of its group that dominate it, those on the front first."""
     same: tuple[tuple[int, ...], ...]
-    """Points of one group that are the same program, or cannot be told apart by time and peak."""
+    """Points of one group that are the same program, or have equal time and peak."""
     dominated: tuple[Dominance, ...]
 
     @property
@@ -105,17 +106,17 @@ class Front(Struct, frozen=True, kw_only=True):
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """Axes along which variants are not held against each other: sizes and machines."""
+        """Axes along which variants are not compared: sizes and machines."""
         return tuple(name for name, kind in self.kinds.items() if kind != "choice")
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The others."""
+        """The other axes."""
         return tuple(name for name, kind in self.kinds.items() if kind == "choice")
 
 
 def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front:
-    """The fronts of all groups. Points that do not fit, or whose time or peak is not known, are on none."""
+    """The fronts of all groups. Points that do not fit, or whose time or peak is unknown, are not on a front."""
     kinds = {axis.name: kind_of(axis, points) for axis in axes}
     apart = tuple(name for name, kind in kinds.items() if kind != "choice")
     choices = tuple(name for name, kind in kinds.items() if kind == "choice")
@@ -141,7 +142,7 @@ def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front
 
 
 def dominates(point: VariantPoint, other: VariantPoint) -> bool:
-    """Whether ``one`` is nowhere worse than ``other`` and somewhere better; False where something is not known."""
+    """Whether ``one`` is nowhere worse than ``other`` and somewhere better; False if a value is unknown."""
     if point.step is None or other.step is None or point.peak_bytes is None or other.peak_bytes is None:
         return False
     pairs = (
@@ -153,7 +154,7 @@ def dominates(point: VariantPoint, other: VariantPoint) -> bool:
 
 
 def kind_of(axis: Swept, points: Sequence[VariantPoint]) -> AxisKind:
-    """What the user said, or what the compiled programs say."""
+    """The kind declared by the user, or derived from the compiled programs."""
     if axis.kind is not None:
         return "size" if axis.kind == "size" else "choice"
     if axis.name in MACHINES:
@@ -171,7 +172,7 @@ def _changes_work(axis: Swept, points: Sequence[VariantPoint]) -> bool:
             rest.setdefault(key, set()).add(point.inputs)
     seen = [inputs for inputs in rest.values() if inputs]
     known = sum(1 for point in points if point.inputs is not None)
-    # where no two variants along it are known, whole numbers are taken for sizes: nothing is held against each other
+    # if no two variants along the axis are known, whole numbers are taken as sizes, so nothing is compared
     return known <= len(seen) or any(len(inputs) > 1 for inputs in seen)
 
 
@@ -186,9 +187,9 @@ def _indistinguishable(points: Sequence[VariantPoint], members: Sequence[int]) -
 def _dominated(
     points: Sequence[VariantPoint], choices: tuple[str, ...], apart: tuple[str, ...]
 ) -> tuple[Dominance, ...]:
-    """Choices that one other choice dominates at every size at which both are known, the widest reason of each.
+    """Choices that one other choice dominates at every size at which both are known, each with its strongest reason.
 
-    A choice that fits where the better one does not, or is known where that is not, is not dominated by it.
+    A choice that fits, or is known, at a size at which the better one is not, is not dominated by it.
     """
     by_choice: dict[str, dict[str, VariantPoint]] = {}
     for point in points:
@@ -211,29 +212,29 @@ def _dominated(
     return tuple(first.values())
 
 
-# Up to which size each choice fits, as far as was tried.
+# The largest size at which each choice fits, among those tried.
 
 
 class SizeLimit(Struct, frozen=True, kw_only=True):
-    """How far one choice goes along one size, all else held."""
+    """The limit of one choice along one size, all else fixed."""
 
     rest: str
-    """``policy=dots``: what is held; empty where the size is all that is swept."""
+    """The fixed settings, ``policy=dots``; empty if only the size is swept."""
     axis: str
     memory_bytes: int | None
     fits_to: int | None
-    """The largest value up to which every value that was tried fits; None if not even the least does."""
+    """The largest value up to which every value tried fits; None if even the smallest does not."""
     first_that_does_not: int | None
-    """None where all that were judged fit."""
+    """None if all evaluated values fit."""
     not_known: tuple[int, ...]
-    """Values that failed or were not reached, in order: what lies beyond the first of them is not claimed."""
+    """Values that failed or were not reached, in order: nothing is claimed beyond the first of them."""
     fits_again: tuple[int, ...]
-    """Values that fit though a smaller one does not."""
+    """Values that fit although a smaller one does not."""
     most_tried: int
 
 
 def size_limits(sizes: Sequence[str], points: Sequence[VariantPoint]) -> tuple[SizeLimit, ...]:
-    """One for each size axis and everything that is held beside it, in the order of the points."""
+    """One per size axis and fixed setting, in the order of the points."""
     result = []
     for axis in sizes:
         lines: dict[str, list[VariantPoint]] = {}
@@ -273,15 +274,15 @@ def _size_limit(axis: str, rest: str, points: Sequence[VariantPoint]) -> SizeLim
     )
 
 
-# What a sweep says in sentences: how far each choice goes, and which one there is no reason to take.
+# Conclusions of a sweep in sentences: the limit of each choice, and choices that should not be taken.
 
 
 MAX_SENTENCES = 24
-"""Sentences; the table has the rest."""
+"""Most sentences; the table has the rest."""
 
 
 def sentences(front: Front, reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> tuple[str, ...]:
-    """All of them, what to leave first."""
+    """All sentences, the choices to avoid first."""
     texts = [
         *_dominated_sentences(front),
         *(_same_sentence(numbers, points, front) for numbers in _always_equal(front, points)),
@@ -294,7 +295,7 @@ def sentences(front: Front, reaches: Sequence[SizeLimit], points: Sequence[Varia
 
 
 def _dominated_sentences(front: Front) -> list[str]:
-    """One sentence for all that the same choice dominates at as many sizes."""
+    """One sentence for all choices dominated by the same one at equally many sizes."""
     together: dict[tuple[str, int], list[str]] = {}
     for dominance in front.dominated:
         together.setdefault((dominance.better, dominance.groups), []).append(dominance.worse)
@@ -318,7 +319,7 @@ def _joined_names(names: Sequence[str]) -> str:
 
 
 def _always_equal(front: Front, points: Sequence[VariantPoint]) -> list[tuple[str, ...]]:
-    """Choices that cannot be told apart at any size at which one of them is known."""
+    """Choices that are equal at every size at which one of them is known."""
     together: dict[frozenset[str], set[str]] = {}
     for numbers in front.same:
         key = frozenset(points[number].words(front.choices) for number in numbers)
@@ -346,7 +347,7 @@ def _same_sentence(choices: tuple[str, ...], points: Sequence[VariantPoint], fro
 
 
 def _reached(reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> list[str]:
-    """One sentence for all choices of which the same is to be said."""
+    """One sentence for all choices with the same statement."""
     together: dict[str, list[str]] = {}
     for reach in reaches:
         together.setdefault(_reach(reach, points), []).append(reach.rest)
