@@ -1,4 +1,4 @@
-"""Advice: what another plan of the same program would need and cost, predicted before it is written."""
+"""Memory advice: predicted memory and time of other plans for the same program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The layers of a compiled JAX training step: where each runs forward and backward, and what its kernels are.
+"""The layers of a compiled JAX training step: forward and backward positions, and kernels.
 
-``jax.lax.scan`` over layers becomes two loops with the same number of turns, one forward and one backward; what the
-backward needs of a layer lies in arrays with a leading axis of layers (stacks). Layers that run one after another have
+``jax.lax.scan`` over layers becomes two loops with equal numbers of iterations, one forward and one backward; values
+that the backward needs are in arrays with a leading axis of layers (stacks). Layers that run one after another have
 scopes that differ by a number (``block_3``, ``layers[3]``), and JAX marks the pass in the path of every instruction.
 """
 
@@ -24,41 +24,41 @@ from perfscope.analyzers.hlo.scope import Scope, scope_of
 from perfscope.analyzers.hlo.views import is_collected, is_handed_on, updated_operand
 
 STACK_TRAFFIC = 4
-"""Times that a value goes through memory for being kept by a loop over layers, whose stacks are filled, written to and
-read back by kernels of their own: 2.8 to 5.7 in programs of the workloads compiled for an H100."""
+"""Memory traffic of a value that a loop over layers keeps, relative to its size, because its stack is filled, written
+and read by separate kernels: 2.8 to 5.7 in programs of the workloads compiled for an H100."""
 
 _NUMBERED = re.compile(r"(.*?)[_\-\[.]?(?<!\d)(\d++)\]?", re.ASCII)
 """``block_3``, ``layers[3]``, ``h.3``, ``Block3``."""
 
 MIN_LAYERS = 2
-"""Scopes of one kind: a single numbered scope is a name."""
+"""Fewest scopes of one kind: a single numbered scope is just a name."""
 
 _LAUNCHED = frozenset({"reduce", "reduce-window", "scatter", "sort", "fft"})
 _NOTHING = frozenset({"constant", "iota", "parameter"})
 
 
 class Layers(Struct, frozen=True, kw_only=True):
-    """Layers that run alike, in one loop (then all have one policy), or a single one."""
+    """Layers that run in one loop (and so share a policy), or a single layer."""
 
     name: str
     group: str
-    """Equal for layers that differ by their number only."""
+    """Equal for layers that differ only in their number."""
     count: int
-    """Layers; 1 of a single one."""
+    """Number of layers; 1 for a single one."""
     forward: tuple[int, int]
-    """Positions of ``Schedule``, half open."""
+    """Positions in ``Schedule``, half open."""
     backward: tuple[int, int]
     input_bytes: int
-    """What one layer is given by the one before it."""
+    """Bytes that a layer gets from its predecessor."""
     forward_in: frozenset[str]
-    """Computations that run the forward: the body of the loop and what it calls; of a single layer all."""
+    """Computations that run the forward: the loop's body and its callees; for a single layer all."""
     backward_in: frozenset[str]
     path: tuple[str, ...] = ()
-    """The scope of a single layer, or that a loop is in."""
+    """The scope of a single layer, or of the scope that contains the loop."""
     is_loop: bool = False
 
     def forward_kernels(self, cost: ModuleCost) -> list[InstructionCost]:
-        """Kernels that compute the layers' forward. Those that only write what they are given into a stack are none."""
+        """Kernels that compute the layers' forward, without kernels that only write their input into a stack."""
         return [
             row
             for row in cost.launched
@@ -69,7 +69,7 @@ class Layers(Struct, frozen=True, kw_only=True):
         ]
 
     def kernels_again(self, cost: ModuleCost) -> list[InstructionCost]:
-        """Kernels of the layers' backward that run the layers' forward again."""
+        """Kernels in the layers' backward that run the forward again."""
         return [
             row
             for row in cost.launched
@@ -86,21 +86,22 @@ class Layers(Struct, frozen=True, kw_only=True):
 
 
 def runs_again(op_name: str, *, loops: bool) -> bool:
-    """Whether an instruction runs a layer's forward again; what a layer recomputes of itself is inside a further loop.
+    """Whether an instruction runs a layer's forward again; a layer's own recomputation is inside an inner loop.
 
-    ``loops``: a loop runs the layers.
+    ``loops``: the layers run in a loop.
     """
     before, mark, _ = op_name.partition("rematted_computation")
     return bool(mark) and before.split("/").count("while") == int(loops)
 
 
 class ForwardWork(Struct, frozen=True, kw_only=True):
-    """Kernels of layers' forward, by what becomes of them where less is kept."""
+    """Kernels of the layers' forward, by what happens to them if fewer values are kept."""
 
     products: tuple[InstructionCost, ...]
-    """Those that ``dots_with_no_batch_dims_saveable`` keeps the results of: activations times weights."""
+    """Products whose results ``dots_with_no_batch_dims_saveable`` keeps: activations times weights."""
     summed: tuple[InstructionCost, ...]
-    """Those of the products that give their results: XLA splits long ones into a kernel of parts and one of the sum."""
+    """Kernels that give the products' results: XLA splits a long product into one kernel for parts and one for the sum.
+    """
     others: tuple[InstructionCost, ...]
 
 
@@ -140,7 +141,7 @@ def holds_product(module: HloModule, row: InstructionCost) -> bool:
 
 
 def takes_a_kernel(module: HloModule, row: InstructionCost) -> bool:
-    """Whether work needs a kernel when it runs again: what is elementwise is then computed within its readers."""
+    """Whether work needs a kernel when it runs again: elementwise work is then computed within its readers."""
     return bool(row.once.products) or any(one.opcode in _LAUNCHED for one in fused(module, row.instruction))
 
 
@@ -154,7 +155,7 @@ def _origin(instruction: Instruction) -> tuple[str, str | None, int | None]:
 
 
 def layers_of(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
-    """Loops over layers, else layers with a scope each; a loop within such a layer (over time, blocks) is none."""
+    """Loops over layers, else layers with a scope each. Loops inside such a layer (over time, blocks) do not count."""
     single = single_layers(module, schedule)
     loops = [
         loop
@@ -173,7 +174,7 @@ def layer_loops(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
     ]
     found: list[Layers] = []
     taken: set[str] = set()
-    for index in reversed(range(len(loops))):  # the last loop forward is the first one backward
+    for index in reversed(range(len(loops))):  # the last forward loop is the first backward loop
         forward, body = loops[index], module.computations[loops[index].called[1]]
         size = sum(_carried_bytes(module, body))
         backward = next(
@@ -205,7 +206,7 @@ def layer_loops(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
 
 
 def _is_backward(module: HloModule, loop: Instruction) -> bool:
-    """By the path of a loop; of one without a path by those of its body."""
+    """Whether a loop is backward, by its path, or without a path by the paths of its body."""
     names = (
         [loop.op_name] if loop.op_name else [one.op_name for one in module.computations[loop.called[1]].instructions]
     )
@@ -217,7 +218,7 @@ def _path(loop: Instruction) -> tuple[str, ...]:
 
 
 def _carried_bytes(module: HloModule, body: Computation) -> Iterator[int]:
-    """Sizes of the arrays that a turn gives the next one besides stacks: what a layer gives to the one behind it."""
+    """Sizes of the arrays that an iteration passes on besides stacks: what a layer gives to the next."""
     for element, name in enumerate(body.root.operands if body.root.opcode == "tuple" else ()):
         value = body.by_name[name]
         if value.shape.dims and not is_handed_on(body, name, element) and not is_collected(module, body, name, element):
@@ -225,7 +226,7 @@ def _carried_bytes(module: HloModule, body: Computation) -> Iterator[int]:
 
 
 def _reached(module: HloModule, name: str) -> frozenset[str]:
-    """A computation and all it calls."""
+    """A computation and everything it calls."""
     names, waiting = {name}, [name]
     while waiting:
         for instruction in module.computations[waiting.pop()].instructions:
@@ -235,7 +236,7 @@ def _reached(module: HloModule, name: str) -> frozenset[str]:
 
 
 def _label(loop: Instruction) -> str:
-    """``layers of mlp at model.py:73`` for a loop in a scope of the user's."""
+    """``layers of mlp at model.py:73`` for a loop in a scope of the user's program."""
     path = _path(loop)
     line = "" if loop.file is None or loop.line is None else f"{PurePosixPath(loop.file).name}:{loop.line}"
     if path:
@@ -253,7 +254,7 @@ def single_layers(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
     for instruction in entry.instructions:
         path = _numbered(scopes[instruction.name].path) if instruction.name in scopes else None
         operands = [entry.by_name[name] for name in instruction.operands]
-        if path is not None and any(operand.opcode not in _NOTHING for operand in operands):  # zeros stand anywhere
+        if path is not None and any(operand.opcode not in _NOTHING for operand in operands):  # zeros may be anywhere
             match = _NUMBERED.fullmatch(path[-1])
             kind = "/".join((*path[:-1], match[1] if match is not None else path[-1]))
             kinds[kind][path].append(instruction)
@@ -279,7 +280,7 @@ def single_layers(module: HloModule, schedule: Schedule) -> tuple[Layers, ...]:
                         path=path,
                     )
                 )
-    # XLA may put gradients of weights off: a layer's backward is over where that of the next one begins
+    # XLA may delay gradients of weights: a layer's backward ends where that of the next one begins
     begins = sorted(layer.backward[0] for layer in layers)
     ends = dict(pairwise(begins))
     bounded = (
@@ -296,7 +297,7 @@ def _numbered(path: tuple[str, ...]) -> tuple[str, ...] | None:
 def _input_bytes(
     entry: Computation, scopes: dict[str, Scope], path: tuple[str, ...], members: list[Instruction]
 ) -> int:
-    """The largest array that a layer's forward reads of another part of the forward."""
+    """The largest array that a layer's forward reads from another part of the forward."""
     read = {name for member in members for name in member.operands}
     return max(
         (

@@ -1,4 +1,4 @@
-"""The steps of a recording that plans can be made for."""
+"""The steps of a recording for which plans can be made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_GRAPH = "no op graph: record with perfscope run, which takes one in its struc
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """Steps, the largest peak first, and what could not be looked at."""
+    """Steps, largest peak first, and what could not be analysed."""
 
     models: tuple[StepModel, ...]
     unseen: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What each op of the op graph takes in one step: measured, or priced like the measured ones."""
+"""The time of each op of the op graph in one step: measured, or estimated from measured ops."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class OpTimes(Struct, frozen=True, kw_only=True):
     """Median of the steps without a profiler, else mean of the traced ones."""
     basis: Basis
     note: str | None
-    """How ops without a time were priced; ``None`` where all have one."""
+    """How ops without a time were priced; ``None`` if all have one."""
 
 
 def op_times(trace: Trace) -> OpTimes:
-    """Times of the graph's ops in one step without a profiler. ``AbstainError`` if nothing tells them.
+    """Times of the graph's ops in one step without a profiler. ``AbstainError`` if they are unknown.
 
-    Of several timed steps the median counts. On a device an op is worth the time of its kernels and copies. Without
-    one it is worth its span on the host, as a share of the traced step: profiling makes steps longer. Ops that were
-    not found in the timed steps are worth what others of as many FLOPs and bytes take.
+    With several timed steps the median counts. On a device an op takes the time of its kernels and copies. Without a
+    device it takes its span on the host as a share of the traced step, because profiling makes steps longer. Ops that
+    were not found in the timed steps take the time of others with equal FLOPs and bytes.
     """
     graph, timed = trace.op_graph, trace.fact(graph_time)
     if graph is None:
@@ -59,21 +59,21 @@ def op_times(trace: Trace) -> OpTimes:
     note = None
     if len(missing):
         ns[missing] = _like_others(graph, ns, missing)
-        note = f"{len(missing):,} of {len(graph.ops):,} ops have no time of their own and are priced by bytes and FLOPs"
+        note = f"{len(missing):,} of {len(graph.ops):,} ops have no measured time and are priced by bytes and FLOPs"
     if not timed.on_device and step_ns and traced_ns:
         ns = ns * min(1.0, step_ns / traced_ns)
     return OpTimes(ns=ns, step_ns=step_ns or traced_ns, basis="measured", note=note)
 
 
 def _step_ns(trace: Trace) -> tuple[int | None, int | None]:
-    """A step without a profiler, and a traced one."""
+    """Times of a step without a profiler, and of a traced one."""
     windows = trace.fact(step_windows)
     traced = round(float((windows.ends - windows.starts).mean())) if windows.count else None
     return (round(median(trace.step_times_ns)) if trace.step_times_ns else None), traced
 
 
 def _of_step(trace: Trace, spans: npt.NDArray[np.int64], *, on_device: bool) -> Float64:
-    """Time of each op in one traced step; NaN where it was not found in it."""
+    """Time of each op in one traced step; NaN if it was not found."""
     ns = np.full(len(spans), np.nan)
     placed = np.flatnonzero(spans != MISSING)
     rows = spans[placed]
@@ -94,7 +94,7 @@ def _of_step(trace: Trace, spans: npt.NDArray[np.int64], *, on_device: bool) -> 
 
 
 def _host_ns(trace: Trace, placed: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> Float64:
-    """The span of each op; in the forward up to the next op, as what Python does between runs again with them."""
+    """The span of each op; in the forward up to the next op, because the Python code between runs again too."""
     slices, graph = trace.rows["slices"], trace.op_graph
     start, end, thread = (slices[name][rows].astype(np.int64) for name in ("start_ns", "end_ns", "thread"))
     forward = np.array([graph is not None and graph.ops[index].phase == "forward" for index in placed.tolist()], bool)
@@ -104,7 +104,7 @@ def _host_ns(trace: Trace, placed: npt.NDArray[np.int64], rows: npt.NDArray[np.i
 
 
 def _like_others(graph: OpGraph, ns: Float64, missing: npt.NDArray[np.int64]) -> Float64:
-    """By the median rate of the ops that have a time: the slower of FLOPs and bytes."""
+    """Estimate by the median rate of the timed ops: the slower of FLOPs and bytes."""
     moved = np.array([op_bytes(graph, op) for op in graph.ops], np.float64)
     flops = np.array([op.flops or 0 for op in graph.ops], np.float64)
     timed = ~np.isnan(ns) & (ns > 0)
@@ -116,12 +116,12 @@ def _like_others(graph: OpGraph, ns: Float64, missing: npt.NDArray[np.int64]) ->
 
 
 def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float) -> OpTimes:
-    """By the peaks of the device, where the recording or the user names one."""
+    """Estimate by the device's peaks, if the recording or the user names a device."""
     device = (named_device(trace.judged_device) if trace.judged_device else None) or recorded_device(trace)
     if device is None:
         raise AbstainError(
-            f"{100 * matched:.0f}% of the op graph's ops were found in the timed steps, too few to tell what "
-            "recomputing costs, and no device is named whose peaks would; record the run again, or give --device"
+            f"{100 * matched:.0f}% of the op graph's ops were found in the timed steps, too few to compute the cost of "
+            "recomputing, and no device with known peaks is named; record the run again, or give --device"
         )
     ns = np.zeros(len(graph.ops))
     for index, op in enumerate(graph.ops):
@@ -133,10 +133,10 @@ def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float)
         ns=ns,
         step_ns=step_ns,
         basis="modelled",
-        note=f"the op graph could not be laid beside the timed steps: ops are priced by the peaks of {device.name}",
+        note=f"the op graph could not be matched to the timed steps: ops are priced by the peaks of {device.name}",
     )
 
 
 def op_bytes(graph: OpGraph, op: GraphOp) -> int:
-    """Bytes that an op reads and writes, each tensor once."""
+    """Bytes that an op reads and writes, each tensor counted once."""
     return sum(graph.tensors[index].bytes for index in {*op.inputs, *op.outputs, *op.mutated})

@@ -1,4 +1,4 @@
-"""The plans worth having: what to checkpoint, offload and divide, by predicted peak against predicted step."""
+"""The useful plans: what to checkpoint, offload and divide, by predicted peak and predicted step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from perfscope.analyzers.devices import Device, find_device, named_device
 from perfscope.analyzers.devices.topology import named_link
 from perfscope.analyzers.memory.holders import SCARCE_SHARE
 
-# What a plan costs besides recomputation: bytes over the links between devices, and to and from the host.
+# Costs of a plan besides recomputation: bytes over the links between devices, and to and from the host.
 #
-# All of it modelled, as a range: at best hidden under the computation, at worst none of it. A ring moves (N - 1) / N of
-# the bytes through each device for an all-gather or a reduce-scatter, twice that for an all-reduce (Patarasuk and Yuan,
-# 2009).
+# All modelled, as a range: at best hidden under computation, at worst not at all. A ring moves (N - 1) / N of the bytes
+# through each device for an all-gather or a reduce-scatter, twice that for an all-reduce (Patarasuk and Yuan, 2009).
 
 
 NODE = 8
-"""Devices that the links of a device reach: a board of eight is what most machines have. Beyond it a network card
-for each device is assumed."""
+"""Devices that the links of a device reach: most machines have a board of eight. Beyond it one network card per device
+is assumed."""
 
 NETWORK = "InfiniBand NDR"
 
@@ -43,12 +42,12 @@ HOST_LINKS = {
     "T4": "PCIe 3 x16",
     "RTX 2080": "PCIe 3 x16",
 }
-"""By the beginning of a device's name in the hardware tables, what joins it to the host: the bus interface on its data
-sheet. Devices that are not here (TPU) state none."""
+"""Link to the host by the start of a device's name in the hardware tables: the bus interface of its data sheet. Devices
+that are missing (TPU) state none."""
 
 
 class Links(Struct, frozen=True, kw_only=True):
-    """Bytes/s in one direction; ``None`` where not known."""
+    """Bytes/s in one direction; ``None`` if unknown."""
 
     between: int | None
     between_name: str | None
@@ -57,25 +56,25 @@ class Links(Struct, frozen=True, kw_only=True):
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
-    """What a plan moves in a step, one direction, and how long that takes alone."""
+    """Data that a plan moves in a step, one direction, and the time it takes alone."""
 
     between_bytes: int
-    """Through each device's links, beyond what today's step moves."""
+    """Through each device's links, beyond today's step."""
     host_bytes: int
-    """To the host and back, together."""
+    """To the host and back, added."""
     worst_ns: int | None
-    """None of it hidden under computation; ``None`` where a bandwidth is not known."""
+    """If nothing is hidden under computation; ``None`` if a bandwidth is unknown."""
 
 
 def device_of(model: StepModel, name: str | None = None) -> Device | None:
-    """The device of the hardware tables that the user names, or the recording."""
+    """The device named by the user or the recording, from the hardware tables."""
     if name is not None:
         return named_device(name)
     return None if model.device_name is None else find_device(model.device_name)
 
 
 def links_of(device: Device | None, devices: int) -> Links:
-    """What joins ``devices`` such devices, and each to its host."""
+    """The links between ``devices`` such devices, and to the host of each."""
     between, between_name = (None, None) if device is None else (device.link_bandwidth, device.link)
     network = named_link(NETWORK)
     if devices > NODE and device is not None and network is not None:
@@ -93,11 +92,12 @@ def links_of(device: Device | None, devices: int) -> Links:
 
 
 def transfer(model: StepModel, placement: Placement, simulation: Simulation, links: Links) -> Transfer:
-    """What a plan moves beyond today's step.
+    """Data that a plan moves beyond today's step.
 
-    ZeRO-1 and -2 reduce-scatter the gradients and gather the parameters: what an all-reduce of the gradients moves.
-    ZeRO-3 gathers the parameters once more, for the forward (Rajbhandari et al., SC 2020, section 7). An optimizer on
-    the host gets the gradients and sends the parameters; how long its update takes there is not in it.
+    ZeRO-1 and -2 reduce-scatter the gradients and gather the parameters, the same traffic as an all-reduce of the
+    gradients.
+    ZeRO-3 also gathers the parameters for the forward (Rajbhandari et al., SC 2020, section 7). An optimizer on the
+    host gets the gradients and sends the parameters; the time of its update there is not included.
     """
     count = placement.devices
     ring = (count - 1) / count
@@ -119,7 +119,7 @@ def transfer(model: StepModel, placement: Placement, simulation: Simulation, lin
 
 
 def placements(model: StepModel, devices: int) -> tuple[Placement, ...]:
-    """Where state could be: all here, divided among ``devices``, the optimizer's on the host."""
+    """Possible locations of state: all here, divided among ``devices``, the optimizer's on the host."""
     choices = [Placement(devices=devices)]
     if devices > 1 and not model.sharded:
         choices += [Placement(devices=devices, level=1), Placement(devices=devices, level=2)]
@@ -131,11 +131,11 @@ def placements(model: StepModel, devices: int) -> tuple[Placement, ...]:
     return tuple(choices)
 
 
-# Which region to checkpoint first: by bytes off the peak for each millisecond of work that runs again.
+# Which region to checkpoint first: by bytes off the peak per millisecond of repeated work.
 
 
 MOST_STEPS = 400
-"""Regions that are looked at one after the other: more layers than models have."""
+"""Most regions tried one after another: more layers than models have."""
 
 AGAIN: tuple[Policy, ...] = ("selective", "full")
 
@@ -155,7 +155,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class GreedyStep(Struct, frozen=True, kw_only=True):
-    """One more region checkpointed, and what the step is predicted to be then."""
+    """One more region checkpointed, and the step predicted for it."""
 
     group: str
     unit: str
@@ -163,9 +163,9 @@ class GreedyStep(Struct, frozen=True, kw_only=True):
     policies: tuple[Policy, ...]
     simulation: Simulation
     saved_bytes: int
-    """Off the peak by this step; 0 where the peak is elsewhere as well."""
+    """Reduction of the peak by this step; 0 if the peak is elsewhere as well."""
     added_ns: int
-    """Longer by this step; 0 where it is quicker."""
+    """Added time of this step; 0 if it is faster."""
 
 
 def groups_of(model: StepModel) -> tuple[Group, ...]:
@@ -181,20 +181,21 @@ def groups_of(model: StepModel) -> tuple[Group, ...]:
 
 
 def is_offered(model: StepModel, unit: Unit, policy: Policy) -> bool:
-    """True if all regions of a unit can be given a policy."""
+    """True if all regions of a unit can have the policy."""
     return all(model.regions[index].offers(policy) for index in unit.regions)
 
 
 def with_policy(policies: Sequence[Policy], unit: Unit, policy: Policy) -> tuple[Policy, ...]:
-    """The policies with another one for a unit."""
+    """The policies, with another one for a unit."""
     return tuple(policy if index in unit.regions else old for index, old in enumerate(policies))
 
 
 def greedy(simulator: Simulator, start: Sequence[Policy] | None = None) -> tuple[GreedyStep, ...]:
     """Steps from keeping everything (or from ``start``) to the lowest peak that checkpointing reaches.
 
-    Of copies of a layer the first one goes first: its values wait longest, and when its backward comes little else is
-    left. A step that lowers no peak (two moments are as high) is taken for what it takes out of the whole step.
+    Among copies of a layer the first one comes first: its values wait longest, and when its backward begins little else
+    is left. A step that lowers no peak (two moments are equally high) is ranked by the bytes it removes from the whole
+    step.
     """
     model = simulator.model
     policies: tuple[Policy, ...] = tuple(start) if start is not None else keep_all(model)
@@ -223,7 +224,7 @@ def greedy(simulator: Simulator, start: Sequence[Policy] | None = None) -> tuple
 def _next(
     simulator: Simulator, group: Group, policy: Policy, policies: Sequence[Policy], now: Simulation
 ) -> GreedyStep | None:
-    """The group's first unit that ``policy`` takes further; None if there is none."""
+    """The group's first unit that ``policy`` changes further; None if there is none."""
     further = {"selective": ("keep",), "full": ("keep", "selective")}
     unit = next((unit for unit in group.units if policies[unit.regions[0]] in further[policy]), None)
     if unit is None or not is_offered(simulator.model, unit, policy):
@@ -250,18 +251,18 @@ def _worth(simulator: Simulator, step: GreedyStep, before: Sequence[Policy]) -> 
 
 
 MOST_WORK = 60_000_000
-"""Positions and values that the search may look at, all plans together: some seconds."""
+"""Most positions and values that the search may examine over all plans: some seconds."""
 
 MOST_PLANS = 3_000
 MOST_SHOWN = 12
-"""Plans of the front that are kept: more than a person compares."""
+"""Most plans of the front that are kept: more than a person compares."""
 
 SAME_PEAK = 0.002
-"""Of the peak: plans that differ by less are one choice, and the quicker one is kept."""
+"""Relative difference of peaks below which plans count as one choice; the faster one is kept."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """One way to run the step, with what it is predicted to need and take."""
+    """A way to run the step, with its predicted memory and time."""
 
     policies: tuple[Policy, ...]
     placement: Placement
@@ -270,7 +271,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     added_low_ns: int
     """Beyond today's step (negative: less), with all transfers hidden."""
     added_high_ns: int | None
-    """With none of them hidden; ``None`` where a bandwidth, or the work of the host's processor, is not known."""
+    """With no transfer hidden; ``None`` if a bandwidth, or the time of the host's processor, is unknown."""
 
     @property
     def peak_bytes(self) -> int:
@@ -279,25 +280,25 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Plans(Struct, frozen=True, kw_only=True):
-    """The front, and where today's step and the budget lie beside it."""
+    """The front, with today's step and the budget."""
 
     model: StepModel
     today: Plan
     front: tuple[Plan, ...]
-    """Quickest first. None of them needs more and takes longer than another."""
+    """Fastest first. No plan needs more memory and more time than another."""
     recommended: Plan | None
-    """The quickest that fits the budget; ``None`` without a budget, or if none fits."""
+    """The fastest that fits the budget; ``None`` without a budget, or if none fits."""
     budget_bytes: int | None
     budget_from: str | None
-    """``asked``, or ``device``: ``SCARCE_SHARE`` of its memory, as the rest is not the allocator's."""
+    """``asked``, or ``device``: ``SCARCE_SHARE`` of its memory, because the allocator cannot use the rest."""
     links: Links
     looked_at: int
-    """Plans that were predicted."""
+    """Number of plans that were predicted."""
     complete: bool
-    """Every choice of how many copies of each layer to checkpoint was among them."""
+    """Whether every number of checkpointed copies of each layer was tried."""
 
     def needs(self, plan: Plan) -> int:
-        """Bytes a plan needs of the device at worst (`StepModel.needed_bytes`)."""
+        """Bytes that a plan needs on the device at worst (`StepModel.needed_bytes`)."""
         return self.model.needed_bytes(plan.policies, plan.peak_bytes)
 
     def fits(self, plan: Plan) -> bool | None:
@@ -305,7 +306,7 @@ class Plans(Struct, frozen=True, kw_only=True):
         return None if self.budget_bytes is None else self.needs(plan) <= self.budget_bytes
 
     def step_ns(self, plan: Plan) -> tuple[int, int | None] | None:
-        """Predicted step at best and at worst; ``None`` where today's is not known."""
+        """Predicted step at best and at worst; ``None`` if today's is unknown."""
         if self.model.step_ns is None:
             return None
         high = None if plan.added_high_ns is None else max(0, self.model.step_ns + plan.added_high_ns)
@@ -320,11 +321,11 @@ def plan_memory(
     device: str | None = None,
     moving: bool = True,
 ) -> Plans:
-    """All that is worth having. Without ``budget_bytes`` what may be used of the device, where recorded.
+    """Compute the useful plans. Without ``budget_bytes`` the budget is the usable memory of the device, if recorded.
 
-    ``devices``: among how many parameters, gradients and optimizer state may be divided (default: as many as train
-    together now). ``device``: name of the product whose links count where the recording names none.
-    ``moving``: offload and divide as well, not only make again.
+    ``devices``: number of devices among which parameters, gradients and optimizer state may be divided (default: those
+    that train together now). ``device``: product whose links count if the recording names none. ``moving``: also
+    offload and divide, not only recompute.
     """
     simulator = Simulator(model)
     count = devices or model.world_size
@@ -374,7 +375,7 @@ def _plan(
 ) -> Plan:
     moved = transfer(model, placement, simulation, links)
     added = simulation.work_ns - base.work_ns
-    # How long an optimizer on the host updates there is not known: its worst case neither.
+    # The time of an optimizer's update on the host is unknown there, and so is the worst case.
     worst = None if placement.optimizer_on_host else moved.worst_ns
     return Plan(
         policies=policies,
@@ -387,7 +388,7 @@ def _plan(
 
 
 def _grid(model: StepModel, simulator: Simulator, *, moving: bool) -> tuple[list[tuple[Policy, ...]], bool]:
-    """How many copies of each layer get which policy: all choices, or evenly many of them where they are too many."""
+    """Numbers of copies per layer and policy: all choices, or evenly spaced ones if there are too many."""
     groups = groups_of(model)
     offered: tuple[Policy, ...] = ("full", "selective", "offload") if moving else ("full", "selective")
     most = max(50, min(MOST_PLANS, MOST_WORK // max(1, simulator.size)))
@@ -409,7 +410,7 @@ def _grid(model: StepModel, simulator: Simulator, *, moving: bool) -> tuple[list
 
 
 def _ways(units: int, offered: int, stride: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of units for each policy, ``units`` at most together, in steps of ``stride`` or all of the rest."""
+    """Numbers of units for each policy, at most ``units`` together, in steps of ``stride`` or all of the rest."""
     levels = sorted({*range(0, units + 1, stride), units})
     for counts in product(levels, repeat=offered):
         if sum(counts) <= units:
@@ -419,7 +420,7 @@ def _ways(units: int, offered: int, stride: int) -> Iterator[tuple[int, ...]]:
 def _assigned(
     model: StepModel, groups: Sequence[Group], choice: Sequence[tuple[int, ...]], offered: Sequence[Policy]
 ) -> tuple[Policy, ...]:
-    """The first copies get the first policy, the next ones the next; the last ones keep all."""
+    """The first copies get the first policy, the next ones the second; the last ones keep everything."""
     policies = keep_all(model)
     for group, counts in zip(groups, choice, strict=True):
         units = iter(group.units)
@@ -432,7 +433,7 @@ def _assigned(
 
 
 def _front(plans: Iterable[Plan]) -> list[Plan]:
-    """Those that no other beats in peak, in best time and in worst time; quickest first."""
+    """Plans that no other plan beats in peak, best time and worst time; fastest first."""
     front: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, _high(plan), plan.added_low_ns, plan.placement.level)):
         beaten = any(
@@ -456,7 +457,7 @@ def _recommended(plans: Plans) -> Plan | None:
 
 
 def _thinned(front: Sequence[Plan], recommended: Plan | None) -> list[Plan]:
-    """At most ``MOST_SHOWN``: the ends, the recommended one, and others evenly by peak."""
+    """At most ``MOST_SHOWN``: the ends, the recommended plan, and others evenly spaced by peak."""
     kept = list(front)
     while len(kept) > MOST_SHOWN:
         by_peak = sorted(kept, key=lambda plan: plan.peak_bytes)

@@ -1,9 +1,9 @@
-"""Work that compiled XLA programs do a second time to need less memory.
+"""Work that compiled XLA programs repeat to save memory.
 
-Two kinds. ``jax.checkpoint`` runs forward again in the backward pass: ``rematted_computation`` stands in the
-path of those ops, and of no others. XLA's own rematerialization clones instructions: the metadata keep the
-name each had before (``scheduling_name``), so all of a name but one are the recomputation. Names that end in
-``.remat`` say little: the original is often gone and its clone is all there is.
+Two kinds. ``jax.checkpoint`` runs forward work again in the backward pass: only those ops have ``rematted_computation``
+in their path. XLA's own rematerialization clones instructions: the metadata keep the earlier name of each
+(``scheduling_name``), so that all of one name but one are recomputation. Names that end in ``.remat`` are unreliable:
+often the original was removed and only its clone remains.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ class Recomputed(Struct, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """In one run of the module."""
+        """FLOPs in one run of the module."""
         return self.row.total.flops
 
     @property
     def result(self) -> Shape:
-        """Of the product alone: library calls append scratch memory."""
+        """Bytes of the product's result without the scratch memory that library calls append."""
         return result_of(self.row.instruction)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that keeping the results for the backward pass would take."""
+        """Bytes needed to keep the results for the backward pass."""
         return self.result.bytes * self.row.runs
 
     @property
     def region(self) -> str:
-        """Path of the ``jax.checkpoint`` it is in: all that one call recomputes shares it."""
+        """Path of its ``jax.checkpoint``, shared by everything that one call recomputes."""
         return self.row.instruction.op_name.partition("rematted_computation")[0]
 
     @property
     def is_cheap(self) -> bool:
-        """Computing it again costs less than keeping its result.
+        """Whether computing it again costs less than keeping its result.
 
-        On an accelerator: it takes less time than writing the result to memory and reading it back would.
-        Products with a short inner dimension are: scores of attention, which blocked attention recomputes.
-        On a CPU, whose caches hold much of it, JAX's own policy decides (``dots_with_no_batch_dims_saveable``):
-        products with batch dimensions are recomputed, the others kept.
+        On an accelerator: it takes less time than writing the result to memory and reading it back. This holds for
+        products with a short inner dimension, such as scores of attention, which blocked attention recomputes. On a
+        CPU, whose caches hold much of it, JAX's policy decides (``dots_with_no_batch_dims_saveable``): products with
+        batch dimensions are recomputed, the others kept.
         """
         if self.cost.module.platform == "cpu":
             return self.row.instruction.attributes.get("lhs_batch_dims", "{}") != "{}"
-        device = find_device(ASSUMED["gpu"])  # its ratio of arithmetic to bandwidth stands for others
+        device = find_device(ASSUMED["gpu"])  # its ratio of arithmetic to bandwidth represents other devices
         assert device is not None
         (kind, *_) = self.row.once.products
         arithmetic = roofline.flops_ns(device, self.row.once.flops, kind.dtype)
@@ -80,7 +80,7 @@ class Recomputed(Struct, frozen=True, kw_only=True):
 
 
 class Cloned(Struct, frozen=True, kw_only=True):
-    """Launches XLA's own rematerialization added: clones of one instruction, the first left out."""
+    """Launches added by XLA's own rematerialization: clones of one instruction, without the first."""
 
     cost: ModuleCost
     original: str
@@ -88,12 +88,12 @@ class Cloned(Struct, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """In one run of the module."""
+        """FLOPs in one run of the module."""
         return sum(row.total.flops for row in self.rows)
 
     @property
     def bytes(self) -> int:
-        """In one run of the module."""
+        """Bytes in one run of the module."""
         return sum(row.total.bytes for row in self.rows)
 
 
@@ -112,7 +112,7 @@ def recomputed_products(trace: Trace) -> tuple[Recomputed, ...]:
 
 
 def cloned_instructions(trace: Trace) -> tuple[Cloned, ...]:
-    """Instructions that XLA launches more than once to free memory in between, the most expensive first."""
+    """Instructions that XLA launches repeatedly to free memory in between, most expensive first."""
     clones = []
     for cost in trace.fact(costs):
         named: dict[tuple[str, str], list[InstructionCost]] = defaultdict(list)
@@ -125,51 +125,51 @@ def cloned_instructions(trace: Trace) -> tuple[Cloned, ...]:
     return tuple(sorted(clones, key=lambda cloned: (-cloned.flops, -cloned.bytes, cloned.original)))
 
 
-# What recomputation buys in a compiled program: how much higher the peak would be without it, and whether that fits.
+# Benefit of recomputation in a compiled program: how much higher the peak would be without it, and whether that fits.
 #
-# Values that run again are put back, alive from where the forward made them to where the backward needs them, onto the
-# program's own curve of memory (assigned by XLA, else modelled). The peak of that curve against the program's is what
-# recomputation bought; against the device's memory it is whether it was needed.
+# Recomputed values are added back, alive from the forward op that makes them to the backward op that needs them, onto
+# the program's memory curve (assigned by XLA, else modelled). The difference of the peaks is the benefit; the peak
+# relative to the device's memory decides whether it was needed.
 
 
 USABLE_SHARE = {"gpu": 0.75, "tpu": 0.9}
-"""Of the device's memory: what JAX takes on a GPU unless told otherwise (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU
-keeps some for the system."""
+"""Share of the device's memory that JAX takes on a GPU by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU reserves
+some for the system."""
 
 SAME_ASSIGNED, SAME_MODELLED = 0.01, 0.05
-"""Shares of a peak by which another one is no higher: alignment, where XLA assigned it; else what the model misses."""
+"""Relative differences of peaks that count as equal: alignment, if XLA assigned them; else the model's error."""
 
 
 class Bought(Struct, frozen=True, kw_only=True):
-    """What recomputation buys. Bytes."""
+    """The benefit of recomputation, in bytes."""
 
     peak: int
-    """As the program is."""
+    """Peak of the program as it is."""
     without: int
-    """If everything that is asked about were kept."""
+    """Peak if all of the considered values were kept."""
     assigned: bool
-    """``peak`` is XLA's own, else modelled."""
+    """``peak`` was assigned by XLA, else modelled."""
     usable: int | None
-    """What a program may have of the device; ``None`` where no device or no size of it is known."""
+    """Bytes of the device that a program may use; ``None`` if the device or its size is unknown."""
     device: str
-    """As shown: ``'H100 SXM (assumed)'``; empty without one."""
+    """Display name: ``'H100 SXM (assumed)'``; empty if unknown."""
     limit_known: bool = False
-    """``usable`` is what the program's own allocator said that it may take."""
+    """``usable`` is the limit of the program's own allocator."""
 
     @property
     def lowers_the_peak(self) -> bool:
-        """The peak would be higher without it."""
+        """Whether the peak would be higher without recomputation."""
         same = SAME_ASSIGNED if self.assigned else SAME_MODELLED
         return self.without > (1 + same) * self.peak
 
     @property
     def is_needed(self) -> bool:
-        """It would not fit without."""
+        """Whether the program would not fit without recomputation."""
         return self.usable is not None and self.without > self.usable
 
     @property
     def reason(self) -> str | None:
-        """Why it is too much, in a word: ``peak elsewhere``, ``room``; ``None`` where nothing says so."""
+        """Why it is excessive: ``peak elsewhere`` or ``room``; ``None`` if it is not known to be."""
         if self.is_needed:
             return None
         if not self.lowers_the_peak:
@@ -195,7 +195,7 @@ class Bought(Struct, frozen=True, kw_only=True):
         return f"{with_all}: {fits} the {room}."
 
     def cells(self) -> dict[str, Cell]:
-        """For a row of evidence."""
+        """Cells of a row of evidence."""
         return {
             "reason": self.reason,
             "peak_bytes": self.peak,
@@ -205,7 +205,7 @@ class Bought(Struct, frozen=True, kw_only=True):
 
 
 def bought_by_checkpoint(trace: Trace, cost: ModuleCost, products: Sequence[Recomputed]) -> Bought | None:
-    """What ``jax.checkpoint`` buys by running products of one program again; ``None`` where it is not scheduled."""
+    """Benefit of the products that ``jax.checkpoint`` repeats in one program; ``None`` if it is not scheduled."""
     schedule = Schedule(cost.module)
     spans = []
     for product in products:
@@ -232,10 +232,9 @@ def _bought(trace: Trace, cost: ModuleCost, spans: Sequence[tuple[int, int, int]
 
 
 def usable_bytes(trace: Trace, module: HloModule) -> int | None:
-    """What a program may have of the memory of the device it is judged for.
+    """Bytes of the device's memory that a program may use.
 
-    What the allocator of the run says that it may take; else a share of the device's memory as recorded or asked for,
-    or as the catalogue of devices has it.
+    The limit of the run's allocator, else a share of the device's memory as recorded, requested or in the catalogue.
     """
     share = USABLE_SHARE.get(module.platform or "")
     if share is None:
@@ -249,19 +248,19 @@ def usable_bytes(trace: Trace, module: HloModule) -> int | None:
 
 
 def _limit(trace: Trace) -> int | None:
-    """What the allocator of a run of ours said that it may take of its device (`bytes_limit`)."""
+    """The limit of a run's allocator on its device (`bytes_limit`)."""
     return None if trace.allocator_counters is None else trace.allocator_counters.limit_bytes or None
 
 
 def timeline_of(trace: Trace, module: HloModule) -> MemoryTimeline | None:
-    """The memory of one program; ``None`` where it is not scheduled."""
+    """The memory of one program; ``None`` if it is not scheduled."""
     with_timeline = [scheduled for scheduled in trace.hlo if scheduled.is_scheduled or arena_of(scheduled) is not None]
     pairs = zip(with_timeline, trace.fact(program_timelines), strict=False)
     return next((timeline for scheduled, timeline in pairs if scheduled is module), None)
 
 
 def _position(schedule: Schedule, cost: ModuleCost, computation: str, name: str) -> tuple[int, int] | None:
-    """Where an instruction, or the kernel that holds it, runs: with its loops of the entry, first and last position."""
+    """First and last position in the entry of an instruction, of its kernel, or of the loop around it."""
     while computation not in schedule.computations:
         holder = next((row for row in cost.rows if computation in row.instruction.called), None)
         if holder is None:
@@ -275,7 +274,7 @@ def _position(schedule: Schedule, cost: ModuleCost, computation: str, name: str)
 
 
 def _forward(schedule: Schedule, cost: ModuleCost, again: Recomputed, span: tuple[int, int]) -> int:
-    """Where the forward makes what runs again: the first product before it of the same result and primitive."""
+    """Where the forward computes a recomputed value: the first earlier product with the same result and primitive."""
     shape, primitive = _type(again.result), again.row.instruction.op_name.rpartition("/")[2]
     positions = [
         span_before[0]
@@ -294,14 +293,14 @@ def _type(shape: Shape) -> tuple[str, tuple[int, ...]]:
     return shape.dtype, tuple(size for size in sorted(shape.dims) if size > 1)
 
 
-# Time that recomputation takes: measured where the instructions were recorded, else their roof on the device.
+# Time of recomputation: measured if the instructions were recorded, else their roof on the device.
 
 
 def recomputed_parts(trace: Trace, products: Iterable[Recomputed]) -> list[Part]:
-    """Products that ``jax.checkpoint`` runs again, for ``price``; each kernel once, whatever it holds.
+    """Products that ``jax.checkpoint`` runs again, for ``price``; each kernel once, whatever it contains.
 
-    A kernel that is recomputation by its own name goes as a whole. Of one that does other work too, the product's
-    arithmetic at the device's peak goes, and no more than the kernel took.
+    A kernel whose name marks it as recomputation counts entirely. For a kernel with other work, the product's
+    arithmetic at the device's peak counts, but no more than the kernel's time.
     """
     holders, parts = trace.fact(_holders), {}
     known = trace.fact(program_device)
@@ -322,18 +321,18 @@ def recomputed_parts(trace: Trace, products: Iterable[Recomputed]) -> list[Part]
 
 
 def cloned_parts(trace: Trace, clones: Iterable[Cloned]) -> list[Part]:
-    """Kernels that XLA's own rematerialization added, for ``price``."""
+    """Kernels added by XLA's own rematerialization, for ``price``."""
     return [_whole(trace, clone.cost, row) for clone in clones for row in clone.rows]
 
 
 def part_ns(trace: Trace, parts: Iterable[Part]) -> float | None:
-    """What parts take in one run of the program, measured or modelled; None where neither is known."""
+    """Time of the parts in one run of the program, measured or modelled; None if neither is known."""
     cost = price(trace, parts)
     return None if cost is None else cost.run_ns
 
 
 def ns_a_mib(spent_ns: float | None, kept_bytes: int) -> float | None:
-    """Time lost for each MiB that keeping the values would take; None where no time is known or nothing is kept."""
+    """Time lost per MiB that keeping the values would take; None if no time is known or nothing is kept."""
     return None if spent_ns is None or not kept_bytes else spent_ns / (kept_bytes / (1 << 20))
 
 
@@ -344,7 +343,7 @@ def _whole(trace: Trace, cost: ModuleCost, row: InstructionCost) -> Part:
 
 
 def _holders(trace: Trace) -> Mapping[int, Mapping[str, InstructionCost]]:
-    """By ``id`` of a program's cost: the launched instruction that holds each computation inside fusions."""
+    """By ``id`` of a program's cost: the launched instruction that contains each computation inside fusions."""
     return {
         id(cost): {
             name: row for row in cost.rows if row.place == "launched" for name in _inside(cost, row.instruction.called)
@@ -362,13 +361,13 @@ def _inside(cost: ModuleCost, called: Iterable[str]) -> Iterator[str]:
                 yield from _inside(cost, inner.called)
 
 
-# What keeping a result would take that a loop over layers computes again: room in a stack, and the way there and back.
+# Cost of keeping a result that a loop over layers recomputes: room in a stack, and writing and reading it.
 
 
 def storing_part(trace: Trace, products: Sequence[Recomputed]) -> Part | None:
-    """What keeping the results of one program's products takes, for ``price``: its time is negative.
+    """Cost of keeping the results of one program's products, for ``price``: its time is negative.
 
-    ``None`` where they are of no loop over layers, or no time is known.
+    ``None`` if they are not in a loop over layers, or no time is known.
     """
     loops = trace.fact(_backward_loops).get(id(products[0].cost), frozenset()) if products else ()
     size = sum(product.kept_bytes for product in products if product.row.computation in loops)

@@ -1,4 +1,4 @@
-"""What the activation checkpointing of a PyTorch step buys for its time, by region, and whether it is worth it."""
+"""Benefit of a PyTorch step's activation checkpointing relative to its time, by region."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from perfscope.model.units import format_bytes, format_ns
 Verdict = Literal[
     "elsewhere", "not lowered", "headroom", "dominated", "headroom for some", "needed", "capacity unknown"
 ]
-"""Why checkpointing is worth its time or not; see `_verdict`."""
+"""Whether checkpointing is worth its time, with the reason; see `_verdict`."""
 
 WORTH = 0.1
-"""Of the time of all that runs again: a plan that saves less is as good as today's."""
+"""Least share of the recomputation time that a better plan must save."""
 
 
 class RegionBargain(Struct, frozen=True, kw_only=True):
-    """One checkpointed region: what it costs and what it buys."""
+    """A checkpointed region with its cost and benefit."""
 
     name: str
     group: str
     policy: Policy
     recompute_ns: int
-    """Of its ops that run again, as the model prices them."""
+    """Time of its repeated ops, as priced by the model."""
     held_bytes: int
-    """What it does not hold when the backward begins, beside what it keeps to run again."""
+    """Bytes that it frees before the backward begins, without those kept for the repetition."""
     bought_bytes: int
-    """How much higher the peak would be if this region alone were kept."""
+    """Increase of the peak if only this region were kept."""
 
 
 class Bargain(Struct, frozen=True, kw_only=True):
-    """The checkpointing of a step, judged."""
+    """The judged checkpointing of a step."""
 
     model: StepModel
     today: Simulation
     kept: Simulation
     """The step without checkpointing."""
     regions: tuple[RegionBargain, ...]
-    """By what they cost, the most expensive first."""
+    """Most expensive first."""
     verdict: Verdict
     better: Plan | None
-    """The plan that gives most of the time back within the same peak (`dominated`) or the device's memory."""
+    """The plan that saves most time within the same peak (`dominated`) or the device's memory."""
     room_bytes: int | None
-    """What a peak may be: ``SCARCE_SHARE`` of the device, less what its allocator holds beyond one."""
+    """Largest allowed peak: ``SCARCE_SHARE`` of the device, less what its allocator holds beyond a peak."""
 
     @property
     def avoidable(self) -> float:
-        """Share of what runs again that need not, 0 to 1."""
+        """Avoidable share of the recomputation, 0 to 1."""
         if self.verdict in ("elsewhere", "not lowered", "headroom"):
             return 1.0
         if self.verdict == "needed" or not self.today.recompute_ns:
@@ -67,7 +67,7 @@ class Bargain(Struct, frozen=True, kw_only=True):
 
 
 def remat_bargain(trace: Trace) -> Bargain | None:
-    """What checkpointing buys in the recorded step; None where no op graph tells, or nothing is checkpointed."""
+    """The benefit of checkpointing in the recorded step; None without an op graph, or if nothing is checkpointed."""
     try:
         model = trace.fact(torch_step_model)
     except AbstainError:
@@ -100,13 +100,13 @@ def _verdict(
 ) -> tuple[Verdict, Plan | None]:
     """The first of these that holds.
 
-    - elsewhere: without checkpointing the peak would be no higher, and it is at a moment (the optimizer, the loss of
+    - elsewhere: without checkpointing the peak would not be higher, and it is at a moment (the optimizer, the loss of
       another part) at which no region's values wait for the backward;
-    - not lowered: the peak would be no higher without;
+    - not lowered: the peak would not be higher without;
     - headroom: everything could be kept;
     - dominated: another choice of regions has as low a peak for less time;
     - headroom for some: some regions could be kept;
-    - needed: none of it. Where the device's size is not known, the headroom is not judged.
+    - needed: otherwise. If the device's size is unknown, headroom is not judged.
     """
     if kept.peak_bytes <= today.peak_bytes * (1 + SAME_PEAK):
         return ("elsewhere" if _outside(model, kept.position) else "not lowered"), None
@@ -129,7 +129,7 @@ def _outside(model: StepModel, position: int) -> bool:
 
 
 def _better(model: StepModel, simulator: Simulator, today: Simulation, peak: int) -> Plan | None:
-    """The quickest plan with a peak of at most ``peak`` by checkpointing alone; None if it gains too little."""
+    """The fastest plan with a peak of at most ``peak`` by checkpointing alone; None if it gains too little."""
     plans = plan_memory(model, budget_bytes=peak, devices=1, moving=False)
     fitting = [plan for plan in plans.front if plan.peak_bytes <= peak]
     best = min(fitting, key=lambda plan: plan.simulation.recompute_ns, default=None)
@@ -163,11 +163,11 @@ def _regions(model: StepModel, simulator: Simulator, today: Simulation) -> list[
     return bargains
 
 
-# What is said of a bargain between time and memory: why it is one or not, and what to do.
+# Sentences on the benefit of checkpointing: whether it is worth its time, why, and what to do.
 
 
 def why(bargain: Bargain) -> str:
-    """Why the time is spent for nothing, or what it buys: the end of a title."""
+    """Why the time is wasted, or what it buys: the end of a title."""
     today, kept = bargain.today.peak_bytes, bargain.kept.peak_bytes
     bought = format_bytes(max(0, kept - today))
     if bargain.verdict == "elsewhere":

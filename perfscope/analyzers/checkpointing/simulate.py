@@ -1,11 +1,11 @@
 """The memory of a step under another plan: every value gets the lifetime that the plan would give it.
 
 The axis is that of the step's ops, with room before the backward of each region in which the region can run again.
-What is predicted is live bytes, as an allocator counts what it has handed out; what it reserves beyond that is not.
+Predicted are live bytes, as an allocator counts the blocks handed out; memory reserved beyond that is not included.
 
-The lifetimes are those of ``torch.utils.checkpoint`` without reentrance, which stops a region as soon as all that its
-backward needs is there again; ``jax.checkpoint`` lets the compiler drop the same rest. Keeping results selectively, it
-keeps all results of the kept ops, also those that nobody needs (``_CachingTorchDispatchMode`` in
+The lifetimes are those of ``torch.utils.checkpoint`` without reentrance, which stops the repetition of a region as soon
+as everything that its backward needs is available; ``jax.checkpoint`` lets the compiler drop the same rest. A selective
+policy keeps all results of the kept ops, including unneeded ones (``_CachingTorchDispatchMode`` in
 torch/utils/checkpoint.py).
 """
 
@@ -26,7 +26,7 @@ from perfscope.model.live_bytes import Int64
 
 
 class Effect:
-    """What one region under one policy adds: changes of live bytes along the axis, and its price."""
+    """The effect of one region under one policy: changes of live bytes along the axis, and its price."""
 
     def __init__(self) -> None:
         self.at: list[int] = []
@@ -37,71 +37,71 @@ class Effect:
         self.stored_ns = 0
 
     def add(self, start: int, stop: int, size: int) -> None:
-        """``size`` bytes are held from ``start`` up to ``stop``; nothing where that is empty."""
+        """Hold ``size`` bytes from ``start`` up to ``stop``; nothing if that is empty."""
         if stop > start and size:
             self.at += (start, stop)
             self.change += (size, -size)
 
 
 KEPT_KINDS = frozenset({"product", "attention"})
-"""Results that the policy ``selective`` keeps."""
+"""Kinds of results that the policy ``selective`` keeps."""
 
 Part = Literal["forward", "recompute", "backward", "between"]
-"""Of a step: a region's forward, its forward run again, its backward; outside of all regions."""
+"""Part of a step: a region's forward, its repeated forward, its backward, or outside of all regions."""
 
 ShardLevel = Literal[0, 1, 2, 3]
-"""ZeRO stage (Rajbhandari et al., SC 2020): what is divided among the devices. 1: optimizer state, 2: gradients too,
-3: parameters too, which are gathered for one region at a time (FSDP)."""
+"""ZeRO stage (Rajbhandari et al., SC 2020): what is divided among the devices. 1: optimizer state, 2: also gradients,
+3: also parameters, which are gathered for one region at a time (FSDP)."""
 
 
 class Placement(Struct, frozen=True, kw_only=True):
-    """Where parameters, gradients and optimizer state are."""
+    """Location of parameters, gradients and optimizer state."""
 
     devices: int = 1
     level: ShardLevel = 0
     optimizer_on_host: bool = False
 
     def parts(self, level: ShardLevel) -> int:
-        """Into how many parts something is divided that level ``level`` divides."""
+        """Number of parts of something that is divided from ``level`` on."""
         return self.devices if self.level >= level else 1
 
 
 HERE = Placement()
-"""All of it on the one device."""
+"""Everything on one device."""
 
 
 class Simulation(Struct, frozen=True, kw_only=True):
     """A step under a plan, predicted."""
 
     peak_bytes: int
-    """Live bytes at the highest moment, with what is held all of the step."""
+    """Live bytes at the highest moment, including those held all through the step."""
     held_bytes: int
-    """Held all of the step: parameters, optimizer state, and whatever else is not of the step."""
+    """Held all through the step: parameters, optimizer state, and memory that does not belong to the step."""
     position: int
-    """Op of the step at, or before, which the peak is."""
+    """Op of the step at which, or before which, the peak is."""
     part: Part
     region: int | None
-    """Where the peak is; ``None`` between regions."""
+    """Region of the peak; ``None`` between regions."""
     recompute_ns: int
-    """Time of all that is run again, as `Value.cost_ns` has it."""
+    """Time of all repeated work, as in `Value.cost_ns`."""
     recomputed: int
-    """Values that are made again."""
+    """Number of values that are computed again."""
     offloaded_bytes: int
-    """Sent to the host, and as much back."""
+    """Bytes sent to the host; the same number returns."""
     stored_ns: int = 0
-    """Time that keeping takes more than today, of a compiled program; negative: less."""
+    """For a compiled program: additional time of keeping values relative to today; negative: less."""
 
     @property
     def work_ns(self) -> int:
-        """What the policies cost together: of two plans, the difference is what one takes longer."""
+        """Cost of all policies: the difference between two plans is the difference of their times."""
         return self.recompute_ns + self.stored_ns
 
 
 class Simulator:
-    """Predicts many plans of one step. What a region adds under a policy is worked out once."""
+    """Predicts many plans of one step. The effect of a region under a policy is computed once."""
 
     def __init__(self, model: StepModel) -> None:
-        """Lay out the axis and the values that no policy touches."""
+        """Lay out the axis and the values that are independent of policies."""
         self.model = model
         regions = model.regions
         self._able = [
@@ -130,14 +130,14 @@ class Simulator:
 
     @property
     def size(self) -> int:
-        """What one run costs, about: positions and values."""
+        """Approximate cost of one run: positions and values."""
         return self._length + len(self.model.values)
 
     def run(self, policies: Sequence[Policy], placement: Placement = HERE) -> Simulation:
         """Predict the step with the policy of each region, in the order of ``StepModel.regions``.
 
-        A region without a backward cannot be checkpointed: its policy does nothing. ``ValueError`` if there are not
-        as many policies as regions.
+        A region without a backward cannot be checkpointed: its policy has no effect. ``ValueError`` if the number of
+        policies differs from the number of regions.
         """
         effects = self._chosen(policies)
         curve = self._curve(effects, placement)
@@ -178,7 +178,7 @@ class Simulator:
         return total
 
     def _placement_curve(self, placement: Placement) -> Int64:
-        """The values that no policy touches, gradients as placed, and parameters while they are gathered."""
+        """Values that are independent of policies, gradients as placed, and parameters while they are gathered."""
         if placement not in self._placed:
             spans = Effect()
             parts = placement.parts(2)
@@ -193,7 +193,7 @@ class Simulator:
         return self._placed[placement]
 
     def _reduced(self, gradient: Value) -> int:
-        """When a gradient is divided: with those of its region, else when the last region is through."""
+        """When a gradient is divided: with those of its region, else after the last region."""
         ends = [
             region.backward
             for region in self.model.regions
@@ -203,7 +203,7 @@ class Simulator:
         return self._stop(max(min((end for _, end in ends), default=last), gradient.birth + 1))
 
     def _gather(self, spans: Effect) -> None:
-        """FSDP holds the parameters of the region that runs and of the next one, and those of no region throughout."""
+        """FSDP holds parameters of the running and the next region; parameters outside of regions throughout."""
         regions = self.model.regions
         own = sum(region.parameter_bytes for region in regions)
         spans.add(0, self._length, max(0, self.model.parameter_bytes - own))
@@ -232,7 +232,7 @@ class Simulator:
         return self._effects[index, policy]
 
     def _changed(self, change: Change | None) -> Effect:
-        """What a compiled program's policy changes, as its model says."""
+        """The changes of a compiled program's policy, from its model."""
         spans = Effect()
         if change is not None:
             spans.recompute_ns, spans.recomputed = change.recompute_ns, change.recomputed
@@ -292,23 +292,23 @@ class Simulator:
         elif value.needed_by == {index}:
             spans.add(start, self._stop(max(value.last_forward_use, value.birth) + 1), value.bytes)
             spans.add(made_again, stop, value.bytes)
-        else:  # somebody else keeps the first one
+        else:  # another reader keeps the first one
             spans.add(start, stop, value.bytes)
             spans.add(made_again, gone, value.bytes)
 
     def _whole(self, values: Sequence[Value]) -> Effect:
-        """The values with the lifetimes they have."""
+        """The values with their current lifetimes."""
         spans = Effect()
         for value in values:
             spans.add(self._start(value.birth), self._stop(value.death), value.bytes)
         return spans
 
     def _start(self, position: int) -> int:
-        """Where an op is on the axis: behind the rooms before it."""
+        """Position of an op on the axis: after the rooms before it."""
         return position + self._room[bisect_right(self._room_at, position)]
 
     def _stop(self, position: int) -> int:
-        """Where what is gone at ``position`` ends on the axis: before the room that precedes that op."""
+        """End on the axis of a value that is gone at ``position``: before the room that precedes that op."""
         return position + self._room[bisect_left(self._room_at, position)]
 
     def _curve_of(self, effects: Iterable[Effect]) -> Int64:
@@ -318,7 +318,7 @@ class Simulator:
         return np.cumsum(change)[:-1]
 
     def _where(self, at: int) -> tuple[Part, int | None, int]:
-        """Part of the step, region and op at a place of the axis."""
+        """Part of the step, region and op at a position on the axis."""
         for index, start in self._room_starts.items():
             region = self.model.regions[index]
             if start <= at < start + region.forward[1] - region.forward[0]:
@@ -339,10 +339,10 @@ def simulate(model: StepModel, policies: Sequence[Policy], placement: Placement 
 
 
 def todays(model: StepModel) -> tuple[Policy, ...]:
-    """What is done with each region now."""
+    """The current policy of each region."""
     return tuple(region.today for region in model.regions)
 
 
 def keep_all(model: StepModel) -> tuple[Policy, ...]:
-    """Nothing is checkpointed."""
+    """The policies without checkpointing."""
     return tuple("keep" for _ in model.regions)

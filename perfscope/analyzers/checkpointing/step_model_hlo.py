@@ -1,9 +1,9 @@
-"""The step of a compiled JAX program as values with a lifetime, and what each checkpoint policy makes of its layers.
+"""The step of a compiled JAX program as values with a lifetime, and the effect of each checkpoint policy on its layers.
 
-The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. What a policy changes is estimated from
-the program: activations of the layers that wait for their backward go or stay, kernels of the layers' forward run
-again. XLA schedules and fuses the changed program again, which is not modelled; the exact number is the compiler's
-(``verified.py``). How far estimates are from programs compiled with the policy is in docs/memory.md.
+The blocks are those of XLA's buffer assignment, so today's peak is XLA's own. The effect of a policy is estimated from
+the program: activations that wait for their backward are dropped or kept, kernels of the layers' forward run again. XLA
+schedules and fuses the changed program anew, which is not modelled; the exact number comes from the compiler
+(``verified.py``). docs/memory.md compares estimates with programs compiled with the policy.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.units import format_bytes
 
-# How far estimated peaks of checkpoint policies were from programs that XLA compiled with the policy, by kind.
+# Errors of estimated peaks relative to programs that XLA compiled with the policy, by kind.
 #
-# The numbers are those of the table in docs/memory.md, which ``benchmarks/memory_plans_jax.py`` prints.
+# The numbers come from the table in docs/memory.md, which ``benchmarks/memory_plans_jax.py`` prints.
 
 
 class Bound(Struct, frozen=True, kw_only=True):
-    """Errors of the estimates of one kind: estimated over compiled, less 1; no error lies within every bound."""
+    """Errors of the estimates of one kind: estimated over compiled, less 1. Not every error is within the bounds."""
 
     kind: str
-    """In words."""
+    """Description of the kind."""
     programs: int
     """Estimates that were compared with a compiled program."""
     low: float
@@ -56,15 +56,15 @@ class Bound(Struct, frozen=True, kw_only=True):
 
     @property
     def margin(self) -> float:
-        """Share of an estimate by which the compiled program needs more, at worst."""
+        """Share of an estimate by which the compiled program may exceed it, at worst."""
         return max(0.0, 1 / (1 + self.low) - 1)
 
     def between(self, estimated: int) -> tuple[int, int]:
-        """What the compiled program would need, going by the worst of these errors. Bytes."""
+        """Range of the compiled program's peak, from the worst of these errors. Bytes."""
         return round(estimated / (1 + self.high)), round(estimated / (1 + self.low))
 
     def sentence(self, estimated: Mapping[str, int]) -> str:
-        """What to expect; ``estimated``: peaks in bytes, by policy in words."""
+        """The expected error in words; ``estimated``: peaks in bytes, by policy in words."""
         ranges = ", ".join(
             f"{policy} {format_bytes(low)} to {format_bytes(high)}"
             for policy, size in estimated.items()
@@ -89,12 +89,11 @@ WORDS: dict[Policy, str] = {
 }
 NOT_ESTIMATED = "no other checkpoint policy of the program can be estimated"
 NO_NAMES = (
-    "policies that go by name (save_only_these_names) are not estimated: checkpoint_name leaves nothing in a compiled "
-    "program"
+    "policies by name (save_only_these_names) are not estimated: checkpoint_name leaves no trace in a compiled program"
 )
 FROM_KEPT = (
-    "layers are checkpointed today: what keeping everything takes is estimated from what their backward reads of the "
-    "values it makes again; other policies than keeping everything are not estimated from such a program"
+    "layers are checkpointed today: the memory for keeping everything is estimated from the backward's reads of "
+    "values it computes again; other policies than keeping everything are not estimated from such a program"
 )
 EXACT = (
     "compiling a policy gives its exact number: perfscope compile --target NAME --sweep checkpoint=none,dots,full "
@@ -102,26 +101,26 @@ EXACT = (
 )
 
 COMPILED = (
-    "the peak of each policy for all layers is that of the program compiled with it; what a policy for some of the "
-    "layers needs is taken to lie evenly between"
+    "the peak of each policy for all layers is that of the program compiled with it; for some of the layers it is "
+    "interpolated evenly"
 )
 
 
 def exact_notes(notes: tuple[str, ...], *, complete: bool) -> tuple[str, ...]:
-    """Notes of estimates (`notes_on`) once policies were compiled; ``complete``: all that were estimated."""
+    """Notes on estimates (`notes_on`) after policies were compiled; ``complete``: all estimated ones were."""
     kept = notes[1:] if complete else notes
     return (COMPILED, *(note for note in kept if note != EXACT))
 
 
 def bound_of(*, single: bool, checkpointed: bool) -> Bound:
-    """That of a program: whether each layer has a scope, and whether it is checkpointed today."""
+    """The bound of a program: by whether each layer has a scope, and whether it is checkpointed today."""
     if single:
         return SINGLE_ALL if checkpointed else SINGLE_LESS
     return LOOP_ALL if checkpointed else LOOP_LESS
 
 
 def notes_on(peaks: Mapping[Policy, int], bound: Bound, *, checkpointed: bool) -> tuple[str, ...]:
-    """How far to trust what is estimated, first of all the peaks.
+    """Reliability of the estimates, starting with the peaks.
 
     ``peaks``: bytes of each policy other than today's, for all layers.
     """
@@ -133,7 +132,7 @@ def notes_on(peaks: Mapping[Policy, int], bound: Bound, *, checkpointed: bool) -
 
 
 def hlo_step_models(trace: Trace) -> tuple[StepModel, ...]:
-    """One model for each program with layers, in the order of ``trace.hlo``; ``AbstainError`` where there is none."""
+    """One model per program with layers, in the order of ``trace.hlo``; ``AbstainError`` without such a program."""
     models = []
     for index, module in enumerate(trace.hlo):
         if not module.is_scheduled or arena_of(module) is None:
@@ -161,7 +160,7 @@ def _why_none(trace: Trace) -> str:
 
 
 class _Program:
-    """One module of a trace, with what is asked of it more than once."""
+    """One module of a trace, with cached properties."""
 
     def __init__(self, trace: Trace, index: int) -> None:
         module = trace.hlo[index]
@@ -176,7 +175,7 @@ class _Program:
         self._timeline = timeline
 
     def model(self) -> StepModel:
-        """The step as it is, with what each policy would change."""
+        """The current step, with the changes of each policy."""
         timeline = self._timeline
         held_by_category = _held_bytes(timeline)
         device = self._trace.fact(program_device)
@@ -207,7 +206,7 @@ class _Program:
         return replace(model, notes=self._notes(model, bound), peak_margin=bound.margin)
 
     def _notes(self, model: StepModel, bound: Bound) -> tuple[str, ...]:
-        """How far to trust the peaks of each policy for all layers."""
+        """Reliability of the peaks of each policy for all layers."""
         simulator = Simulator(model)
         others = [
             policy
@@ -240,7 +239,7 @@ class _Program:
     def _change(
         self, again: Iterable[InstructionCost], spans: Iterable[tuple[int, int, int]] = (), stored: int = 0
     ) -> Change:
-        """``again``: kernels that run again. ``stored``: bytes more that go through a loop's stacks."""
+        """``again``: kernels that run again. ``stored``: additional bytes that go through a loop's stacks."""
         rows = list(again)
         return Change(
             spans=tuple(span for span in spans if span[1] > span[0] and span[2]),
@@ -250,9 +249,9 @@ class _Program:
         )
 
     def _less(self, layers: Layers, *, products: bool) -> Change:
-        """Only the layers' inputs kept, and with ``products`` the results of products with weights.
+        """Keep only the layers' inputs, and with ``products`` the results of products with weights.
 
-        Activations that wait for the layers' backward go; while the backward of a layer runs, its own are there again.
+        Activations that wait for the layers' backward are dropped; during a layer's backward its own exist again.
         """
         work = forward_work(layers, self._cost)
         kept = layers.count * layers.input_bytes + (_result_bytes(work.summed) if products else 0)
@@ -269,7 +268,7 @@ class _Program:
         return self._change(others if products else (*others, *work.products), spans, more)
 
     def _more(self, layers: Layers, again: Iterable[InstructionCost]) -> Change:
-        """Everything kept, of layers that are checkpointed today: the results of what runs again now."""
+        """Keep everything in layers that are checkpointed today: the results of the currently repeated work."""
         size = _result_bytes(again)
         return self._change((), [(layers.forward[0], layers.backward[1], size)], size if layers.is_loop else 0)
 
@@ -289,24 +288,24 @@ class _Program:
 
 
 def _result_bytes(rows: Iterable[InstructionCost]) -> int:
-    """What kernels write in all their runs."""
+    """Bytes that kernels write over all their runs."""
     return sum(row.once.bytes_written * row.runs for row in rows)
 
 
-# Arithmetic that a compiled program runs again, as it is and as it would be with another checkpoint policy.
+# Repeated arithmetic of a compiled program, today and with another checkpoint policy.
 
 
 def recomputed_flops(trace: Trace, index: int) -> int:
-    """FLOPs of one run that a program computes again for its backward."""
+    """FLOPs per run that a program computes again for its backward."""
     phases = trace.fact(hlo_costs)[index].phases
     return phases["recompute"].flops if "recompute" in phases else 0
 
 
 def predicted_recompute(trace: Trace, index: int, policy: Policy) -> int | None:
-    """`recomputed_flops` with ``policy`` for all layers, predicted; ``None`` for one that no prediction is made for.
+    """Predicted `recomputed_flops` with ``policy`` for all layers; ``None`` if no prediction is made for the policy.
 
-    Less kept than now is what runs again besides; everything kept is what layers run again of themselves all the same,
-    in loops within them.
+    If fewer values are kept than now, the additional repetition counts; if everything is kept, only the repetition that
+    layers do by themselves, in inner loops.
     """
     module, cost = trace.hlo[index], trace.fact(hlo_costs)[index]
     layers = layers_of(module, Schedule(module))
@@ -342,7 +341,7 @@ def _lasts(timeline: MemoryTimeline, row: int) -> bool:
 
 
 def _values_of(timeline: MemoryTimeline) -> tuple[Value, ...]:
-    """Blocks that do not last, none of which any layer makes again by general rules."""
+    """Blocks that do not last, none of which the general rules recompute."""
     blocks = timeline.blocks
     return tuple(
         Value(

@@ -1,7 +1,7 @@
 """The step of a PyTorch program as values with a lifetime, from the op graph and the times of its ops.
 
-A step that was recorded with checkpointing is taken back to one without: what the backward reads of a value that was
-made again is a need of the value that the forward made, and what ran again is left out.
+A step recorded with checkpointing is converted back to one without: a backward read of a recomputed value becomes a
+read of the forward's value, and repeated work is left out.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from perfscope.model.op_flops import BATCHED_PRODUCTS, CONVOLUTIONS, FUSED_ATTEN
 from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices
 from perfscope.model.trace import MISSING, Trace
 
-# Memory that ops of the op graph allocate inside and free again: scratch of convolutions, products and sorts.
+# Scratch memory that graph ops allocate and free: for convolutions, products and sorts.
 #
 # The op graph has the results of ops; allocator events have all blocks. The scratch memory of an op is the blocks that
 # were allocated and freed within its span.
 
 
 def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) -> dict[int, int]:
-    """By op of the graph the most bytes of scratch it held at once; empty where no allocator events tell.
+    """By op of the graph the most bytes of scratch it held at once; empty without allocator events.
 
-    The allocator may have been watched in another recording of the same program than the times are from
-    (`Trace.detail`): the graph is laid beside that one.
+    The allocator may have been recorded in another pass of the same program than the times (`Trace.detail`); the graph
+    is then matched to that pass.
     """
     if timeline is None or timeline.axis != "ns":
         return {}
@@ -62,7 +62,7 @@ def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) ->
 
 
 def _within(timeline: MemoryTimeline, starts: Int64, ends: Int64) -> dict[int, int]:
-    """By span (its place among the sorted ``starts``) the most bytes of blocks that began and ended within it."""
+    """By span (index in the sorted ``starts``) the most bytes of blocks that began and ended within it."""
     blocks = timeline.blocks
     chosen = np.flatnonzero(~blocks["before"] & ~blocks["after"])
     first, last, size = (blocks[name][chosen] for name in ("start", "end", "bytes"))
@@ -77,20 +77,21 @@ def _within(timeline: MemoryTimeline, starts: Int64, ends: Int64) -> dict[int, i
 
 
 RANDOM_STATE_BYTES = 5_056
-"""The state of torch's generator on the CPU (a Mersenne twister), which every checkpointed call of a CPU program
-keeps a copy of (``preserve_rng_state``). That of a GPU's generator is 16 bytes, and in host memory."""
+"""State of torch's generator on the CPU (a Mersenne twister), of which every checkpointed call of a CPU program keeps a
+copy (``preserve_rng_state``). That of a GPU's generator is 16 bytes in host memory."""
 
 HELD_LONGER = 2
-"""Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the
-node that read it; what outlives that is held by the program, and checkpointing would not free it."""
+"""Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the node
+that read it; a value that lives longer is held by the program, and checkpointing would not free it."""
 
 _SAVED_PRODUCTS = (PRODUCTS - BATCHED_PRODUCTS) | CONVOLUTIONS
-"""Products that a selective policy keeps; scores of attention are batched products and grow with its square."""
+"""Products that a selective policy keeps; scores of attention are batched products that grow with the sequence squared.
+"""
 _RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
 
 
 def kind_of(op: GraphOp) -> ValueKind:
-    """What an op makes."""
+    """Kind of an op's result."""
     if op.view:
         return "view"
     if short_name(op) in _SAVED_PRODUCTS:
@@ -101,12 +102,12 @@ def kind_of(op: GraphOp) -> ValueKind:
 
 
 def torch_step_model(trace: Trace) -> StepModel:
-    """The model of the recorded step. ``AbstainError`` says what was not recorded."""
+    """The model of the recorded step. ``AbstainError`` states what was not recorded."""
     graph = trace.op_graph
     if graph is None:
         raise AbstainError(trace.why_no_step or NO_GRAPH, ("op_graph",))
     if graph.storages is None:
-        raise AbstainError("the op graph is of an older recording and does not say when memory was freed: record again")
+        raise AbstainError("the op graph is from an older recording without times of frees: record again")
     if graph.truncated:
         raise AbstainError("the op graph is cut at its op limit: the backward is not in it")
     if any(storage.born is not None and storage.born >= len(graph.ops) for storage in graph.storages):
@@ -120,7 +121,7 @@ def torch_step_model(trace: Trace) -> StepModel:
     surroundings = held_of(trace, dataclasses.replace(graph, storages=step.storages), step.gradients)
     notes = [*surroundings.notes, *([times.note] if times.note else [])]
     if step.again.unmatched:
-        notes.append(f"{step.again.unmatched:,} ops that run again in the backward repeat no op of a module told apart")
+        notes.append(f"{step.again.unmatched:,} ops repeated in the backward match no op of a known module")
     return replace(
         surroundings,
         values=tuple(values),
@@ -133,7 +134,7 @@ def torch_step_model(trace: Trace) -> StepModel:
 
 
 def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[GraphStorage, ...]:
-    """The storages with the bytes that an allocator hands out for them: CUDA's rounds up, the CPU's does not."""
+    """Storages with the bytes that an allocator hands out for them: CUDA's rounds up, the CPU's does not."""
     if graph.device != "cuda":
         return storages
     return tuple(
@@ -143,7 +144,7 @@ def _as_handed_out(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> tuple[
 
 
 class _Step(StepJoins):
-    """Works out values and regions of one graph."""
+    """Computes values and regions of one graph."""
 
     def values(self, times: OpTimes) -> list[Value]:
         """Values in the order they are made."""
@@ -157,7 +158,7 @@ class _Step(StepJoins):
             if devices.get(index) != self.graph.device:
                 continue
             if storage.born is None:
-                if storage.died is not None:  # left over from the step before
+                if storage.died is not None:  # left over from the previous step
                     values.append(self._plain(index, 0))
             elif index not in self.again.of_storage and not self._of_repeat(index):
                 by_op[storage.born].append(index)
@@ -174,7 +175,7 @@ class _Step(StepJoins):
         return values
 
     def scratch(self, sizes: Mapping[int, int]) -> list[Value]:
-        """What ops hold while they run; a forward op that runs again holds it again."""
+        """Memory held by running ops; a repeated forward op holds it again."""
         values = []
         for index, size in sizes.items():
             op, position = self.graph.ops[index], self.at[index]
@@ -211,7 +212,7 @@ class _Step(StepJoins):
         )
 
     def _dies(self, storage: int) -> bool:
-        """True for an input of a region that nobody else is sure to keep until the region's backward."""
+        """True for an input of a region that nothing else is sure to keep until the region's backward."""
         made = self.storages[storage]
         if made.born is None or self.graph.ops[made.born].phase not in ("forward", "other"):
             return False
@@ -231,13 +232,14 @@ class _Step(StepJoins):
         reads = max(readers.last_forward, birth)
         last_use, death = reads, died
         ends = [self.node_end[self.readers[copy].last_backward] for copy in (index, *copies) if self.is_read(copy)]
-        if copies and ends:  # what the backward would have kept had a shorter life: what is seen is that of the forward
+        # checkpointing shortens the life of values kept for the backward: only the forward's part is recorded
+        if copies and ends:
             last_use, death = max(reads, died - 1) if died <= ends[0] else reads, max(*ends, died)
         elif ends:
             if self.work_between(max(ends), died) > HELD_LONGER:
                 needed = needed | {None}
         elif readers.last_again >= 0 or self._kept_selectively(op):
-            death = reads + 1  # a checkpoint held it, and the backward does not need it
+            death = reads + 1  # held by a checkpoint, not needed by the backward
         return Value(
             bytes=storage.bytes,
             birth=self.at[birth],
@@ -250,7 +252,7 @@ class _Step(StepJoins):
         )
 
     def _plain(self, index: int, cost: int) -> Value:
-        """A value that no policy touches: of the backward, the optimizer, or outside of both."""
+        """A value independent of policies: of the backward, the optimizer, or outside of both."""
         storage = self.storages[index]
         birth = self.at[(storage.born or 0) + (index in self.taken_over)]
         death = self.at[len(self.graph.ops) if storage.died is None else storage.died]
@@ -267,13 +269,13 @@ class _Step(StepJoins):
         )
 
     def _without_bytes(self, op: GraphOp, cost: int) -> Value:
-        """An op that writes in place, or whose result lies where something else did: it takes time all the same."""
+        """An op that writes in place, or whose result reuses memory: it takes time but no memory."""
         position = self.at[op.index]
         region = self.call_of_op.get(op.index)
         return _marker(position, region, cost, frozenset(), kind_of(op))
 
     def _reads_of_inputs(self) -> list[Value]:
-        """One value of no bytes a region: it must run up to the last op that saves anything, made by it or not."""
+        """One value of 0 bytes per region, because it must run up to the last op that saves any value."""
         last: dict[int, int] = {}
         saving = {op.sequence for op in self.graph.ops if self.reads_saved(op)}
         for index, call in enumerate(self.calls):
@@ -296,7 +298,7 @@ class _Step(StepJoins):
         return bool(again) and op.index not in again and kind_of(op) in KEPT_KINDS
 
     def _of_repeat(self, index: int) -> bool:
-        """True for what repeated ops made besides: it is gone with them."""
+        """True for additional results of repeated ops, which are freed with them."""
         born = self.storages[index].born
         return born is not None and self.graph.ops[born].recompute and not self.is_read(index)
 

@@ -1,8 +1,8 @@
 """Modules of a PyTorch step that could be checkpointed as a whole: repeated blocks, and single large modules.
 
-A block is a member of a ``ModuleList`` or ``Sequential``: a number in its qualified name. Blocks under one container
-that run the same ops are copies of one layer. Where containers are nested (stages of blocks) the level is taken at
-which checkpointing everything would leave least in memory: the inputs of all blocks, and all of the largest one.
+A block is a member of a ``ModuleList`` or ``Sequential``: a number in its qualified name. Blocks in one container that
+run the same ops are copies of one layer. With nested containers (stages of blocks) the level is used at which
+checkpointing everything would leave least memory: the inputs of all blocks, and the largest block.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
 SINGLE_SHARE = 0.05
-"""Of all that the forward makes: a module that is no repeated block is a region if it makes as much. Checkpointing
-smaller ones changes nothing that anyone would see."""
+"""Least share of the forward's values for a module that is not a repeated block to be a region. Checkpointing smaller
+ones would change nothing visible."""
 
 _SHARDED = re.compile(r"all_?gather|reduce_scatter")
 """Collectives that FSDP runs and plain data parallelism does not."""
@@ -37,17 +37,16 @@ class Call(Struct, frozen=True, kw_only=True):
 
     module: str
     group: str
-    """Of copies of one layer: the container with ``*`` for the number."""
+    """For copies of one layer: the container with ``*`` for the number."""
     first: int
     last: int
-    """Indices of its first op and behind its last one. Nothing of another module runs between."""
+    """Index after its last op; ``first`` is its first. No ops of other modules are between."""
 
 
 def module_calls(graph: OpGraph) -> tuple[Call, ...]:
-    """The calls of the modules that are regions, in the order they run; a module that is called twice is there twice.
+    """The calls of the modules that are regions, in the order they run; a module that is called twice occurs twice.
 
-    Calls do not overlap. A module whose ops are interleaved with those of others outside of it has a call for each
-    piece.
+    Calls do not overlap. A module whose ops alternate with ops of other modules has a call for each piece.
     """
     forward = [op for op in graph.ops if op.phase == "forward" and not op.recompute]
     made = {op.index: _made_bytes(graph, op) for op in forward}
@@ -77,7 +76,7 @@ def _made_bytes(graph: OpGraph, op: GraphOp) -> int:
 
 
 def _blocks(forward: Sequence[GraphOp], level: int) -> tuple[Call, ...]:
-    """Calls of the modules whose name ends with the ``level``-th number in it, if there are copies among them."""
+    """Calls of the modules whose name ends with its ``level``-th number, if there are copies among them."""
     pieces = _pieces(forward, {op.index: _prefix(op.module, level) for op in forward})
     signatures: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
     keys = []
@@ -101,7 +100,7 @@ def _blocks(forward: Sequence[GraphOp], level: int) -> tuple[Call, ...]:
 
 
 def _pieces(forward: Sequence[GraphOp], region: Mapping[int, str | None]) -> list[tuple[str, list[GraphOp]]]:
-    """Stretches of forward ops of one region, in order."""
+    """Runs of consecutive forward ops of one region, in order."""
     pieces: list[tuple[str, list[GraphOp]]] = []
     current: str | None = None
     for op in forward:
@@ -120,7 +119,7 @@ def _prefix(module: str, level: int) -> str | None:
 
 
 def _left_over(graph: OpGraph, calls: Sequence[Call], made: Mapping[int, int]) -> int:
-    """Bytes held if all the calls were checkpointed: what others make, the calls' inputs, the largest call."""
+    """Bytes held if all the calls were checkpointed: values of others, the calls' inputs, the largest call."""
     inputs, largest, within = 0, 0, 0
     for call in calls:
         ops = graph.ops[call.first : call.last]
@@ -133,7 +132,7 @@ def _left_over(graph: OpGraph, calls: Sequence[Call], made: Mapping[int, int]) -
 
 
 def _singles(forward: Sequence[GraphOp], blocks: Sequence[Call], made: Mapping[int, int]) -> list[Call]:
-    """Outermost modules outside of the blocks that make ``SINGLE_SHARE`` of all by themselves."""
+    """Outermost modules outside of the blocks that alone make ``SINGLE_SHARE`` of all values."""
     taken = {index for call in blocks for index in range(call.first, call.last)}
     above = {prefix for call in blocks for prefix in _prefixes(call.module)}
     roots = {op.module.partition(".")[0] for op in forward if op.module}
@@ -151,32 +150,32 @@ def _singles(forward: Sequence[GraphOp], blocks: Sequence[Call], made: Mapping[i
 
 
 def _prefixes(module: str) -> list[str]:
-    """Of a qualified name all its beginnings, the shortest first, itself last."""
+    """All prefixes of a qualified name, shortest first, itself last."""
     parts = module.split(".") if module else []
     return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
 
-# Which ops of a recorded step are run again by checkpointing, and which forward op each of them repeats.
+# Ops of a recorded step that checkpointing repeats, with the forward op of each.
 
 
 class Repeats(Struct, frozen=True, kw_only=True):
-    """What checkpointing runs again in the recorded step."""
+    """The repetition by checkpointing in the recorded step."""
 
     of_op: Mapping[int, int]
-    """By repeated op (its index) the forward op that it repeats."""
+    """Index of a repeated op -> forward op that it repeats."""
     of_storage: Mapping[int, int]
-    """By storage that was made again the one that the forward made."""
+    """Storage that was made again -> storage of the forward."""
     by_call: Mapping[int, frozenset[int]]
-    """By call (its place among the calls) the forward ops of it that run again, views aside."""
+    """Index of a call -> its forward ops that run again, without views."""
     unmatched: int
-    """Ops that run again and repeat no op of a region: views and copies of the random state aside."""
+    """Repeated ops that match no op of a region, without views and copies of the random state."""
 
 
 def repeats(graph: OpGraph, calls: Sequence[Call]) -> Repeats:
-    """Lay the repeated ops beside the forward ops of the calls they belong to.
+    """Match the repeated ops with the forward ops of their calls.
 
-    A repeated op is the op of the same name, module and shapes whose inputs, made again or not, are the same; where
-    none has the same inputs, the next in order.
+    A repeated op matches the op with the same name, module and shapes and the same inputs, recomputed or not; without
+    equal inputs, the next one in order.
     """
     of_op: dict[int, int] = {}
     of_storage: dict[int, int] = {}
@@ -216,7 +215,7 @@ def repeats(graph: OpGraph, calls: Sequence[Call]) -> Repeats:
 
 
 def _stretches(graph: OpGraph) -> list[list[GraphOp]]:
-    """Repeated ops with no other work between them: one run of one checkpoint each, or of several in a row."""
+    """Runs of consecutive repeated ops: one repetition of a checkpoint, or several in a row."""
     stretches: list[list[GraphOp]] = []
     going = False
     for op in graph.ops:
@@ -231,7 +230,7 @@ def _stretches(graph: OpGraph) -> list[list[GraphOp]]:
 
 
 def _call_of(stretch: Sequence[GraphOp], calls: Sequence[Call], done: set[int]) -> int | None:
-    """The last call before the stretch of the module that most of its ops are of, and that was not repeated yet."""
+    """The last call before the ops of the module that most of them belong to, and that was not repeated yet."""
     count: dict[int, int] = defaultdict(int)
     for index, call in enumerate(calls):
         if call.last <= stretch[0].index and index not in done:
@@ -241,7 +240,7 @@ def _call_of(stretch: Sequence[GraphOp], calls: Sequence[Call], done: set[int]) 
 
 
 def _repeated(graph: OpGraph, op: GraphOp, waiting: Sequence[GraphOp], again: Mapping[int, int]) -> GraphOp | None:
-    """The op of the same shapes and inputs among ``waiting``, else the first of the same shapes."""
+    """The op of the same shapes and inputs among ``waiting``, else the first with the same shapes."""
     alike = [graph_op for graph_op in waiting if _shapes(graph, graph_op) == _shapes(graph, op)]
     read = [again.get(graph.tensors[index].storage, graph.tensors[index].storage) for index in op.inputs]
     same = (graph_op for graph_op in alike if [graph.tensors[index].storage for index in graph_op.inputs] == read)
@@ -252,26 +251,26 @@ def _shapes(graph: OpGraph, op: GraphOp) -> list[tuple[int, ...]]:
     return [graph.tensors[index].shape for index in op.outputs]
 
 
-# What belongs together in the op graph of a PyTorch step: calls of modules, their backward, readers of storages.
+# Relations in the op graph of a PyTorch step: calls of modules, their backward, readers of storages.
 
 
 class Readers(Struct):
-    """Who reads a storage: regions whose backward does, and the ops."""
+    """Readers of a storage: regions whose backward reads it, and the ops."""
 
     regions: set[int | None] = field(default_factory=set)
     last_forward: int = -1
     last_backward: int = -1
     last_again: int = -1
-    """Last of the forward ops that were run again, by the op they repeat."""
+    """Last of the repeated ops, as the forward op that it repeats."""
 
 
 class StepJoins:
-    """Joins of one graph, worked out once."""
+    """Joins of one graph, computed once."""
 
     def __init__(self, graph: OpGraph, storages: tuple[GraphStorage, ...], calls: Sequence[Call]) -> None:
         self.graph, self.storages, self.calls = graph, storages, calls
         self.again: Repeats = repeats(graph, calls)
-        # Positions leave out what ran again.
+        # Positions leave out repeated ops.
         kept = np.array([not op.recompute for op in graph.ops], np.int64)
         self.at: list[int] = [0, *np.cumsum(kept).tolist()]
         self.call_of_op = self._calls_of_ops()
@@ -280,11 +279,11 @@ class StepJoins:
         self.readers = self._all_readers()
         self.taken_over = taken_over(graph, storages)
         self.gradients = self._gradients()
-        # Counts ops with work, to tell how long a storage outlives a moment.
+        # Counts ops with work, to measure how long a storage outlives a moment.
         self.work = np.concatenate(([0], np.cumsum([not op.view and not op.recompute for op in graph.ops])))
 
     def reads_saved(self, op: GraphOp) -> bool:
-        """True for a backward op that reads what the forward or the program made."""
+        """True for a backward op that reads a value of the forward or the program."""
         if op.phase != "backward" or op.recompute or op.view:
             return False
         return any(self._is_saved(self.graph.tensors[index].storage) for index in op.inputs)
@@ -305,7 +304,7 @@ class StepJoins:
         return made.phase in ("forward", "other") or made.recompute
 
     def _calls_of_ops(self) -> dict[int, int]:
-        """By op (forward, repeated, backward) the call it belongs to."""
+        """By op (forward, repeated, backward) its call."""
         calls_of_ops: dict[int, int] = {}
         by_sequence: dict[int, int] = {}
         for index, call in enumerate(self.calls):
@@ -329,7 +328,7 @@ class StepJoins:
         return calls_of_ops
 
     def _call_of_backward(self, op: GraphOp, by_sequence: dict[int, int], sequences: list[int]) -> int | None:
-        """By its sequence number; a number that no op of the graph has is told by the module and the next number."""
+        """The call by sequence number; for a number that no op of the graph has, by module and the nearest number."""
         number = op.sequence or 0
         if number in by_sequence:
             return by_sequence[number]
@@ -340,7 +339,7 @@ class StepJoins:
         return None
 
     def _node_ends(self) -> list[int]:
-        """Of each op: behind the last op of the autograd node that runs it."""
+        """By op: index after the last op of its autograd node."""
         ends = list(range(1, len(self.graph.ops) + 1))
         for index in range(len(self.graph.ops) - 2, -1, -1):
             here, after = self.graph.ops[index], self.graph.ops[index + 1]
@@ -349,7 +348,7 @@ class StepJoins:
         return ends
 
     def _backward_intervals(self) -> dict[int, tuple[int, int]]:
-        """By call: from the first node of its backward that reads what was saved to its last op."""
+        """By call: from the first node of its backward that reads a saved value to its last op."""
         intervals: dict[int, tuple[int, int]] = {}
         for op in self.graph.ops:
             index = self.call_of_op.get(op.index)
@@ -361,7 +360,7 @@ class StepJoins:
         return {index: (self._node_start(first), last) for index, (first, last) in intervals.items()}
 
     def _node_start(self, index: int) -> int:
-        """The first op of the node that runs op ``index``, as far as nothing else ran between."""
+        """The first op of the node that runs op ``index``, unless other ops ran between."""
         sequence = self.graph.ops[index].sequence
         while index and sequence is not None:
             before = self.graph.ops[index - 1]
@@ -401,11 +400,11 @@ class StepJoins:
         )
 
 
-# What a PyTorch program holds all of a step besides what the step makes, and what its allocator measured.
+# Memory of a PyTorch program during the whole step besides the step's own values, and the allocator's measurements.
 
 
 def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> StepModel:
-    """The step without values and regions: from the program's own list of tensors, else from what its ops touch.
+    """The step without values and regions: from the program's list of tensors, else from the tensors its ops touch.
 
     ``gradients``: storages that the step makes for gradients.
     """
@@ -420,7 +419,7 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> StepMod
     names = [trace.text(int(code)) for code in devices["name"]]
     sizes = [int(size) for size in devices["memory_bytes"] if size > 0]
     on_host = graph.device == "cpu"
-    untold = "the program's tensors were not listed: parameters and optimizer state are those that the ops touch"
+    untold = "the program's tensors were not listed: parameters and optimizer state are taken from the ops' tensors"
     made = sum(graph.storages[index].bytes for index in gradients) if graph.storages else 0
     return StepModel(
         label=timeline.label if timeline is not None else graph.device,
@@ -462,7 +461,7 @@ def _listed(trace: Trace, graph: OpGraph) -> tuple[int, int, int, int] | None:
 
 
 def _touched(graph: OpGraph) -> tuple[int, int, int, int]:
-    """The same, of what the ops of the step write in place."""
+    """The same, from the tensors that the step's ops write in place."""
     storages, devices = graph.storages or (), storage_devices(graph)
     parameters = {storage for storage in graph.parameters if devices.get(storage) == graph.device}
     written: set[int] = set()
@@ -486,7 +485,7 @@ def _touched(graph: OpGraph) -> tuple[int, int, int, int]:
 
 
 def timeline_of(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
-    """The recorded memory that the graph's program computes in; None where no allocator was watched."""
+    """The recorded memory in which the graph's program computes; None without a recorded allocator."""
     space = "host" if graph.device == "cpu" else "device"
     timelines = (
         timeline for timeline in trace.fact(memory_timelines) if timeline.space == space and not timeline.of_driver
@@ -495,9 +494,9 @@ def timeline_of(trace: Trace, graph: OpGraph) -> MemoryTimeline | None:
 
 
 def _before(timeline: MemoryTimeline) -> tuple[int, int]:
-    """Bytes held before the recording: of neither gradients nor what is listed, and of parameters and optimizer state.
+    """Bytes held before the recording: other than gradients and listed tensors, and of parameters and optimizer state.
 
-    As the allocator rounds them: what rounding adds to the latter is held as well.
+    Rounded as by the allocator: the rounding of the latter is held as well.
     """
     blocks = timeline.blocks
     size, category = blocks["bytes"], blocks["category"]
@@ -507,7 +506,7 @@ def _before(timeline: MemoryTimeline) -> tuple[int, int]:
 
 
 def _peak_of_steps(trace: Trace, timeline: MemoryTimeline) -> int | None:
-    """The highest moment of the recorded steps, as the allocator counts."""
+    """The highest moment of the recorded steps, as counted by the allocator."""
     steps = timeline.of(trace).rows["steps"]
     curve = timeline.live()
     if not len(steps) or timeline.axis != "ns":
@@ -518,7 +517,7 @@ def _peak_of_steps(trace: Trace, timeline: MemoryTimeline) -> int | None:
 
 
 def _reserve_share(timeline: MemoryTimeline) -> float | None:
-    """What the allocator held beyond the peak, as a share of the peak; 0 on the host, which reserves nothing."""
+    """Memory the allocator held beyond the peak, as a share of the peak; 0 on the host, which reserves nothing."""
     if timeline.space == "host":
         return 0.0
     if timeline.reserved is None or not len(timeline.reserved.bytes):

@@ -1,4 +1,4 @@
-"""Plans of a compiled JAX program held against the program compiled with their policy."""
+"""Plans of a compiled JAX program compared with the program compiled with their policy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perfscope.model.documents.compile_request import PolicyName
 from perfscope.model.trace import Trace
 
 WORDS: dict[Policy, PolicyName] = {"keep": "none", "full": "full", "selective": "dots"}
-"""A plan's policy -> what ``perfscope compile --checkpoint`` calls it."""
+"""A plan's policy -> its name for ``perfscope compile --checkpoint``."""
 
 
 class VerifiedPlan(Struct, frozen=True, kw_only=True):
-    """A plan: what was predicted of it, and what XLA made of it. Bytes of one device, FLOPs of one run."""
+    """A plan with its prediction and XLA's result. Bytes of one device, FLOPs of one run."""
 
     plan: Plan
     checkpoint: PolicyName | None
@@ -39,14 +39,14 @@ class VerifiedPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float | None:
-        """Of the predicted peak, as a share of the compiled one."""
+        """Relative error of the predicted peak."""
         if self.compiled_peak_bytes is None:
             return None
         return self.predicted_peak_bytes / self.compiled_peak_bytes - 1
 
 
 def setting(plan: Plan) -> tuple[PolicyName | None, str]:
-    """The word that sets a plan from outside, or ``None`` and why none does."""
+    """The name of the policy that ``--checkpoint`` can set, or ``None`` with the reason why it cannot."""
     placement = plan.placement
     if placement.level or placement.optimizer_on_host:
         return None, "it divides or moves state, which no checkpoint policy does"
@@ -58,10 +58,10 @@ def setting(plan: Plan) -> tuple[PolicyName | None, str]:
 
 
 def with_exact_peaks(model: StepModel, peaks: Mapping[Policy, int]) -> StepModel:
-    """The model with the compiler's peaks in bytes, each of one policy for all layers, in place of estimates.
+    """The model with peaks from the compiler in bytes, each with one policy for all layers, in place of estimates.
 
-    What a policy for some of the layers changes is between none and all of them: the layers share it evenly. A policy
-    that the layers cannot be given is left out.
+    The effect of a policy for some of the layers is interpolated between none and all of them. A policy that the layers
+    cannot have is left out.
     """
     simulator = Simulator(model)
     count = len(model.regions)
@@ -88,12 +88,12 @@ def with_exact_peaks(model: StepModel, peaks: Mapping[Policy, int]) -> StepModel
 
 
 def program_of(trace: Trace, label: str) -> int:
-    """Number of the program of a step model; ``ValueError`` where there is none."""
+    """Number of the program of a step model; ``ValueError`` if there is none."""
     return [program_label(module, trace) for module in trace.hlo].index(label)
 
 
 def compiled_step(trace: Trace, name: str) -> tuple[int, int] | None:
-    """(peak in bytes, recomputed FLOPs) of a program by its name, the hungriest of that name; None: it is not there."""
+    """(peak in bytes, recomputed FLOPs) of a program by name, the one with the highest peak; None if it is missing."""
     steps = [
         (timeline.peak_bytes, recomputed_flops(trace, index))
         for index, module in enumerate(trace.hlo)
@@ -103,14 +103,14 @@ def compiled_step(trace: Trace, name: str) -> tuple[int, int] | None:
 
 
 def predictions(model: StepModel, trace: Trace, plans: Sequence[Plan]) -> list[VerifiedPlan]:
-    """What is predicted of each plan but today's, not compiled yet. ``trace``: with the program of the model."""
+    """The prediction of each plan but today's, before compiling. ``trace``: with the program of the model."""
     index = program_of(trace, model.label)
     flops: dict[Policy, int | None] = {}
     unverified = []
     for plan in plans:
         word, reason = setting(plan)
         if plan.policies == todays(model) and (word is not None or not plan.policies):
-            continue  # the program as it is: its peak is the compiler's own
+            continue  # the unchanged program: its peak comes from the compiler
         if word is not None and plan.policies[0] not in flops:
             flops[plan.policies[0]] = predicted_recompute(trace, index, plan.policies[0])
         unverified.append(

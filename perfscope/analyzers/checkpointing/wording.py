@@ -16,13 +16,13 @@ NAMES: dict[Policy, str] = {
 }
 
 MOST_NAMED = 3
-"""Modules that are named one by one where they have no numbers."""
+"""Most modules named one by one if they have no numbers."""
 
 _ZERO = {1: "optimizer state", 2: "optimizer state and gradients", 3: "optimizer state, gradients and parameters"}
 
 
 def describe(model: StepModel, plan: Plan) -> str:
-    """One line: which modules are checkpointed or offloaded, and what is divided among devices."""
+    """One line: the modules that are checkpointed or offloaded, and what is divided among devices."""
     parts = [
         f"{NAMES[policy]} {_members(group, units)}"
         for group in groups_of(model)
@@ -34,7 +34,7 @@ def describe(model: StepModel, plan: Plan) -> str:
 
 
 def describe_placement(placement: Placement) -> list[str]:
-    """Where state is, if not all of it on every device."""
+    """Location of state, if not everything is on every device."""
     parts = []
     if placement.level and placement.devices > 1:
         parts.append(f"ZeRO-{placement.level} on {placement.devices} devices")
@@ -44,7 +44,7 @@ def describe_placement(placement: Placement) -> list[str]:
 
 
 def code_for(model: StepModel, plan: Plan) -> tuple[str, ...]:
-    """Lines to write. Empty where nothing changes."""
+    """Lines to write. Empty if nothing changes."""
     lines = _jax(model, plan) if model.framework == "jax" else _torch(model, plan)
     return tuple(lines)
 
@@ -57,7 +57,7 @@ def _by_policy(policies: Sequence[Policy], group: Group) -> dict[Policy, list[Un
 
 
 def _members(group: Group, units: Sequence[Unit]) -> str:
-    """``blocks[0:6] of 8`` of ``Model.blocks.*``; the names where they have no numbers."""
+    """``blocks[0:6] of 8`` of ``Model.blocks.*``; the names if they have no numbers."""
     numbers = [_number(unit.name) for unit in units]
     path = _container(group)
     if None in numbers or not path:
@@ -80,13 +80,13 @@ def _number(name: str) -> int | None:
 
 
 def _container(group: Group) -> str:
-    """What holds the modules of a group, as an attribute of the model; ``model`` itself; empty where nothing does."""
+    """The container of a group's modules as an attribute of the model; ``model`` itself; empty if there is none."""
     name = group.units[0].name.rpartition(".")[0]
     return _path(name) or ("model" if name.isidentifier() else "")
 
 
 def _path(name: str) -> str:
-    """A module as an attribute of the model: its name without the root's class; empty if it is no module's name."""
+    """A module as an attribute of the model: its name without the root's class; empty if it is not a module's name."""
     root, _, path = name.partition(".")
     return path if root.isidentifier() else ""
 

@@ -40,8 +40,7 @@ def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: fl
     """The saving if ``saved_bytes`` (a part ``saved_part``, 0 to 1, of the ops' traffic) and ``fewer`` ops disappear.
 
     time of an op = fixed cost + traffic: ``fewer`` fixed costs and the part ``saved_part`` of the rest disappear,
-    limited to
-    the time that those bytes and launches can have taken (``longest_ns``).
+    limited to the time that those bytes and launches can have taken (``longest_ns``).
     """
     chosen = tuple(ops)
     whole_bytes = trace.fact(step_bytes)

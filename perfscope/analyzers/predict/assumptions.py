@@ -1,9 +1,8 @@
 """Factors between a vendor's peaks and typical kernels, each with its source.
 
 They were not fitted to a program; ``docs/compile-model.md`` lists their errors. Categories of kernels that were
-measured
-on GPUs use curves instead (``efficiency.py``); ``calibrate`` replaces them by measured times, for one program and
-device.
+measured on GPUs use curves instead (``efficiency.py``); ``calibrate`` replaces them by measured times, for one program
+and device.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ The middle of a range is a kernel's fixed time plus its work at a share of the p
 ``waves``: share of the cores kept busy by the tiles of a product. ``length``: for attention, ``n / (n + half)`` of its
 shorter sequence. ``element cycles``: for kernels that are not vectorised and move one element at a time, whatever its
 size. So the reached share of the roofline grows with size, as in measurements. The ends are the middle times two
-factors
-that contain nine in ten of the fitted kernels. There are two pairs of factors: for kernels dominated by the fixed time,
-and for the others.
+factors that contain nine in ten of the fitted kernels. There are two pairs of factors: for kernels dominated by the
+fixed time, and for the others.
 
 The curves are in ``curves.py``, written by ``python -m tools.calibration --fit`` from the files listed there.
 """

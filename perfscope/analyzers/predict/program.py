@@ -102,8 +102,7 @@ def estimate(
 
     ``thunks``: launches of its runtime, if not the module's own. ``cost``: of the module, if already computed.
     ``factors``: instead of the vendor's. ``times``: of instructions, by computation and name, if better values are
-    known
-    (``calibrate``).
+    known (``calibrate``).
 
     ``DataError`` for a module that is not scheduled, or was compiled for another platform than the target's.
     """

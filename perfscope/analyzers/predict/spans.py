@@ -13,8 +13,7 @@ class Range(Struct, frozen=True, kw_only=True):
     """Integer ns from a fast run to a slow one. ``low <= high``.
 
     For kernels with measured counterparts it contains nine in ten of these; for others it reaches from the vendor's
-    peaks
-    to the efficiency of typical kernels.
+    peaks to the efficiency of typical kernels.
     """
 
     low: int
@@ -82,8 +81,7 @@ class Parts(Struct, frozen=True, kw_only=True):
 # Plays tasks on streams: begin and end of each task, the parts of the time, and the tasks that determine its length.
 #
 # A stream runs its tasks in the order listed; a task begins when its predecessor on the stream and all tasks it waits
-# for
-# are done. Nothing else is modelled: streams do not slow each other down.
+# for are done. Nothing else is modelled: streams do not slow each other down.
 
 
 Kind = Literal["compute", "communication", "copy"]

@@ -62,8 +62,7 @@ class CallNode(Struct):
     """``file:line`` of the program."""
     fold: str = ""
     """For Python frames that only lead to the next one: the label of a row of launchers on its first frame, `FOLDED` on
-    the
-    others.
+    the others.
     """
     row: int = MISSING
     """First row in ``slices``."""

@@ -93,8 +93,7 @@ def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
 # Modelled time of programs compiled for a target, as one bounded section of an analysis.
 #
 # If the analysis includes a recording of the same program on the same device, the model is compared with it. A failure
-# in
-# it does not affect the others.
+# in it does not affect the others.
 
 
 MOST_MODELLED = 8

@@ -160,8 +160,7 @@ def op_points(trace: Trace) -> Iterator[Point]:
     """Ops of the op graph in one step, grouped by name, size and line.
 
     Measured if the graph could be matched to the timed steps; unmatched ops are left out. Without a match the least
-    time
-    if the device is known, else nothing.
+    time if the device is known, else nothing.
     """
     graph = trace.op_graph
     if graph is None:

@@ -2,10 +2,9 @@
 
 A source that was an XSpace is copied unchanged, because only the original has XProf's programs and counters. Any other
 trace becomes a new XSpace: one plane for the host and one per device, one line per thread and stream, with names,
-times,
-correlation ids and XLA instructions. XProf's trace viewer shows all of it; its other pages need records that only its
-own profilers make, and stay empty. Allocator events, counters and stream waits are left out.
-Field numbers: ``tsl/profiler/protobuf/xplane.proto``.
+times, correlation ids and XLA instructions. XProf's trace viewer shows all of it; its other pages need records that
+only its own profilers make, and stay empty. Allocator events, counters and stream waits are left out. Field numbers:
+``tsl/profiler/protobuf/xplane.proto``.
 """
 
 from __future__ import annotations

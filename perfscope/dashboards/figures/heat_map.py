@@ -29,8 +29,7 @@ def heat_map(heat: Mapping[str, Any], kind: Literal["wait", "busy"]) -> go.Figur
     """Ranks by collectives (``wait``: time each waited) or by steps (``busy``: share in which its device worked).
 
     ``heat``: ``rows`` (each with ``label``), ``columns`` (their number), ``labels`` (one per column) and ``value`` (row
-    by
-    row, ns or shares; ``None``: no value). Waits span decades, so the colour follows their square root.
+    by row, ns or shares; ``None``: no value). Waits span decades, so the colour follows their square root.
     """
     columns, rows = heat["columns"], heat["rows"]
     scale, color = (1e9, WAIT_COLOR) if kind == "wait" else (1, BUSY_COLOR)

@@ -39,11 +39,9 @@ def roofline(
     """FLOP/s by FLOPs per byte on logarithmic axes: one disc per point, sized by time, and the devices' roofs.
 
     ``points``: each with ``name``, ``line``, ``ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity``
-    (FLOP/byte),
-    ``of_roof`` and ``bound`` (of `BOUNDS`); points without a rate are left out. ``devices``: each with ``bandwidth``
-    (bytes/s) and ``peaks`` (``label``, ``flops``). ``chosen``: name of the points to mark. The custom data of a point
-    is
-    its name.
+    (FLOP/byte), ``of_roof`` and ``bound`` (of `BOUNDS`); points without a rate are left out. ``devices``: each with
+    ``bandwidth`` (bytes/s) and ``peaks`` (``label``, ``flops``). ``chosen``: name of the points to mark. The custom
+    data of a point is its name.
     """
     figure = graph_objects().Figure()
     drawn = [point for point in points if (point["rate"] or 0) > 0 and (point["intensity"] or 0) >= LEAST_INTENSITY]

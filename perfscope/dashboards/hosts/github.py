@@ -94,8 +94,8 @@ class GitHub:
         """The open pull request whose last commit is ``sha``; ``None`` if none is (closed, or it has new commits).
 
         Found by branch, because a fork's commits are not in this repository (``/commits/SHA/pulls`` does not list
-        them); commit
-        and repository are compared with the run's. ``HostError`` if several pull requests have that commit.
+        them); commit and repository are compared with the run's. ``HostError`` if several pull requests have that
+        commit.
         """
         path = f"/repos/{self.repository}/pulls"
         result = []

@@ -63,10 +63,9 @@ def compare(base: Side, head: Side) -> DrawnComparison:
     >>> found.headline, found.causes[0].place
 
     Counts, bytes and findings are compared exactly. ``found.time`` splits the step into parts that sum to it (ns); it
-    has
-    no verdict, because one launch per side cannot separate a change of time from chance. ``found.markdown()`` and
-    ``found.html()`` are what `perfscope compare` writes. ``DataError``: a path cannot be read;
-    ``UsageError``: the sides are of different kinds, or empty.
+    has no verdict, because one launch per side cannot separate a change of time from chance. ``found.markdown()`` and
+    ``found.html()`` are what `perfscope compare` writes. ``DataError``: a path cannot be read; ``UsageError``: the
+    sides are of different kinds, or empty.
     """
     comparison = compared(_traces(base), _traces(head))
     return DrawnComparison(**{name: getattr(comparison, name) for name in comparison.__struct_fields__})

@@ -101,8 +101,7 @@ def render_markdown(
     """Return a comment on a pull request in GitHub's Markdown, at most ``limit`` characters; the text notes cuts.
 
     One line if nothing changed. ``key`` becomes a marker by which a bot finds this comment again; ``url`` links to the
-    full
-    report. ``UsageError``: ``key`` or ``url`` is not allowed in a comment.
+    full report. ``UsageError``: ``key`` or ``url`` is not allowed in a comment.
     """
     if url is not None and not _URL.fullmatch(url):
         raise UsageError(f"{sanitize(url)}: not an http(s) address that a link can hold")

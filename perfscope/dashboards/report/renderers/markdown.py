@@ -199,8 +199,7 @@ _BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _LINKED = re.compile(r"@|(?:#|!|%|&amp;)(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
 """Characters from which GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and
-links
-in bare text, even after HTML entities are resolved."""
+links in bare text, even after HTML entities are resolved."""
 _COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b")
 """References to commits, which are recognised outside code only."""
 _APART = "\u200b"

@@ -48,8 +48,7 @@ def grid(
     ``key`` and ``view``: where the table comes from, if not from the item and the page.
     ``picks``: rows can be ticked (``selectedRows`` of the grid), and there is no download. A column without title is
     hidden; the column ``href`` is the link of the first column, ``whole`` its tooltip. Columns that are empty in every
-    row
-    are hidden and named below the grid.
+    row are hidden and named below the grid.
     """
     columns = [
         _column(column, asked, (links or {}).get(column["key"]), (by or {}).get(column["key"]))

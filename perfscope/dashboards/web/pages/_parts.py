@@ -115,8 +115,7 @@ def chart(name: str, figure: Any, label: str, *, legend: bool = False) -> Any:
     """A plotly figure in the colours of the page; a click is stored in the address (`register_chart`).
 
     ``label``: description for screen readers; the page must have the same as words or as a table. ``legend``: meaning
-    of
-    the colours as text above it, because plotly's legend of many names leaves no room on a narrow screen.
+    of the colours as text above it, because plotly's legend of many names leaves no room on a narrow screen.
     """
     above = [_legend({trace.name: _color(trace) for trace in figure.data if trace.name})] if legend else []
     if legend:

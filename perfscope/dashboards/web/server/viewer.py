@@ -30,8 +30,7 @@ POLICY = (
     "connect-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The page compiles its trace processor and queries at run time and begins with an inline script; it may connect only
-to
-its own files."""
+to its own files."""
 
 _TYPES = {".wasm": "application/wasm", ".js": "text/javascript", ".woff2": "font/woff2"}
 _Respond = Callable[[str, list[tuple[str, str]]], Any]

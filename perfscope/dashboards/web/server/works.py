@@ -215,8 +215,7 @@ def launches_of(
     """Runs of each side, in pairs if launches alternated.
 
     For an A/B test the profiled runs; for another comparison the open runs that match one of its paths (``named``, by
-    side)
-    by name; for ``sets`` all runs of the folder with that name. An ambiguous name matches nothing.
+    side) by name; for ``sets`` all runs of the folder with that name. An ambiguous name matches nothing.
     """
     result: dict[str, list[tuple[int, Item]]] = {side: [] for side in SIDES}
     for item in shelf.profiled(kept.path.parent):

@@ -44,8 +44,7 @@ def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """Events of a section: ``trace``, ``t0``, ``t1``, ``lanes``, ``by`` (``name``, ``category`` or ``module``).
 
     Times are cut at the ends of the section. ``own_ns`` excludes spans inside that are shown in the chosen lanes, so
-    that
-    nested time counts once.
+    that nested time counts once.
     """
     index, place = _index(folder, asked), _place(folder, asked)
     low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
@@ -164,8 +163,7 @@ def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     """Events with given names (``names=3,17``, found by the page): count, total time, and the next one from ``t0``.
 
     ``by=-1``: the one before ``t0``. ``wrapped``: the search restarted at the first (last) event. ``at``: number of
-    events
-    that begin before the result.
+    events that begin before the result.
     """
     index = _index(folder, asked)
     codes = [_whole(word) for word in asked.get("names", "").split(",")[:MOST_NAMES] if word]

@@ -56,9 +56,8 @@ def marks(job: Job) -> list[dict[str, Any]]:
     """One finding each that has a time, by its number: rows of the picture, and their texts.
 
     ``how``: ``piece``: sections named by the rule; ``line`` or ``name``: the longest events of its line, or of its
-    kernel
-    or op. ``cut``: there may be more than these, which are the costliest. Times are texts, because a browser's numbers
-    cannot hold them.
+    kernel or op. ``cut``: there may be more than these, which are the costliest. Times are texts, because a browser's
+    numbers cannot hold them.
     """
     return [
         {

@@ -31,8 +31,7 @@ def flame_of(tree: Tree | None) -> dict[str, Any] | None:
     """Both call trees as rows of a flame graph: ``sides``: side that gives the widths -> arrays as in `views.flame`.
 
     Arrays also have ``said``: time and calls of a node on both sides. ``alone``: for nodes on one side only, their time
-    in
-    words and their number; ``time`` as in the document.
+    in words and their number; ``time`` as in the document.
     """
     if tree is None or not tree.flame or not max(tree.base_ns, tree.head_ns):
         return None

@@ -27,8 +27,7 @@ def view_of(history: History, *, count_between: CountBetween | None = None) -> d
     """``programs``, latest run first: changes and series as HTML (escaped texts); and all ``metrics``.
 
     ``plain``: whether a series is shown by default: a time, or a metric that changed. ``points`` and ``changes``: input
-    of
-    `figures.history.metric_history`.
+    of `figures.history.metric_history`.
     """
     left, drawn = MOST_SERIES, []
     held = programs(history)

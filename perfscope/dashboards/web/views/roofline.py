@@ -80,8 +80,8 @@ def view(job: Job) -> dict[str, Any]:
     """``tables``: points by kind, largest headroom first; ``devices``: their roofs; ``lacks``: missing data.
 
     FLOPs and bytes are per run, ``ns`` over all runs of all ranks (ops: of one step). ``plain_ns``: by kind, time of
-    work
-    without FLOPs, which cannot be drawn. ``costed``: time of compute kernels whose op has a known cost, and of all.
+    work without FLOPs, which cannot be drawn. ``costed``: time of compute kernels whose op has a known cost, and of
+    all.
     """
     helds = [item.held for item in job.gathered]
     tables: dict[str, Any] = {}

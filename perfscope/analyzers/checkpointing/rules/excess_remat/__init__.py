@@ -4,51 +4,47 @@ Why it costs:
     Activation checkpointing drops activations in the forward pass and runs that part of the forward
     again when the backward needs them. It buys memory with time. Where the memory would have been
     free, or where the dropped activations are small next to the work that rebuilds them, the time is
-    spent for nothing.
+    wasted.
 
 How it is found:
-    Inside the backward pass only a re-run forward gets autograd sequence numbers of its own. Ops that
-    have one inside an autograd node, and all they call, are recomputation; where shapes were recorded,
-    the same op with the same shapes must occur in the forward pass, which keeps a double backward out.
-    The time is that of the kernels and copies they launched, or of the ops themselves on a program
-    without an accelerator. The cost is the part of it that no other device work hides. It is an upper
-    bound: keeping everything saves all of it and needs the memory. Whether that memory is free is said
-    where allocator events were recorded. A compiler's own recomputation inside its kernels does not
-    show in a trace.
+    Inside the backward pass only a repeated forward gets new autograd sequence numbers. Ops that have one inside an
+    autograd node, and all ops they call, are recomputation; if shapes were recorded, the same op with the same shapes
+    must occur in the forward pass, which excludes a double backward. The time is that of the kernels and copies they
+    launched, or of the ops themselves in a program without an accelerator. The cost is the part of it that other
+    device work does not hide. It is an upper bound: keeping everything saves all of it and needs the memory. If
+    allocator events were recorded, the finding has the free memory. Recomputation by a compiler inside its kernels is
+    not visible in a trace.
 
-    The line is that of the call of `checkpoint` where the op graph has it, because the fix is there; the evidence
-    has the lines that run again.
+    The place is the call of `checkpoint` if the op graph has it, because the fix is there; the evidence has the lines
+    that run again.
 
-    Where the op graph of a step was recorded (`perfscope run`) the step is simulated without the
-    checkpoints, and the finding says which of these holds: the peak lies elsewhere, at a moment at which
-    no checkpointed region is alive; the peak would be no higher without; everything would fit; another
-    choice of regions has as low a peak for less time; some regions could be kept. Only the share of the
-    time that need not be spent is the cost. Where the memory is needed there is no finding, and where
-    the size of the device is not known that is said. What each region buys is in the evidence. That holds
-    for both forms of `torch.utils.checkpoint` and for selective checkpointing.
+    If the op graph of a step was recorded (`perfscope run`), the step is simulated without the checkpoints, and the
+    finding gives the first of these reasons that holds: the peak lies elsewhere, at a moment at which no checkpointed
+    region is alive; the peak would not be higher without; everything would fit; another choice of regions has as low a
+    peak for less time; some regions could be kept. The cost is only the avoidable share of the time. If the memory is
+    needed there is no finding, and an unknown size of the device is noted. The benefit of each region is in the
+    evidence. This covers both forms of `torch.utils.checkpoint` and selective checkpointing.
 
     From the log of torch.compile: nodes that the forward and the backward graph both compute, from the same inputs in
-    the same shape. Elementwise ops are computed again by design, which is cheaper than to save them, and are
-    not flagged; matrix products, convolutions and attention are. The cost is the time of their kernels where
-    the log tells them and a recording has them; else the finding is structural. Where a recording has the memory of
-    such a step, the finding says why it is for nothing, with the results laid onto the measured curve from the forward
-    that makes them to the end of its backward: the peak lies elsewhere, it is no higher with all of them saved, or the
-    device has room for it. That peak is an upper bound. Where they may not fit there is no finding; where the memory,
-    its times or the size of the device is not known, that is said.
+    the same shape. Elementwise ops are recomputed by design, because that is cheaper than saving them, and are not
+    flagged; matrix products, convolutions and attention are. The cost is the time of their kernels if the log names
+    them and a recording has them; else the finding is structural. If a recording has the memory of such a step, the
+    results are added to the measured curve, from the forward that makes them to the end of its backward, and the
+    finding has the reason: the peak lies elsewhere, it is not higher with all of them saved, or the device has room for
+    it. That peak is an upper bound. If they may not fit there is no finding; unknown memory, times or device size are
+    noted.
 
-    From a compiled XLA program: matrix products under `rematted_computation`, which is where
-    `jax.checkpoint` runs forward again, times the trip counts of the loops around; and instructions that
-    XLA itself cloned to free memory, told by the name they had before (never by `.remat` in the name),
-    the first of each left out. Products that take less time than writing and reading back their result
-    would (short inner dimension, as in blocked attention) are cheap and not counted; on a CPU those with
-    batch dimensions, as JAX's own policy has it. The cost
-    is the time of the kernels that hold them: measured while nothing else ran, or for a program alone their
-    roofline in one run, on `--device` or an H100 or TPU v5e (assumed); programs for a CPU have measured time only.
-    It is said for each MiB that keeping would take: the most expensive are the first to keep. The peak with the
-    results kept is laid beside the program's own: recomputation is too much where the peak is elsewhere and stays as it
-    is, or where the device has room: what the run's allocator may take, else of the device's memory, as recorded or
-    as its vendor or compiler states it, what JAX takes by itself (three quarters on a GPU). Where it would not fit,
-    there is no finding: it is needed.
+    From a compiled XLA program: matrix products under `rematted_computation`, where `jax.checkpoint` runs forward work
+    again, times the trip counts of the enclosing loops; and instructions that XLA itself cloned to free memory,
+    recognised by their earlier name (never by `.remat` in the name), without the first of each. Products that take less
+    time than writing and reading back their result (short inner dimension, as in blocked attention) are cheap and not
+    counted; on a CPU, products with batch dimensions are not counted, as in JAX's own policy. The cost is the time of
+    their kernels: measured while nothing else ran, or, without a recording, their roofline in one run on `--device`, or
+    on an H100 or TPU v5e (assumed); programs for a CPU have measured time only. It is also given per MiB that keeping
+    would take: the most expensive results should be kept first. The peak with the results kept is compared with the
+    program's own: recomputation is excessive if the peak is elsewhere and stays equal, or if the device has room. Room
+    is the limit of the run's allocator, else the part of the device's memory (as recorded, or stated by its vendor or
+    compiler) that JAX takes by default (three quarters on a GPU). If it would not fit, there is no finding.
 
 Fix:
     Save what is expensive to rebuild and recompute only what is cheap (norms, activations, casts)::
@@ -62,7 +58,7 @@ Fix:
         y = checkpoint(block, x, use_reentrant=False,
                        context_fn=lambda: create_selective_checkpoint_contexts(policy))
 
-    or checkpoint every second block only, or none where the memory is there. In JAX::
+    or checkpoint only every second block, or no block if the memory suffices. In JAX::
 
         f = jax.checkpoint(block, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
 """
@@ -97,15 +93,15 @@ if TYPE_CHECKING:
     from perfscope.analyzers.checkpointing.remat_bargain import Bargain, RegionBargain
 
 AUTOGRAD = ("host_ops", "autograd")
-"""What a PyTorch recording must hold; a compiled XLA program does as well."""
+"""Required contents of a PyTorch recording; a compiled XLA program also suffices."""
 
 MIN_SHARE = 0.01
-"""Of the steps' time: recomputing less is a good bargain whatever memory it bought."""
+"""Least share of the steps' time: less recomputation is acceptable whatever memory it saves."""
 
 MAX_ROWS = 20
 
 MOST_ASKED = 50
-"""Ops of a region that are asked for their line: the first few restore the random state, inside torch."""
+"""Most ops of a region whose line is looked up: the first few restore the random state, inside torch."""
 
 
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
@@ -122,7 +118,7 @@ def examined(trace: Trace) -> Scope:
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each place in the program whose recomputation costs at least ``MIN_SHARE``."""
+    """One finding per place in the program whose recomputation costs at least ``MIN_SHARE``."""
     absent = [key for key in AUTOGRAD if key not in trace.recorded]
     compiled = trace.compile_log is not None and any(
         graph.direction == "backward" for graph in trace.compile_log.graphs
@@ -161,14 +157,14 @@ def _from_autograd(trace: Trace) -> Iterable[Finding]:
 
 
 def _call(trace: Trace, region: RecomputeRegion) -> Where | None:
-    """Where the program calls the checkpoint of the region, which is where the fix is; ``None``: not recorded."""
+    """The call of the region's checkpoint in the program, where the fix is; ``None`` if not recorded."""
     ops = (graph_op(trace, row) for row in region.ops[:MOST_ASKED])
     call = next((op.checkpoint for op in ops if op is not None and op.checkpoint is not None), None)
     return None if call is None else Where(file=call[0], line=call[1], module=_place(trace, region).module)
 
 
 def _place(trace: Trace, region: RecomputeRegion) -> Where:
-    """Where the re-run forward is written. Numbered copies of a module (Block_0, Block_1) are one place."""
+    """Source place of the repeated forward. Numbered copies of a module (Block_0, Block_1) count as one place."""
     sites = [site for op in region.ops[:MOST_ASKED] if (site := call_site(trace, op)).file is not None]
     site = next((site for site in sites if site.exact), sites[0] if sites else UNKNOWN_SITE)
     module = site.module.rstrip("0123456789").rstrip("_.") if site.module else None
@@ -176,7 +172,7 @@ def _place(trace: Trace, region: RecomputeRegion) -> Where:
 
 
 def _by_region(regions: Sequence[RecomputeRegion], bargain: Bargain | None) -> dict[int, RegionBargain]:
-    """By autograd node that ran a region again what that region buys; empty where they do not correspond.
+    """By autograd node that ran a region again the benefit of that region; empty if they do not correspond.
 
     In each step the regions run again in the order of their backward.
     """
@@ -232,7 +228,7 @@ def _finding(
 def _room(trace: Trace, bargain: Bargain) -> str:
     if bargain.room_bytes is not None or bargain.verdict in ("elsewhere", "not lowered"):
         return ""
-    return "How much memory the device has was not recorded."
+    return "The device's memory size was not recorded."
 
 
 def _row(
@@ -264,7 +260,7 @@ def _row(
 
 
 def _form(asked_by: Cell, region: RegionBargain | None) -> str | None:
-    """Which form of checkpointing it is."""
+    """The form of checkpointing used."""
     if "CheckpointFunction" in str(asked_by):
         return "reentrant"
     if region is None:
@@ -282,11 +278,11 @@ def _advice(trace: Trace) -> str:
 
 
 def _headroom(trace: Trace) -> str:
-    """What the allocator events say of free memory, in words."""
+    """Free memory according to the allocator events, in words."""
     memory, devices = trace.rows["memory"], trace.rows["devices"]
     in_use = memory["allocated_bytes"][memory["on_device"]]
     sizes = devices["memory_bytes"]
     if not len(in_use) or not len(sizes) or sizes.min() <= 0:
-        return "how much is free was not recorded (record allocator events to know)."
+        return "free memory was not recorded (record allocator events to see it)."
     peak, size = int(in_use.max()), int(sizes.min())
     return f"{format_bytes(max(0, size - peak))} of {format_bytes(size)} were free at the recorded peak."

@@ -1,4 +1,4 @@
-"""What ``excess_remat`` says of forward work that a compiled backward computes again."""
+"""The part of ``excess_remat`` for forward work that a compiled backward computes again."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_count
 
-# What the partitioner of a compiled graph computes in the backward a second time instead of saving it.
+# Values that the partitioner of a compiled graph computes again in the backward instead of saving them.
 #
-# Cheap elementwise ops are computed again by design: a read of the input saved for them is spared. Matrix products,
-# convolutions and attention are not, unless activation checkpointing asked for it.
+# Cheap elementwise ops are recomputed by design, which saves a read of their stored result. Matrix products,
+# convolutions and attention are recomputed only if activation checkpointing requests it.
 
 
 class GraphRecompute(Struct, frozen=True, kw_only=True):
-    """What one backward graph computes again."""
+    """The recomputation of one backward graph."""
 
     compile_id: str
     nodes: tuple[GraphNode, ...]
-    """All of it, views included."""
+    """All recomputed nodes, including views."""
     heavy: tuple[GraphNode, ...]
     """Matrix products, convolutions, attention."""
     result_bytes: int
-    """Bytes of the results of all nodes that are no views of others: what saving each of them would take at most."""
+    """Bytes of the results of all nodes except views: the most that saving each of them would take."""
     kernels: tuple[CompiledKernel | None, ...]
-    """Of each heavy node the kernel of the backward that computes it, where the log tells."""
+    """The backward kernel of each heavy node, if the log has it."""
     flops: tuple[int | None, ...]
-    """Of each heavy node; ``None`` where a size is dynamic or the op has no formula here."""
+    """FLOPs of each heavy node; ``None`` for a dynamic size or an op without a formula here."""
 
 
 _VIEWS = re.compile(
@@ -77,7 +77,7 @@ def graph_recompute(trace: Trace) -> tuple[GraphRecompute, ...]:
 def _of_graph(log: CompileLog, forward: Graph, backward: Graph) -> GraphRecompute:
     again = set(backward.recomputed)
     first = {node.name: node for node in forward.nodes}
-    # passes name what they make alike in both graphs: the same op of the same values in the same shape is the same
+    # equal work in both graphs has equal names: the same op of the same values in the same shape is the same
     nodes = tuple(
         node
         for node in backward.nodes
@@ -112,18 +112,18 @@ def _flops(node: GraphNode, known: Mapping[str, GraphNode]) -> int | None:
     return flops_of("aten.matmul.default", {"self": left}.get, (node,))
 
 
-# What a compiled backward's recomputation of products buys: the measured memory of a step, with their results saved.
+# Benefit of recomputing products in a compiled backward: the measured memory of a step, with their results saved.
 #
-# Results that are saved are held from the forward call that makes them to the end of its backward call. Put onto the
-# measured curve of what is in use that gives an upper bound of the peak: today's forward holds them for a while as
-# well, the backward needs them no longer than their readers, and what is saved today to compute them from may go.
+# Saved results are held from the forward call that makes them to the end of its backward call. Adding them to the
+# measured curve gives an upper bound of the peak: today's forward also holds them for a while, the backward needs them
+# only until their readers ran, and the values saved today to recompute them could be freed.
 
 
 CompiledVerdict = Literal["elsewhere", "not lowered", "headroom", "may not fit", "capacity unknown", "not known"]
 """As in `remat_bargain`; see `compiled_bargain`."""
 
 _CALL, _BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
-"""How autograd names a compiled graph's call and its backward, which have one sequence number."""
+"""Autograd's names of a compiled graph's call and its backward, which share a sequence number."""
 
 
 class CompiledBargain(Struct, frozen=True, kw_only=True):
@@ -131,22 +131,22 @@ class CompiledBargain(Struct, frozen=True, kw_only=True):
 
     verdict: CompiledVerdict
     reason: str = ""
-    """Why it is not known."""
+    """Why it is unknown."""
     peak_bytes: int = 0
-    """Today, measured."""
+    """Today's peak, measured."""
     saved_peak_bytes: int = 0
-    """At most, with all of them saved."""
+    """Upper bound of the peak with all of them saved."""
     room_bytes: int | None = None
-    """What a peak may be."""
+    """Largest allowed peak."""
 
 
 def compiled_bargain(trace: Trace) -> CompiledBargain:
-    """What the recomputed products of the trace's compiled graphs buy. The first of these that holds.
+    """Benefit of the recomputed products in the trace's compiled graphs; the first of these that holds.
 
-    - elsewhere: with all saved the peak is at most as high, and at it none of them would be held;
-    - not lowered: with all saved it is at most as high;
-    - headroom: with all saved it is within the room;
-    - may not fit: it may be beyond. Where the device's size is not known, room is not judged.
+    - elsewhere: with all saved the peak is not higher, and none of them would be held at it;
+    - not lowered: with all saved the peak is not higher;
+    - headroom: with all saved it is within the allowed peak;
+    - may not fit: it may exceed that. If the device's size is unknown, room is not judged.
     """
     graphs = {graph.compile_id: graph for graph in trace.fact(graph_recompute) if graph.heavy}
     if not graphs:
@@ -154,14 +154,14 @@ def compiled_bargain(trace: Trace) -> CompiledBargain:
     try:
         timeline = max(judged_timelines(trace), key=lambda timeline: timeline.peak()[1])
     except AbstainError:
-        return _unknown("what allocators did was not recorded (perfscope run records it in its detail pass)")
+        return _unknown("allocator events were not recorded (perfscope run records them in its detail pass)")
     if timeline.axis != "ns":
         return _unknown("the memory was recorded without times")
     starts, ends, sizes = _held_if_saved(timeline.of(trace), graphs)
     if not len(starts):
         return _unknown("no call of these graphs with its backward is in the recording with memory")
     if any(not node_bytes(node) for graph in graphs.values() for node in graph.heavy):
-        return _unknown("a result has a size that the log does not say")
+        return _unknown("a result has a size that the log does not contain")
     position, peak = timeline.peak()
     _, bound = timeline.live().plus(starts, ends, sizes).peak()
     room = _room(timeline, peak)
@@ -197,7 +197,7 @@ def _held_if_saved(trace: Trace, graphs: Mapping[str, GraphRecompute]) -> tuple[
 
 
 def _rows_of(trace: Trace, name: str) -> Int64:
-    """Rows of ``slices`` of that name that have a sequence number."""
+    """Rows of ``slices`` with that name and a sequence number."""
     slices = trace.rows["slices"]
     named = named_slices(trace, lambda text: text == name)
     return np.flatnonzero(named & (slices["kind"] != SliceKind.PYTHON) & (slices["sequence"] != MISSING))
@@ -228,10 +228,10 @@ _Member = tuple[GraphRecompute, int]
 
 
 def compiled_findings(trace: Trace, min_share: float) -> Iterator[Finding]:
-    """One finding for each line whose products, convolutions or attention the backward computes again.
+    """One finding per line whose products, convolutions or attention the backward computes again.
 
-    Where the time of all of them is known and below ``min_share`` of the steps nothing is said, nor where the memory
-    may be needed. Of compilations of one frame the one that recomputes most counts.
+    No finding if their total time is known and below ``min_share`` of the steps, or if the memory may be needed. A
+    frame counts with the compilation that recomputes most.
     """
     bargain = trace.fact(compiled_bargain)
     if bargain.verdict == "may not fit":
@@ -258,7 +258,7 @@ def _one_a_frame(graphs: tuple[GraphRecompute, ...]) -> list[GraphRecompute]:
 
 
 def _time(trace: Trace, kernel: CompiledKernel | None) -> int | None:
-    """Exposed device time of a kernel over the trace, or its host time where no device worked; ``None``: not known."""
+    """Exposed device time of a kernel over the trace, or its host time without device work; ``None``: unknown."""
     rows = _kernel_rows(trace, kernel)
     if not rows:
         return None
@@ -317,7 +317,7 @@ def _finding(
 
 
 def _why(bargain: CompiledBargain) -> str:
-    """Why it is for nothing, or what it buys: the end of a title. All graphs are judged together."""
+    """Why the time is wasted, or what it buys: the end of a title. All graphs are judged together."""
     peak, bound = format_bytes(bargain.peak_bytes), format_bytes(bargain.saved_peak_bytes)
     room = format_bytes(bargain.room_bytes or 0)
     reasons = {
@@ -328,7 +328,7 @@ def _why(bargain: CompiledBargain) -> str:
             f"with all saved the peak is {bound} at most, {peak} today (modelled); whether that memory would be free "
             "is not known"
         ),
-        "not known": f"what it buys is not known: {bargain.reason}",
+        "not known": f"its benefit is unknown: {bargain.reason}",
     }
     return reasons[bargain.verdict]
 

@@ -1,4 +1,4 @@
-"""What ``excess_remat`` says of compiled XLA programs."""
+"""The part of ``excess_remat`` for compiled XLA programs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
 MIN_FLOPS_SHARE = 0.05
-"""Of a program's arithmetic. Full checkpointing of a network's matrix products adds a third to its forward, about a
-quarter of a step's matrix work at most; below a twentieth there is little to win back."""
+"""Least share of a program's arithmetic. Full checkpointing of a network's matrix products adds a third to its forward,
+at most a quarter of a step's matrix work; below a twentieth there is little to gain."""
 
 MEDIUM_FLOPS_SHARE = 0.1
-"""Where no time is known: nothing is called high then."""
+"""Share from which severity is medium without a known time; it is never high then."""
 
 REGION_SHARE = 0.01
-"""Of a program's arithmetic: a checkpointed region with less gets no finding of its own."""
+"""Least share of a program's arithmetic for a checkpointed region to have its own finding."""
 
 MAX_ROWS = 20
 
@@ -55,19 +55,19 @@ ADVICE = (
 )
 
 EVEN = (
-    "By the device's peaks there is no time in it. Products seldom reach theirs, so a run may still gain a little: "
-    "time both before changing anything."
+    "At the device's peaks the change gains no time. Products seldom reach their peak, so a run may still gain a "
+    "little: time both before changing anything."
 )
 
 
 def program_findings(trace: Trace) -> Iterator[Finding]:
-    """Findings on recomputation of all compiled programs."""
+    """Findings on recomputation in all compiled programs."""
     judged = trace.fact(costs)
     if not judged:
         raise AbstainError("no compiled program among the XLA programs: the compiler may still remove recomputation")
     clones = trace.fact(cloned_instructions)
     if not clones and not any(row.instruction.op_name for cost in judged for row in cost.rows):
-        raise AbstainError("the programs' instructions carry no paths (op_name): recomputation cannot be told")
+        raise AbstainError("the programs' instructions carry no paths (op_name): recomputation cannot be identified")
     for cost in judged:
         yield from _checkpointed(trace, cost)
         yield from _cloned(trace, [clone for clone in clones if clone.cost is cost], cost)
@@ -79,7 +79,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         return
     whole = bought_by_checkpoint(trace, cost, members)
     if whole is not None and whole.is_needed:
-        return  # no bargain, but the program would not fit without it
+        return  # not wasted: the program would not fit without it
     regions: dict[str, list[Recomputed]] = defaultdict(list)
     for product in members:
         regions[product.region].append(product)
@@ -94,7 +94,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
         parts, storing = recomputed_parts(trace, products), storing_part(trace, products)
         spent = price(trace, parts if storing is None else [*parts, storing])
         lost = _lost(spent, kept) if storing is None else _against(price(trace, parts), storing, spent)
-        even = storing is not None and spent is not None and not spent.run_ns  # nothing is gained, by the model
+        even = storing is not None and spent is not None and not spent.run_ns  # the model predicts no gain
         spent = None if even else spent
         finding = Finding(
             subject="recomputed forward",
@@ -113,7 +113,7 @@ def _checkpointed(trace: Trace, cost: ModuleCost) -> Iterator[Finding]:
 
 
 def _against(again: Price | None, storing: Part, spent: Price | None) -> str:
-    """What keeping the results in a loop's stacks takes, against what computing them again does: the end of a title."""
+    """Cost of keeping the results in a loop's stacks, compared with computing them again: the end of a title."""
     if again is None or spent is None or storing.modelled_ns is None:
         return ""
     way = f" and {format_ns(-storing.modelled_ns)} per run for their way through memory"
@@ -123,7 +123,7 @@ def _against(again: Price | None, storing: Part, spent: Price | None) -> str:
 
 
 def _lost(spent: Price | None, kept: int) -> str:
-    """What is known of time, as the end of the title."""
+    """Known time, as the end of the title."""
     if spent is None:
         return ""
     rate = ns_a_mib(spent.run_ns, kept)

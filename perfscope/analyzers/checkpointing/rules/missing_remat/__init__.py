@@ -1,14 +1,14 @@
 """Memory ran out or nearly does, and activations are kept that could be made again.
 
 Why it costs: a step that does not fit dies, or forces a smaller batch on which the device computes less efficiently.
-What the forward keeps for the backward is often most of the peak, and some of it is cheap to make again: a norm or an
-activation function takes a hundredth of the time of the product beside it and holds as many bytes.
+Values that the forward keeps for the backward are often most of the peak, and some are cheap to compute again: a norm
+or an activation function takes a hundredth of the time of a neighbouring product and holds as many bytes.
 
 How it is found: an allocation failed, or the peak of what the allocator holds leaves a tenth of the device or less
-(as ``oom_near`` has it). Then the recorded step is simulated with one more region checkpointed at a time, each time
-the one that takes most bytes off the peak for a millisecond of work that runs again: from the op graph (which value
-is made where, and whose backward reads it) and the measured time of the ops. The curve of peaks is the evidence.
-It is modelled; where offloading or dividing state is better, ``perfscope advise memory`` says so.
+(as in ``oom_near``). Then the recorded step is simulated with one more region checkpointed at a time, each time the
+region that takes most bytes off the peak per millisecond of repeated work. The input is the op graph (where each value
+is made, and whose backward reads it) and the measured time of the ops. The curve of peaks is the evidence. It is
+modelled; ``perfscope advise memory`` also considers offloading and dividing state.
 
 Fix: wrap the first of the regions named::
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 20
 
 MINIMUM_SHARE = 0.01
-"""Of the peak: checkpointing everything must take off as much to be worth a word."""
+"""Least share of the peak that checkpointing everything must remove for a finding."""
 
 
 def examined(trace: Trace) -> Scope:
@@ -51,12 +51,12 @@ def examined(trace: Trace) -> Scope:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """Nothing of a plan is judged: its ops have no measured times to weigh."""
+    """Abstain: a plan's ops have no measured times to compare."""
     raise AbstainError("a plan has no measured times to weigh: perfscope compile --sweep policy=... plans the choices")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding a step that is short of memory and has regions to checkpoint."""
+    """One finding per step that is short of memory and has regions to checkpoint."""
     steps = step_models([trace])
     if not steps.models:
         raise AbstainError(steps.unseen[0].removeprefix(f"{trace.source.path}: "))
@@ -64,9 +64,9 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not known:
         host = all(model.on_host for model in steps.models)
         raise AbstainError(
-            "the program computes in the host's memory: what the machine has left is not judged"
+            "the program computes in the host's memory; free memory of the machine is not judged"
             if host
-            else "the memory size of the device was not recorded: whether the peak is close to it is not known"
+            else "the memory size of the device was not recorded, so the peak cannot be compared with it"
         )
     for model in known:
         yield from _of_step(trace, model)
@@ -107,7 +107,7 @@ def _of_step(trace: Trace, model: StepModel) -> Iterable[Finding]:
 
 
 def _spans(trace: Trace, units: Sequence[str]) -> tuple[Span, ...]:
-    """The forward pass of each module that would run again, in each timed step; nothing of compiled programs."""
+    """The forward pass of each module that would run again, in each timed step; empty for compiled programs."""
     if trace.op_graph is None:
         return ()
     names = tuple(dict.fromkeys(units))
@@ -122,7 +122,7 @@ def _spans(trace: Trace, units: Sequence[str]) -> tuple[Span, ...]:
 
 
 def _enough(model: StepModel, today: Simulation, steps: Sequence[GreedyStep]) -> GreedyStep:
-    """The first step after which memory is no longer scarce; the last where none is enough, or the size is unknown."""
+    """The first step after which memory is no longer scarce; the last if none suffices, or the size is unknown."""
     from perfscope.analyzers.checkpointing.plans import SAME_PEAK
 
     limit = SCARCE_SHARE * model.capacity_bytes if model.capacity_bytes is not None else 0.0
