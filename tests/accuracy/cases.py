@@ -506,13 +506,13 @@ def _of_others() -> list[Case]:
             "sends of a pipeline",
             kineto("HolisticTraceAnalysis__sampled_rank-0"),
             "exposed_communication",
-            "128 ranks: HTA's overlap says 28% of the time is exposed NCCL",
+            "128 ranks: 28% of the time is exposed NCCL by HTA's overlap",
         ),
         (
             "sends of a pipeline, A100",
             kineto("HolisticTraceAnalysis__trace_diff_control"),
             "exposed_communication",
-            "HTA's overlap says 19% of the time is exposed NCCL",
+            "19% of the time is exposed NCCL by HTA's overlap",
         ),
         (
             "activation checkpointing",

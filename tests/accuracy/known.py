@@ -108,7 +108,7 @@ LIMITS = (
         rule="unfused_optimizer",
         cases="jax jit: eager update",
         kind="missed",
-        why="it knows an optimizer by `torch.optim`; nothing marks one in JAX",
+        why="it recognises an optimizer by `torch.optim`; JAX has no such mark",
     ),
     Limit(
         rule="memory_leak",
@@ -132,7 +132,7 @@ LIMITS = (
         rule="straggler",
         cases="4 gloo processes",
         kind="line",
-        why="at level `light` no Python stacks are recorded; the evidence says which rank, and that its host was late",
+        why="at level `light` no Python stacks are recorded; the evidence names the rank, and its late host",
     ),
     Limit(
         rule="straggler",
@@ -162,7 +162,7 @@ LIMITS = (
         rule="host_bound",
         cases="jax jit: host",
         kind="missed",
-        why="on the CPU the program computes beside the host's work and is counted first; too little is left of that",
+        why="on the CPU the program computes during the host's work and is counted first; the rest is too little",
     ),
     Limit(
         rule="host_bound",

@@ -14,7 +14,7 @@ INTRODUCTION = """\
 # Accuracy
 
 Programs with a known defect, their twins without it, and recordings of others whose story is agreed. A defect is one
-line of a [workload](workloads.md) that ends in `# defect: RULE`; all rules are asked of each program, and of each twin.
+line of a [workload](workloads.md) that ends in `# defect: RULE`; all rules run on each program and each twin.
 `make accuracy` runs them (about 45 minutes on two quiet cores; `FILTER=PATTERN` for some) and writes this page;
 the slow tests hold every case to it. The table of cases is `tests/accuracy/cases.py`.
 
@@ -131,7 +131,7 @@ def page(document: dict[str, Any]) -> str:
     if right:
         parts += [
             "## Flagged besides, and right",
-            "What a defect brings about, or the program does in any case. These count neither way.",
+            "Consequences of a defect, and findings that the program has in any case. They do not count.",
             _table(("case", "rule", "why"), right),
         ]
     return "\n\n".join(parts) + "\n"
@@ -144,7 +144,7 @@ programs as controls (`tests/accuracy/advice_torch.py`, `advice_jax.py`, `advice
 - **right**: the first finding is the answer of the thread: its rule, its line, and a fix with the words that matter.
   For a control: no advice of medium or high severity.
 - **partly**: the answer is among the findings, but not first, or without its line or its fix.
-- **wrong**: the answer is missing, or the report has a text that is false or that nobody can follow."""
+- **wrong**: the answer is missing, or the report has a text that is false or impossible to follow."""
 
 
 def _advice(document: dict[str, Any]) -> list[str]:
