@@ -114,7 +114,7 @@ def test_only_the_function_asked_for(project: Path, capfd: pytest.CaptureFixture
     assert [one.name for one in manifest.programs] == ["jit_step"]
     assert _compile("-q", "--function", "nothing") == 4
     said = capfd.readouterr().err
-    assert "none of the functions asked for was called; the program calls " in said
+    assert "the requested functions were not called; the program calls " in said
     assert "jit_step" in said
 
 
@@ -184,7 +184,7 @@ def test_a_program_that_fails(project: Path, capfd: pytest.CaptureFixture[str]) 
         said.rstrip()
         .splitlines()[-1]
         .startswith(
-            "perfscope: train.py: the program failed before it called anything that is compiled: OSError: no such data"
+            "perfscope: train.py: the program failed before it called a compiled function: OSError: no such data"
         )
     )
 

@@ -60,8 +60,8 @@ def test_values(text: str, values: tuple[str, ...]) -> None:
         ("po licy=a", "write NAME=VALUES"),
         ("a=\x1b[31m", "write NAME=VALUES"),
         ("a=", "no values"),
-        ("a=x,x", "'x' is there twice"),
-        ("a=1k,1024", "'1024' is there twice"),
+        ("a=x,x", "'x' occurs twice"),
+        ("a=1k,1024", "'1024' occurs twice"),
         ("a=1..", "no range"),
         ("a=8..4", "goes upwards"),
         ("a=0..4", "goes upwards"),
@@ -71,7 +71,7 @@ def test_values(text: str, values: tuple[str, ...]) -> None:
         ("a:weight=1,2", "a size or a choice"),
         ("a:size=x", "sizes are whole numbers"),
         ("a=" + "y" * 300, "300 characters"),
-        ("a=" + ",".join(map(str, range(MAX_VALUES + 1))), "it may be 64"),
+        ("a=" + ",".join(map(str, range(MAX_VALUES + 1))), "at most 64 are allowed"),
     ],
 )
 def test_what_is_no_axis(text: str, said: str) -> None:
@@ -82,9 +82,9 @@ def test_what_is_no_axis(text: str, said: str) -> None:
 
 
 def test_many() -> None:
-    with pytest.raises(UsageError, match="swept twice"):
+    with pytest.raises(UsageError, match="given twice"):
         parse_axes(["a=1", "a=2"])
-    with pytest.raises(UsageError, match=r"400 variants \(20 a x 20 b\); it may be 256"):
+    with pytest.raises(UsageError, match=r"400 variants \(20 a x 20 b\); at most 256 are allowed"):
         parse_axes(["a=1..20/1", "b=1..20/1"])
     assert [axis.kind for axis in parse_axes(["a:size=1", "b:choice=2", "c=3"])] == ["size", "choice", None]
 
@@ -115,7 +115,7 @@ def test_all_combinations_in_order() -> None:
 
 
 def test_flags_that_are_not_clear() -> None:
-    with pytest.raises(UsageError, match="--seq is there twice"):
+    with pytest.raises(UsageError, match="--seq occurs twice"):
         variants(parse_axes(["seq=1"]), ("t.py", "--seq", "1", "--seq=2"))
     with pytest.raises(UsageError, match="--seq has no value"):
         variants(parse_axes(["seq=1"]), ("t.py", "--seq"))
@@ -153,10 +153,10 @@ def test_sizes_rise_and_may_be_many() -> None:
         ("policy=none,full", (), "only whole numbers"),
         ("seq:choice=1,2", (), "only whole numbers"),
         ("memory=1,2", (), "only whole numbers"),
-        ("seq=1..9", ("seq=1,2",), "it is swept, too"),
+        ("seq=1..9", ("seq=1,2",), "it is also in --sweep"),
         ("seq=1..9999/1", (), "--fit seq=1..9999/1: more than 4096 values"),
         ("seq", (), "--fit 'seq': write NAME=VALUES"),
-        ("seq=1..4096/1", ("a=1..40/1",), "it may be 256 in all"),
+        ("seq=1..4096/1", ("a=1..40/1",), "at most 256 in all"),
     ],
 )
 def test_asked_wrongly(text: str, swept: tuple[str, ...], said: str) -> None:

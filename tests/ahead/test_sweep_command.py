@@ -88,7 +88,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--sweep", "n=1..100/1", "--sweep", "m=1..9/1"], "more than 64 values"),
         (["--sweep", "n=128", "--fail-on", "high"], "--fail-on"),
         (["--fit", "act=tanh,gelu"], "only whole numbers"),
-        (["--fit", "n=1..8", "--sweep", "n=1,2"], "it is swept, too"),
+        (["--fit", "n=1..8", "--sweep", "n=1,2"], "it is also in --sweep"),
         (["--jobs", "2"], "belong to --sweep"),
         (["--html", "x.html"], "belong to --sweep"),
     ],

@@ -194,7 +194,7 @@ def test_libtpu_must_be_what_jax_asks_for(only: Path) -> None:
     _package(only, "libtpu", "0.0.1", "libtpu/libtpu.so")
     found = plugins.find("tpu")
     assert isinstance(found, plugins.MissingPlugin)
-    assert f"which asks for libtpu{wanted}" in found.reason
+    assert f"which requires libtpu{wanted}" in found.reason
 
 
 @pytest.mark.parametrize("kind", plugins.KINDS)

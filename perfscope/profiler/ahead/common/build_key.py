@@ -1,4 +1,4 @@
-"""The key of a variant of a sweep: two with the same key compile to the same program, so one is enough."""
+"""The key of a sweep's variant: variants with equal keys compile to the same program, so one of them is enough."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.profiler.ahead.targets import plugins
 
 SUFFIXES = (".py", ".toml", ".yaml", ".yml", ".ini", ".cfg")
-"""Files that programs are made of; of others only those that the arguments name."""
+"""Suffixes of source files; other files count only if the arguments name them."""
 MOST_FILES = 20_000
 MOST_BYTES = 256 << 20
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "triton", "flax", "equinox", "optax", "perfscope")
 VARIABLES = ("JAX_", "LIBTPU_", "PYTHONPATH", "TORCH", "TRITON_", "XLA_")
-"""Beginnings of variables that decide what is compiled. Only a digest of them is kept."""
+"""Prefixes of environment variables that affect compilation. Only a digest of their values is kept."""
 
 
 def sources_digest(arguments: Sequence[str], *, module: bool) -> str | None:
     """SHA-256 over the program's sources: its folder or package, the working folder, files named in its arguments.
 
-    None where that is too much to read, or cannot be: then nothing is reused.
+    None if they are too large or cannot be read: then nothing is reused.
     """
     digest = hashlib.sha256()
     count = size = 0
@@ -44,7 +44,7 @@ def sources_digest(arguments: Sequence[str], *, module: bool) -> str | None:
 
 
 def variant_key(request: Request, sources: str) -> str:
-    """SHA-256 over all that decides what a variant compiles to: request, sources, versions, variables."""
+    """SHA-256 over everything that affects a variant's compilation: request, sources, versions, variables."""
     canonical = msgspec.structs.replace(request, folder="", plugins=(), skipped=())
     settings = msgspec.to_builtins(canonical)
     del settings["limits"]
@@ -96,7 +96,7 @@ def _files(arguments: Sequence[str], *, module: bool) -> Iterator[Path]:
 
 
 def _is_excluded(folder: Path) -> bool:
-    """Folders that hold no sources of the program: hidden, caches, environments, our own runs."""
+    """Folders without sources of the program: hidden folders, caches, environments, our own runs."""
     return (
         folder.name.startswith(".")
         or folder.name in ("__pycache__", "node_modules", "site-packages", RUNS_FOLDER)

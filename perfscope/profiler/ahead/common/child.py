@@ -1,8 +1,8 @@
-"""The child process: runs the user's program for a machine that is not there, and compiles or plans what it sees.
+"""The child process: runs the user's program for an absent machine, and compiles or plans what it calls.
 
 ``python -m perfscope.profiler.ahead.common.child REQUEST.json [FD]``. Events are written as JSON lines to the file
-descriptor ``FD`` (standard output without one): see `EventWriter`. Only this process gets plugins on its path, and it
-may end in any way (XLA aborts on what it does not know); what it finished is on disk by then.
+descriptor ``FD`` (default: standard output), see `EventWriter`. Only this process has plugins on its path. It may end
+in any way (XLA aborts on unknown input); finished programs are on disk by then.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ if TYPE_CHECKING:
     from perfscope.model.documents.compile_request import Request
 
 FAILED = 3
-"""Exit code where a line of the kind ``failed`` says why."""
+"""Exit code if a ``failed`` event has the reason."""
 PR_SET_PDEATHSIG = 1
 MAX_TRACEBACK_LINES = 8
-"""Of a traceback that is not ours."""
+"""Most lines of a traceback outside of our code."""
 
 
 class EventWriter:
-    """Lines to the parent: ``{"event": ..., ...}``.
+    """Writes events for the parent: ``{"event": ..., ...}``.
 
-    ``loaded`` (versions), ``checkpoint`` (what became of the layers, notes), ``seen`` (programs, notes, why it
-    stopped), ``compiling``, ``compiled``, ``refused``,
-    ``unwanted`` (number of the program), ``planned``, ``not_planned``, ``stopped``, ``failure``, ``note``,
-    ``progress``, ``failed`` (reason), ``done``.
+    ``loaded`` (versions), ``checkpoint`` (outcome for the layers, notes), ``seen`` (programs, notes, why it stopped),
+    ``compiling``, ``compiled``, ``refused``, ``unwanted`` (number of the program), ``planned``, ``not_planned``,
+    ``stopped``, ``failure``, ``note``, ``progress``, ``failed`` (reason), ``done``.
     """
 
     def __init__(self, descriptor: int | None) -> None:
         self._stream = os.fdopen(1 if descriptor is None else descriptor, "w", buffering=1, closefd=False)
 
     def __call__(self, event: str, **what: Any) -> None:
-        """Say one thing at once."""
+        """Write one event at once."""
         self._stream.write(json.dumps({"event": event, **what}) + "\n")
         self._stream.flush()
 
 
 def main() -> None:
-    """Do what the request asks; never returns a traceback of ours for what a person can act on."""
+    """Carry out the request; problems that a person can fix are reported without a traceback."""
     _make_perfscope_importable()
     _die_with_parent()
     from perfscope.model.documents import compile_request as requests
@@ -78,11 +77,11 @@ def main() -> None:
     writer("done")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of a program that was stopped in its middle would keep us alive, and so would its atexit
+    os._exit(0)  # threads of a program stopped midway would keep this process alive, and so would its atexit handlers
 
 
 def _find_torch_planner(request: Request, writer: EventWriter) -> None:
-    """Put what planning needs on the path; ``DataError`` in one line where it is not there."""
+    """Put the packages for planning on the path; ``DataError`` with one line if they are missing."""
     from perfscope.model.errors import DataError
     from perfscope.profiler.ahead.targets import plugins
 
@@ -100,7 +99,7 @@ def _find_torch_planner(request: Request, writer: EventWriter) -> None:
 
 
 def _die_with_parent() -> None:
-    """Be killed when the parent dies. Set here: the parent may have threads, so nothing may run after its fork."""
+    """Ask the kernel to kill this process if its parent dies. Set here, because the parent may have threads."""
     import ctypes
     import signal
 
@@ -113,7 +112,7 @@ def _die_with_parent() -> None:
 
 
 def _make_perfscope_importable() -> None:
-    """Without the folder python puts first on the path for this file, and with perfscope wherever it is run from."""
+    """Remove the folder that Python puts first on the path for this file, and make perfscope importable."""
     if sys.path and not sys.flags.safe_path and sys.path[0] in (str(Path(__file__).parent), str(Path.cwd()), ""):
         del sys.path[0]
     if importlib.util.find_spec("perfscope") is None:

@@ -1,4 +1,4 @@
-"""Compiles or plans a program into a run folder: starts the children, and writes the manifest as they report."""
+"""Compiles or plans a program into a run folder: starts the children, and writes the manifest from their reports."""
 
 from __future__ import annotations
 
@@ -36,39 +36,40 @@ from perfscope.model.files import write_atomically
 from perfscope.model.untrusted_text import scrub_command
 from perfscope.profiler.ahead.common.build_key import sources_digest
 
-# Starts the child, reads what it says, and ends it when it takes too long or too much memory.
+# Starts the child, reads its events, and ends it if it exceeds its time or memory.
 
 
 CHILD = Path(__file__).with_name("child.py")
-"""Started as a file and never imported: what it loads has no business here."""
+"""Run as a file and never imported: this process does not need its imports."""
 POLL_INTERVAL_S = 0.25
-"""Between two looks at the child's memory."""
+"""Seconds between two checks of the child's memory."""
 MAX_EVENT_BYTES = 64 << 20
-"""Bytes of lines from the child; a program that writes into our pipe is not listened to."""
+"""Most bytes of lines from the child, in case a program writes into our pipe."""
 MAX_OUTPUT_BYTES = 64 << 20
-"""Bytes that the program may print before the file is restarted: only the end is read."""
+"""Bytes that the program may print before the file is restarted: only the end is used."""
 TAIL_BYTES = 16_384
 MEMORY_SHARE = 0.75
-"""Of what is available, where nothing else is specified."""
+"""Share of the available memory that a child may take by default."""
 MIN_MEMORY = 1 << 30
 Watch = Callable[[int], "str | None"]
-"""Called several times a second with the bytes that a child and all it started take; a reason to end it, or None."""
+"""Called several times a second with the bytes used by a child and its children; returns a reason to end it, or None.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildExit:
-    """How the child ended."""
+    """The end of a child."""
 
     code: int
-    """Of the process; negative: the signal that killed it."""
+    """Exit code of the process; negative: the signal that killed it."""
     stopped: str | None
-    """Why we ended it: out of time or memory."""
+    """Why we ended it: time or memory."""
     tail: tuple[str, ...]
-    """The last lines that it, its program or XLA printed."""
+    """The last lines printed by the child, its program or XLA."""
 
 
 def default_memory_limit() -> int:
-    """Bytes a child may take: three quarters of what is available on this machine."""
+    """Bytes that a child may use: three quarters of this machine's available memory."""
     try:
         with Path("/proc/meminfo").open() as lines:
             free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
@@ -86,10 +87,10 @@ def run_child(
     memory_bytes: int,
     watch: Watch | None = None,
 ) -> ChildExit:
-    """Run a child with the request in that file; ``hear`` gets what it says. ``until``: of the monotonic clock.
+    """Run a child with the request in that file; ``hear`` gets its events. ``until``: on the monotonic clock.
 
-    ``watch`` may end it. The child has no stdin; what it prints goes to a file in ``scratch``. It and all that it
-    started end with us. ``NotStartedError`` if it cannot be started.
+    ``watch`` may end it. The child has no stdin; its output goes to a file in ``scratch``. It and all its children end
+    with this process. ``NotStartedError`` if it cannot be started.
     """
     reading, writing = os.pipe()
     printed = scratch / "printed.txt"
@@ -131,7 +132,7 @@ def _read_events(
     process: subprocess.Popen[bytes], reading: int, printed: Path, hear: Callable[[dict[str, Any]], None], *,
     until: float, memory_bytes: int, watch: Watch | None,
 ) -> str | None:  # fmt: skip
-    """Hear the child until it ends; why we ended it, if we did."""
+    """Handle events until the child ends; return why we ended it, if we did."""
     rest, heard, asked = b"", 0, max(until - time.monotonic(), 0.0)
     while True:
         ready, _, _ = select.select([reading], [], [], POLL_INTERVAL_S)
@@ -141,7 +142,7 @@ def _read_events(
                 return None
             heard += len(piece)
             if heard > MAX_EVENT_BYTES:
-                return "it says more than a compilation can"
+                return "it writes more events than a compilation can have"
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):
@@ -149,7 +150,7 @@ def _read_events(
                     if isinstance(message, dict) and "event" in message:
                         hear(message)
         elif process.poll() is not None:
-            return None  # somebody it started still holds the pipe
+            return None  # a process it started still holds the pipe
         if time.monotonic() > until:
             return f"out of time: {asked:.0f} s are over (--limit)"
         taken = _group_memory(process.pid)
@@ -163,7 +164,7 @@ def _read_events(
 
 
 def _group_memory(group: int) -> int:
-    """Resident bytes of all processes of a group; 0 where the system does not tell."""
+    """Resident bytes of all processes of a group; 0 if the system does not report them."""
     total, page = 0, os.sysconf("SC_PAGE_SIZE")
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -184,16 +185,16 @@ def _output_tail(printed: Path) -> tuple[str, ...]:
 
 
 MAX_CRASHES = 3
-"""Programs that may take the compiler down before the rest is left alone: each costs another run of the program."""
+"""Most programs that may crash the compiler before the rest is skipped: each costs another run of the program."""
 
 MAX_OUTPUT_LINES = 12
-"""Of what a child that died printed last."""
+"""Most lines kept of the last output of a child that died."""
 
 Progress = Callable[[str], None]
 
 
 class NothingCompiledError(PerfscopeError):
-    """Not one program was compiled or planned. ``lines``: the last that the program or the compiler printed."""
+    """No program was compiled or planned. ``lines``: the last lines printed by the program or the compiler."""
 
     exit_code = DATA_UNREADABLE
 
@@ -204,7 +205,7 @@ class NothingCompiledError(PerfscopeError):
 
 @dataclass(slots=True, kw_only=True)
 class _EventLog:
-    """What the children reported so far."""
+    """The events reported by the children."""
 
     progress: Progress
     versions: dict[str, str] = field(default_factory=dict)
@@ -221,7 +222,7 @@ class _EventLog:
     failed: str | None = None
     failed_lines: tuple[str, ...] = ()
     at: int | None = None
-    """The program that is being compiled."""
+    """Number of the program being compiled."""
     done: bool = False
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -275,12 +276,12 @@ class _EventLog:
         self.notes += [str(note) for note in notes if note and note not in self.notes]
 
     def crashed(self, ended: ChildExit) -> bool:
-        """Take down that the child died; whether it was while it compiled one program of several."""
+        """Record that the child died; return whether it was while compiling one of several programs."""
         what = f"ended by {signal.Signals(-ended.code).name}" if ended.code < 0 else f"ended with code {ended.code}"
         last_message = _fatal_line(ended.tail)
         reason = f"the compiler {what}{f': {last_message}' if last_message else ''}"
         if self.at is None:
-            self.failed = f"it could not be followed: the process {what}{f': {last_message}' if last_message else ''}"
+            self.failed = f"its run ended early: the process {what}{f': {last_message}' if last_message else ''}"
             self.failed_lines = ended.tail[-MAX_OUTPUT_LINES:]
             return False
         self.refused[self.at] = reason
@@ -288,11 +289,11 @@ class _EventLog:
         return True
 
     def programs(self) -> tuple[CompiledProgram, ...]:
-        """What is there, in the order it was seen."""
+        """Compiled programs, in the order they were seen."""
         return (*(self.compiled[number] for number in sorted(self.compiled)), *self.planned)
 
     def not_compiled(self, why_rest: str | None) -> tuple[NotCompiled, ...]:
-        """What is not there, and why; ``why_rest``: of those that were never begun."""
+        """Programs that were not compiled, with the reason; ``why_rest``: reason for those that were never begun."""
         missing = []
         for number, program in enumerate(self.seen):
             reason = self.refused.get(number)
@@ -316,12 +317,11 @@ def compile_program(
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> Path:
-    """Compile or plan what a request asks for; the run folder, below ``root``, with its ``compile.json``.
+    """Compile or plan a request; return the run folder below ``root``, with its ``compile.json``.
 
-    Safe to call from several threads or processes at once. ``command``: what the manifest says was started.
-    ``watch`` may end it. ``NothingCompiledError`` where not one program came of it (the folder is there all the same,
-    and says why); ``NotStartedError`` where there is no such program. What was compiled when time or memory ran out is
-    kept.
+    May be called from several threads or processes at once. ``command``: for the manifest. ``watch`` may end it.
+    ``NothingCompiledError`` if no program was produced (the folder exists and holds the reason); ``NotStartedError`` if
+    the program does not exist. Programs compiled before time or memory ran out are kept.
     """
     began = time.monotonic()
     program = Path(request.arguments[0]).name if request.arguments else "program"
@@ -366,7 +366,7 @@ def compile_program(
 def _run_children(
     request: Request, directory: Path, log: _EventLog, *, until: float, watch: Watch | None
 ) -> str | None:
-    """One child after another until one gets through; why we stopped it, if we did."""
+    """Run children until one finishes; return why we stopped it, if we did."""
     with tempfile.TemporaryDirectory(prefix="perfscope-compile-") as folder:
         scratch = Path(folder)
         for _ in range(MAX_CRASHES + 1):
@@ -390,7 +390,7 @@ def _run_children(
 
 
 def _update_manifest(directory: Path, log: _EventLog) -> None:
-    """The manifest as far as it is known: a run that is killed from outside opens."""
+    """Write the manifest as far as known, so that a run killed from outside can be opened."""
     with contextlib.suppress(PerfscopeError):
         manifest = compile_manifest.load(directory)
         _write(directory, msgspec.structs.replace(manifest, programs=log.programs(), versions=log.versions))
@@ -421,28 +421,28 @@ def _nothing_compiled_error(
     elif log.failed is not None:
         why, lines = log.failed, log.failed_lines
     elif log.failure is not None:
-        why = f"the program failed before it called anything that is compiled: {log.failure.get('text')}"
+        why = f"the program failed before it called a compiled function: {log.failure.get('text')}"
         lines = tuple(log.failure.get("lines", ()))
     elif manifest.not_compiled:
         not_compiled = manifest.not_compiled[0]
         why = f"{not_compiled.name} was not compiled: {not_compiled.reason}"
     elif log.unwanted:
         names = ", ".join(dict.fromkeys(str(program.get("name")) for program in log.seen))
-        why = f"none of the functions asked for was called; the program calls {names}"
+        why = f"the requested functions were not called; the program calls {names}"
     else:
         why = f"there is nothing to compile: {log.stopped or 'it called nothing that is compiled'}"
     return NothingCompiledError(f"{first}: {why}", lines, directory)
 
 
 def _fatal_line(tail: tuple[str, ...]) -> str:
-    """The line in which XLA or libtpu says what it died of, else the last one."""
+    """The line in which XLA or libtpu reports a fatal error, else the last line."""
     fatal = [line for line in tail if (line.startswith("F") and "]" in line) or "Check failed" in line]
     line = (fatal or list(tail) or [""])[-1]
     return line.partition("] ")[2][:300] or line[:300]
 
 
 def _relative_paths(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Paths of the command relative to where it was started, or without the folders above them."""
+    """Paths of the command relative to its working directory, or without the folders above them."""
     here = Path.cwd()
 
     def shorter(word: str) -> str:

@@ -1,4 +1,4 @@
-"""Which framework a program uses, read from its imports; nothing is imported or run."""
+"""Finds the framework of a program from its imports, without importing or running anything."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from perfscope.model.documents.compile_request import Framework, Request
 from perfscope.model.errors import NotStartedError
 
 MAX_SOURCE_FILES = 500
-"""Modules of the program that are looked into."""
+"""Most modules of the program that are read."""
 MAX_SOURCE_BYTES = 4 << 20
-"""Of one file; larger ones are data."""
+"""Most bytes of a source file; larger ones are data."""
 FRAMEWORK_PACKAGES: dict[str, Framework] = {
     "chex": "jax", "equinox": "jax", "flax": "jax", "haiku": "jax", "jax": "jax", "optax": "jax", "orbax": "jax",
     "accelerate": "torch", "deepspeed": "torch", "lightning": "torch", "pytorch_lightning": "torch", "torch": "torch",
     "torchvision": "torch", "transformers": "torch",
 }  # fmt: skip
-"""Packages that are of one framework. Of others what they require tells."""
+"""Packages that belong to one framework. For other packages their requirements decide."""
 MAX_DISTRIBUTIONS = 500
-"""Installed packages whose requirements are looked into."""
+"""Most installed packages whose requirements are read."""
 _REQUIREMENT = re.compile(r"[\w.-]+")
 
 
 def frameworks_of(arguments: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
     """``("jax",)``, ``("torch",)``, both or none, sorted.
 
-    ``NotStartedError`` if the program is not there, or is no Python.
+    ``NotStartedError`` if the program does not exist, or is not Python.
     """
     path = [str(Path.cwd()) if module else str(Path(arguments[0]).resolve().parent), *sys.path]
     first = _module_file(arguments[0], path) if module else Path(arguments[0])
@@ -91,11 +91,11 @@ def _must_parse(file: Path, shown: str) -> None:
     except SyntaxError as error:
         raise NotStartedError(f"{shown}:{error.lineno}: {error.msg}") from error
     except (OSError, ValueError, RecursionError):
-        return  # the child says it, if it matters
+        return  # the child reports it, if it matters
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """Dotted names of what a file imports, also within functions; of relative imports nothing but the siblings."""
+    """Dotted names that a file imports, also within functions; for relative imports only siblings."""
     try:
         if file.stat().st_size > MAX_SOURCE_BYTES:
             return
@@ -126,7 +126,7 @@ def _package_of(file: Path) -> str:
 
 
 def _module_file(name: str, path: list[str]) -> Path | None:
-    """The file of a module found without importing its packages."""
+    """The file of a module, found without importing its packages."""
     where: list[str] | None = path
     spec: importlib.machinery.ModuleSpec | None = None
     if not name:
@@ -148,7 +148,7 @@ def _module_file(name: str, path: list[str]) -> Path | None:
 
 
 def _editable_module_file(name: str) -> Path | None:
-    """A module that an editable installation's finder knows: ours, mostly."""
+    """A module found by an editable installation's finder: mostly ours."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -156,11 +156,11 @@ def _editable_module_file(name: str) -> Path | None:
     return None if spec is None or spec.origin in (None, "built-in", "frozen") else Path(str(spec.origin))
 
 
-# Runs the user's program in this process as plain python would: its arguments, its path, its ``__main__``.
+# Runs the user's program in this process as plain Python would: its arguments, its path, its ``__main__``.
 
 
 def run_program(request: Request) -> None:
-    """Run it to its end. Its exceptions are its own; leaving with code 0 is its end."""
+    """Run it to its end. Exceptions are its own; leaving with code 0 counts as its end."""
     sys.argv = [*request.arguments]
     try:
         if request.module:

@@ -1,4 +1,4 @@
-"""Keeps this machine's paths and secrets out of what is kept: cut from names of files, starred out of bytes."""
+"""Keeps this machine's paths and secrets out of artifacts: cut from file names, replaced by stars in bytes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MIN_SECRET_LENGTH = 8
-"""Characters of a variable's value that is looked for: ``1`` and ``true`` are everywhere."""
+"""Fewest characters of a variable's value to search for: ``1`` and ``true`` are everywhere."""
 SHORT_HOME = 6
-"""A home as short as ``/root`` is also a name that a scope of the program may have."""
+"""Longest home folder, such as ``/root``, that may also be a name of a scope in the program."""
 
 _SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|private_?key", re.IGNORECASE)
 
 
 def source_pattern(folder: Path, path: Iterable[str]) -> str:
-    """A regular expression over names of source files: what it matches is cut from them.
+    """A regular expression over names of source files: matches are removed.
 
-    ``/home/me/project/train.py`` becomes ``train.py``, a library's file begins at its package, and of any other the
-    last two parts are left.
+    ``/home/me/project/train.py`` becomes ``train.py``, a library's file begins at its package, and any other file keeps
+    its last two parts.
     """
     roots = {str(folder), *(str(Path(folder).resolve()) for folder in path if folder)}
     known = [re.escape(root.rstrip("/") + "/") for root in sorted(roots, key=len, reverse=True) if root.strip("/")]
@@ -28,7 +28,7 @@ def source_pattern(folder: Path, path: Iterable[str]) -> str:
 
 
 def package_roots() -> set[str]:
-    """Folders that the packages of all loaded modules lie in, whatever finder found them."""
+    """Folders of the packages of all loaded modules, whatever finder found them."""
     roots = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -41,7 +41,7 @@ def package_roots() -> set[str]:
 
 
 def private_texts(folder: Path) -> tuple[bytes, ...]:
-    """What must not be in an artifact: folders of this machine, and values of variables that look like secrets."""
+    """Texts banned from artifacts: folders of this machine, and values of variables that look like secrets."""
     folders = {str(folder), str(Path.home()), sys.prefix, sys.base_prefix, str(Path(sys.executable).parent)}
     texts = {folder for folder in folders if folder.count("/") > 1 or folder == str(Path.home())} - {"", "/", "/usr"}
     texts |= {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= MIN_SECRET_LENGTH}
@@ -49,7 +49,7 @@ def private_texts(folder: Path) -> tuple[bytes, ...]:
 
 
 def masked(data: bytes, private: Iterable[bytes]) -> bytes:
-    """``data`` with stars in place of private texts, as many as there were bytes: a proto's lengths stay right."""
+    """``data`` with private texts replaced by stars of equal length, which keeps the lengths in a proto valid."""
     for text in private:
         if text not in data:
             continue

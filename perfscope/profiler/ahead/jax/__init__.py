@@ -1,1 +1,1 @@
-"""Compilation of JAX programs for machines that are not present."""
+"""Compilation of JAX programs for absent machines."""

@@ -1,4 +1,4 @@
-"""JAX programs in the child: load the target's compiler, see what the program jits, compile each and keep it."""
+"""JAX programs in the child: load the target's compiler, find what the program jits, compile each and keep it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 MAX_TRACEBACK_LINES = 12
-"""Of the traceback of a program that failed."""
+"""Most lines of the traceback of a program that failed."""
 MAX_OPERATION_NAMES = 4
-"""Of operations outside of jit that a note names."""
+"""Most operations outside of jit that a note names."""
 MAX_EAGER_LINES = 3
-"""Lines with operations outside of jit that a note names, those with most calls."""
+"""Most lines with operations outside of jit that a note names, most calls first."""
 
 
 def compile_all(request: Request, send: EventWriter) -> None:
-    """Everything between the request and the last program; ``DataError`` in one line where there is no way on."""
+    """All steps from the request to the last program; ``DataError`` with one line if it cannot continue."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     plugin = _plugin(request)
     here = Path.cwd()
@@ -62,8 +62,8 @@ def compile_all(request: Request, send: EventWriter) -> None:
         seen = discover_programs(lambda: run_program(request), devices, RunLimits(until_exit=request.until_exit))
     programs = list(seen.programs)
     if checkpoints is not None and not _report_checkpoints(checkpoints, send, failed=seen.failure is not None):
-        programs = []  # what was seen before the program failed is not what was asked for
-    pattern = scrub.source_pattern(here, [*sys.path, *scrub.package_roots()])  # of what has been imported since
+        programs = []  # programs seen before the failure are not those requested
+    pattern = scrub.source_pattern(here, [*sys.path, *scrub.package_roots()])  # packages imported since
     plugin_devices.strip_source_paths(pattern)
     shorter = re.compile(pattern)
     send(
@@ -86,7 +86,7 @@ def compile_all(request: Request, send: EventWriter) -> None:
 
 
 def _report_checkpoints(checkpoints: Checkpoints, send: EventWriter, *, failed: bool) -> bool:
-    """Tell what became of the layers; False where nothing did because the program failed before."""
+    """Report the outcome for the layers; False if there is none because the program failed before."""
     try:
         notes = checkpoints.notes()
     except DataError:
@@ -108,7 +108,7 @@ def _compile_one(compiler: Compiler, number: int, program: Any, send: EventWrite
 
 
 def _compile_exported(request: Request, devices: Sequence[Any], send: EventWriter, here: Path) -> None:
-    """Compile the one program of `compile_for`, which was lowered in the user's process, or of a file."""
+    """Compile the single program of `compile_for`, lowered in the user's process, or of a file."""
     from perfscope.profiler.ahead.jax.export import is_ours, load, load_artifact, load_checkpoint
 
     file = Path(request.exported or "")
@@ -143,7 +143,7 @@ def _devices(request: Request, plugin: plugins.Plugin) -> Sequence[Any]:
             raise DataError(f"{target.asked}: XLA has no description of this device to compile for")
         devices = plugin_devices.gpu_devices(plugin.library, plugin.platform, target.config, target.topology)
     if len(devices) != target.count:
-        raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were asked for")
+        raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were requested")
     return devices
 
 
@@ -157,13 +157,13 @@ def _versions() -> dict[str, str]:
 
 
 def _place(program: Any, shorter: re.Pattern[str]) -> dict[str, Any] | None:
-    """File and line of the function, the file as it stands in the program."""
+    """File and line of the function; the file as the program names it."""
     line = program.place
     return None if line is None else {"file": shorter.sub("", line.file), "line": line.line}
 
 
 def _is_selected(program: Any, functions: Sequence[str], shorter: re.Pattern[str]) -> bool:
-    """Whether ``step``, ``train.step`` or ``train.py:step`` names it; none named is all."""
+    """Whether ``step``, ``train.step`` or ``train.py:step`` selects it; without a selection all are."""
     if not functions:
         return True
     line = _place(program, shorter)
@@ -182,7 +182,7 @@ def _is_selected(program: Any, functions: Sequence[str], shorter: re.Pattern[str
 
 
 def eager_operation_notes(operations: Sequence[Any]) -> list[str]:
-    """Operations that the program calls outside of jit: each is a launch of its own, and none is compiled here."""
+    """Notes on operations outside of jit: each is a separate launch, and none is compiled here."""
     calls, moved = sum(operation.calls for operation in operations), sum(operation.bytes for operation in operations)
     if not calls:
         return []
@@ -195,8 +195,8 @@ def eager_operation_notes(operations: Sequence[Any]) -> list[str]:
     left = len(operations) - len(lines)
     more = f" and at {left:,} more line{'s' if left > 1 else ''}" if left > 0 else ""
     return [
-        f"ran op by op: {calls:,} operations outside of jit, not compiled here; each is a launch of its own, they read "
-        f"and write {format_bytes(moved)} at least: {', '.join(lines)}{more}"
+        f"ran op by op: {calls:,} operations outside of jit, not compiled here; each is a separate launch, they read "
+        f"and write at least {format_bytes(moved)}: {', '.join(lines)}{more}"
     ]
 
 
@@ -211,29 +211,29 @@ def _one_line(error: BaseException) -> str:
     return message if isinstance(error, DataError) else f"{type(error).__name__}: {message}"
 
 
-# Compiles one program after the other and keeps of XLA's dump what the manifest lists, the rest is removed.
+# Compiles one program after another; of XLA's dump only the files in the manifest are kept.
 
 
 MAX_NAME_LENGTH = 80
-"""Characters of a program's name in the name of its file."""
+"""Most characters of a program's name in its file name."""
 
 MAX_FILES_NAMED = 4
-"""Files that an error names."""
+"""Most files named in an error."""
 KEPT_DUMPS = {
     "before_optimizations.hlo.pb": "before_optimizations.hlo.pb",
     "priority_fusion_dump.txt": "priority_fusion_dump.txt",
     "thunk_sequence.txt": "thunk_sequence.txt",
 }
-"""How names of XLA's files end -> how ours end."""
+"""Suffixes of XLA's files -> suffixes of ours."""
 FINAL_DUMPS = {
     "gpu": ("gpu_after_optimizations.hlo.pb",),
     "tpu": (".after_optimizations.hlo.pb", "after_optimizations_after_buffer_assignment.hlo.pb"),
 }
-"""The program with its memory assigned; the first that is there counts."""
+"""Dumps of the program with assigned memory; the first one that exists is used."""
 
 UNTILED_ERROR = "Couldn't find output tile sizes"
-"""Of XLA's error where a product's shape does not go into the tiles that its own kernels have when nothing was tried on
-a device: 1,568 rows, for one. On the device the autotuner would have tried other tiles, and the library."""
+"""Start of XLA's error if a product's shape does not fit the tiles of its kernels when nothing can be tried on a
+device, for example 1,568 rows. On the device the autotuner would have tried other tiles, and the library."""
 LIBRARY_GEMM_NOTE = (
     "XLA's own kernels for products do not take one of its shapes with the tiles that they have without a device to "
     "try others on; compiled with all products by the library, as the device's autotuner may choose as well"
@@ -252,10 +252,10 @@ class Compiler:
         self._private = scrub.private_texts(here)
 
     def compile(self, number: int, program: Any) -> dict[str, Any]:
-        """What the manifest says of the program, whose files are written. Exceptions of jax and XLA pass."""
+        """The manifest's entry of the program, whose files are written. Exceptions of jax and XLA pass through."""
         import jax
 
-        # a compilation that comes from a cache writes nothing; the program may have set one up
+        # a compilation from a cache writes nothing, and the program may have set one up
         jax.config.update("jax_enable_compilation_cache", False)
         began = time.monotonic()
         lowered = program.lower()
@@ -287,7 +287,7 @@ class Compiler:
         }
 
     def _compiled(self, lowered: Any, dump: Path) -> tuple[Any, tuple[str, ...]]:
-        """The program, and what is special about how it was compiled."""
+        """The compiled program, and remarks on how it was compiled."""
         options = self._options(dump)
         try:
             return lowered.compile(compiler_options=options), ()
@@ -306,13 +306,13 @@ class Compiler:
         if self._request.target.platform == "gpu":
             options |= {
                 "xla_gpu_autotune_level": 0,  # nothing can be timed
-                "xla_dump_hlo_as_text": True,  # the fusion decisions, which come as text only then
+                "xla_dump_hlo_as_text": True,  # the fusion decisions, which are written as text only with this setting
                 "xla_dump_hlo_pass_re": "priority-fusion",
             }
         return options
 
     def _keep(self, dump: Path, stem: str) -> str:
-        """Move what is kept to its name, without paths of this machine. The name of the compiled program's file."""
+        """Move the kept files to their names, without paths of this machine; return the compiled program's file."""
         files = sorted(dump.iterdir()) if dump.is_dir() else []
         final = self._final(files)
         module = final.name.partition(".")[0]  # module_0012
@@ -345,10 +345,10 @@ class Compiler:
 
 
 def _memory_analysis(compiled: Any) -> dict[str, int | None]:
-    """XLA's own account of the program's memory, of one device."""
+    """XLA's statistics of the program's memory on one device."""
     try:
         statistics = compiled.memory_analysis()
-    except Exception:  # not every compiler gives one
+    except Exception:  # some compilers provide none
         statistics = None
     return {
         f"{ours}_bytes": getattr(statistics, f"{theirs}_size_in_bytes", None)
@@ -360,7 +360,7 @@ def _memory_analysis(compiled: Any) -> dict[str, int | None]:
 
 
 def _mesh(program: Any) -> dict[str, int] | None:
-    """The mesh that arguments are laid out on, axis -> devices; the largest where there are several."""
+    """The mesh of the arguments, axis -> devices; the largest if there are several."""
     import jax
 
     meshes = {}

@@ -1,8 +1,8 @@
-"""The private interfaces of jax and jaxlib that running and compiling a program without devices needs.
+"""Private interfaces of jax and jaxlib needed to run and compile a program without devices.
 
-``compat.NAME`` is the interface of the tables below that jax calls so; functions stand for what takes several of them.
-All work with jax 0.10.2, the version they were written for, and those of `RUN_INTERFACES` with 0.12.0 as well; another
-version that lacks one is reported in one line before a program runs (`check`, `check_checkpoint`). Import this module
+``compat.NAME`` is the interface with that name in the tables below; functions cover uses of several interfaces. All
+work with jax 0.10.2, the version they were written for, and those of `RUN_INTERFACES` also with 0.12.0; if another
+version lacks one, it is reported in one line before a program runs (`check`, `check_checkpoint`). Import this module
 only in the child process, which may run programs and load compiler plugins.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from perfscope.model.errors import DataError
 
 KNOWN_VERSION = "0.10"
-"""The jax that this was written for."""
+"""The jax version that this was written for."""
 
 
 def _by_name(attributes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
@@ -67,7 +67,7 @@ RUN_INTERFACES = _by_name(
         "jaxlib._jax": ("config.Config",),
     }
 )  # fmt: skip
-"""What running a program without devices needs: name -> (module, attribute path) in jax 0.10.2."""
+"""Interfaces needed to run a program without devices: name -> (module, attribute path) in jax 0.10.2."""
 
 CHECKPOINT_INTERFACES = _by_name(
     {
@@ -86,14 +86,14 @@ CHECKPOINT_INTERFACES = _by_name(
         "jax._src.tree_util": ("FlatTree",),
     }
 )  # fmt: skip
-"""What ``--checkpoint`` needs besides `RUN_INTERFACES`."""
+"""Interfaces needed by ``--checkpoint`` besides `RUN_INTERFACES`."""
 
 _INTERFACES = RUN_INTERFACES | CHECKPOINT_INTERFACES
 _LINEARIZE_PARAMETERS = ("traceable", "primals_ft")
 
 
 def check() -> None:
-    """Raise ``DataError`` with one line where this jax lacks what running a program needs."""
+    """Raise ``DataError`` with one line if this jax lacks an interface for running a program."""
     gone = missing(RUN_INTERFACES)
     if gone:
         import jax
@@ -106,7 +106,7 @@ def check() -> None:
 
 
 def check_checkpoint() -> None:
-    """Raise ``DataError`` with one line where this jax lacks what ``--checkpoint`` needs."""
+    """Raise ``DataError`` with one line if this jax lacks an interface for ``--checkpoint``."""
     gone = missing(CHECKPOINT_INTERFACES)
     if not gone and tuple(inspect.signature(_private("linearize")).parameters)[:2] != _LINEARIZE_PARAMETERS:
         gone = [".".join(CHECKPOINT_INTERFACES["linearize"])]
@@ -120,7 +120,7 @@ def check_checkpoint() -> None:
 
 
 def missing(interfaces: Mapping[str, tuple[str, str]]) -> list[str]:
-    """The interfaces of a table that this jax does not have: ``module.attribute``."""
+    """The interfaces of a table that this jax lacks: ``module.attribute``."""
     return [f"{module}.{path}" for module, path in interfaces.values() if _holder(module, path) is None]
 
 
@@ -144,7 +144,7 @@ def _known_holder(name: str) -> tuple[Any, str]:
 
 
 def __getattr__(name: str) -> Any:
-    """An interface of the tables, kept: those that are replaced for a while (`patched_interface`) are not read so."""
+    """An interface of the tables, cached; temporarily replaced ones (`patched_interface`) are not read this way."""
     if name not in _INTERFACES:
         raise AttributeError(name)
     value = globals()[name] = _private(name)
@@ -176,7 +176,7 @@ def patched_interface(name: str, replacement: Callable[[Any], Any]) -> Iterator[
 
 @functools.cache
 def package_folders() -> tuple[str, ...]:
-    """Folders of jax, of jaxlib and of our code that runs a program, each with a trailing slash."""
+    """Folders of jax, jaxlib and our code that runs a program, each with a trailing slash."""
     import jax
     import jaxlib
 
@@ -188,7 +188,7 @@ def package_folders() -> tuple[str, ...]:
 
 
 def register_array_type(kind: type, constant: Callable[[Any, Any], Any], keep: Iterable[str]) -> None:
-    """Have jax accept ``kind`` as arguments and constants, and give it jax's array methods except ``keep``."""
+    """Make jax accept ``kind`` as arguments and constants, and give it jax's array methods except ``keep``."""
     _private("_set_array_base_attributes")(kind, exclude=set(keep))
     _private("pytype_aval_mappings")[kind] = lambda array: array.aval
     dtypes = importlib.import_module("jax._src.dtypes")
@@ -206,7 +206,7 @@ def register_array_type(kind: type, constant: Callable[[Any, Any], Any], keep: I
 def device_assignment(
     arguments: Iterable[Any], results: Iterable[Any], jaxpr: Any, mesh: Any
 ) -> tuple[list[Any], Sequence[Any] | None]:
-    """All shardings of a call, those inside its jaxpr among them, and the devices that it runs on."""
+    """All shardings of a call, including those inside its jaxpr, and the devices that it runs on."""
     kinds = _private("MismatchType")
     shardings = [
         *((sharding, kinds.ARG_SHARDING, None) for sharding in arguments),
@@ -221,7 +221,7 @@ def device_assignment(
 
 
 def traced_call(traced: Any) -> tuple[Sequence[Any], dict[str, Any], Sequence[Any]]:
-    """Of a ``jax.stages.Traced``: constants, parameters and types of the arguments, constants first."""
+    """For a ``jax.stages.Traced``: constants, parameters and types of the arguments, constants first."""
     low = traced.lojax
     return low._consts, low._params, low._meta_tys_flat
 
@@ -267,13 +267,13 @@ def debug_callbacks_lowered_by(rule: Callable[..., Any], platforms: Iterable[str
 
 
 def exclude_own_frames() -> None:
-    """Have jax leave our frames out of source lines and stacks in programs, where it can."""
-    with contextlib.suppress(DataError):  # they are the outermost frames of a stack: more to read, nothing wrong
+    """Make jax omit our frames from source lines and stacks in programs, if it can."""
+    with contextlib.suppress(DataError):  # they are the outermost frames of a stack: harmless, just more to read
         _private("register_exclusion")(f"{Path(__file__).parents[1]}/")
 
 
 def lowering_context() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context that restores the stack, meshes and default device of now: a lowering depends on them."""
+    """A context that restores the current stack, meshes and default device, on which a lowering depends."""
     import jax
 
     stack = _private("current")().traceback
@@ -300,12 +300,12 @@ _thread_state = threading.local()
 
 @functools.cache
 def _real_mode_key() -> Any:
-    """A setting in the cache keys of compiled functions: those of one mode never serve the other."""
+    """A setting in the cache keys of compiled functions, so that the two modes do not share entries."""
     return _private("Config")("perfscope_for_real", False, include_in_jit_key=True)
 
 
 def is_computing() -> bool:
-    """Whether this thread computes on the CPU now."""
+    """Whether this thread is computing on the CPU."""
     return bool(getattr(_thread_state, "depth", 0))
 
 
@@ -379,6 +379,6 @@ def traced_for_linearize(function: Callable[..., Any], source: Callable[..., Any
 
 
 def is_derivative_rule(code: CodeType) -> bool:
-    """Whether a function is the one of jax that calls the rules given to ``defvjp`` and ``defjvp``."""
+    """Whether a function is the one in jax that calls the rules given to ``defvjp`` and ``defjvp``."""
     names = ("_flatten_bwd", "_flatten_fwd", "_flatten_jvp")
     return code.co_name in names and code.co_filename.endswith("custom_derivatives.py")

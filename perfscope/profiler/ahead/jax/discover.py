@@ -1,4 +1,4 @@
-"""What a JAX program compiles, seen by running it without data (`ahead/jax/abstract`)."""
+"""Finds the programs that a JAX program compiles by running it without data (`ahead/jax/abstract`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from perfscope.profiler.ahead.jax.abstract.execution import is_internal, without
 from perfscope.profiler.ahead.jax.abstract.placement import target_devices
 from perfscope.profiler.ahead.jax.lines import SourceLine, display_path, is_user_file, user_line
 
-# Prints out of compiled functions: a compiler without its device has no way back to the host, so they are left out.
+# Removes prints from compiled functions, because a compiler without its device cannot call the host.
 
 
 PLATFORMS = ("cuda", "rocm", "tpu")
 EFFECTS = frozenset(("Debug", "OrderedDebug"))
-"""What jax calls the effects of ``jax.debug.print`` and ``jax.debug.callback``."""
+"""jax's names of the effects of ``jax.debug.print`` and ``jax.debug.callback``."""
 
 
 def has_debug_callbacks(closed: Any) -> bool:
@@ -31,13 +31,13 @@ def has_debug_callbacks(closed: Any) -> bool:
 
 
 def is_compile_only(devices: Sequence[Any]) -> bool:
-    """Whether nothing can run on these devices."""
+    """Whether these devices cannot run anything."""
     return str(devices[0].client.runtime_type).startswith("compile_only")
 
 
 @contextlib.contextmanager
 def without_callbacks(devices: Sequence[Any]) -> Iterator[None]:
-    """Inside, they become nothing in programs for devices that nothing runs on."""
+    """Inside, callbacks are lowered to nothing in programs for compile-only devices."""
     if not is_compile_only(devices):
         yield
         return
@@ -46,40 +46,40 @@ def without_callbacks(devices: Sequence[Any]) -> Iterator[None]:
 
 
 def _lower_to_nothing(context: Any, *_: Any, effect: Any = None, **__: Any) -> list[Any]:
-    """The lowering of a print: nothing, in its order."""
+    """Lower a print to nothing, keeping the order of effects."""
     if compat.ordered_effects.contains(effect):
         context.set_tokens_out(context.tokens_in)
     return []
 
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-"""Where a function lies in memory, which is another one whenever it is traced again."""
+"""Address of a function, which changes whenever it is traced again."""
 
 
 class DiscoveredProgram:
-    """A function with the shapes, shardings and static arguments that it was called with."""
+    """A function with the shapes, shardings and static arguments of its calls."""
 
     def __init__(
         self, params: dict[str, Any], types: Sequence[Any], devices: Sequence[Any], line: SourceLine | None
     ) -> None:
-        """``params``, ``types``: what jax knows of the call; ``devices``: the target's; ``place``: its first call."""
+        """``params``, ``types``: jax's data on the call; ``devices``: the target's; ``place``: its first call."""
         self._params, self._types, self._devices = params, tuple(types), devices
         info = params["jaxpr"].jaxpr.debug_info
         self.name = f"jit_{params['name']}"
-        """As the compiled module is called, but for characters that XLA replaces."""
+        """Name of the compiled module, except for characters that XLA replaces."""
         self.function = str(params["name"])
         own = info.func_filename
         self.place = SourceLine(file=display_path(own), line=info.func_lineno) if own and is_user_file(own) else line
-        """Where the function is written, else where it was called first."""
+        """Line of the function, else of its first call."""
         self.called_at = line
-        """Where it was called first."""
+        """Line of its first call."""
         self.calls = 0
         self.traces = 0
-        """How often jax had to trace it: more than once is work in every run for the same program."""
+        """Number of times jax traced it: more than one means repeated work in every run for the same program."""
         self.guessed = 0
-        """How many arguments came to lie where the compiler puts them, which was guessed."""
+        """Number of arguments whose placement was the compiler's choice and was guessed."""
         self.prints = has_debug_callbacks(params["jaxpr"]) and is_compile_only(devices)
-        """Whether ``jax.debug.print`` or ``jax.debug.callback`` in it is left out of its lowering."""
+        """Whether ``jax.debug.print`` or ``jax.debug.callback`` in it is removed in its lowering."""
         self.stand_ins = sum(
             const.nbytes for const in params["jaxpr"].consts if isinstance(const, AbstractArray) and const._made_up
         )
@@ -89,7 +89,7 @@ class DiscoveredProgram:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """``jax.ShapeDtypeStruct`` of each argument, in the order of the leaves, with its sharding where it is said."""
+        """``jax.ShapeDtypeStruct`` of each argument, in the order of the leaves, with its sharding if specified."""
         import jax
 
         return tuple(
@@ -103,7 +103,7 @@ class DiscoveredProgram:
 
     @property
     def shardings(self) -> tuple[Any, ...]:
-        """Where each argument lies; ``None``: not specified."""
+        """Placement of each argument; ``None``: not specified."""
         return tuple(type_.sharding if type_.committed else None for type_ in self._types)
 
     @property
@@ -113,7 +113,7 @@ class DiscoveredProgram:
 
     @property
     def mesh(self) -> dict[str, int] | None:
-        """Axes of its mesh and how many devices are along each."""
+        """Axes of its mesh with their numbers of devices."""
         from jax.sharding import NamedSharding
 
         for sharding in (*self._params["in_shardings"], *self._params["out_shardings"], *self.shardings):
@@ -123,7 +123,7 @@ class DiscoveredProgram:
         return None if context is None or context.empty else dict(context.shape)
 
     def traced(self, closed: Any) -> None:
-        """Count a jaxpr, and keep it: its identity stands for this program."""
+        """Count a jaxpr and keep it, because its identity represents this program."""
         if all(kept is not closed for kept in self._held):
             self._held.append(closed)
             self.traces += 1
@@ -131,7 +131,7 @@ class DiscoveredProgram:
     def lower(self) -> Any:
         """``jax.stages.Lowered`` for the target's devices, as a call of the function makes it.
 
-        Its lines and settings are those of the first call, as in a real run. Raises what jax raises of a program that
+        Lines and settings are those of the first call, as in a real run. Raises jax's exceptions for a program that
         cannot be lowered for these devices.
         """
         with target_devices(self._devices), self._setting(), without_callbacks(self._devices):
@@ -144,7 +144,7 @@ class DiscoveredProgram:
 
 
 def program_key(params: dict[str, Any], types: Sequence[Any]) -> Any:
-    """What tells programs apart: operations, arguments and where they lie; not the lines they are written in."""
+    """Identity of a program: operations, arguments and placements, independent of source lines."""
     taken = compat._resolve_in_shardings(types, params["in_shardings"])
     several = any(hasattr(one, "device_set") and len(one.device_set) > 1 for one in taken)
     return (
@@ -160,39 +160,39 @@ def program_key(params: dict[str, Any], types: Sequence[Any]) -> Any:
 
 
 def _placement_key(sharding: Any, aval: Any, several: bool) -> Any:
-    """What of an argument's place is part of a program: on one device, and of a number on several, nothing is."""
+    """The program-specific part of an argument's placement: nothing on one device, or for a number on several."""
     if getattr(sharding, "memory_kind", None) not in (None, "device"):
         return sharding
     shape = aval.shape if hasattr(aval, "shape") else ()
     return sharding if several and shape else None
 
 
-# When a program is not followed further: nothing new comes, too much comes, or it takes too long.
+# When to stop following a program: no new programs, too many, or too much time.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """How far a program is followed."""
+    """Limits for following a program."""
 
     calls: int = 3
-    """Of every program of a loop after the last new one, before it is taken to repeat itself."""
+    """Calls of every program of a loop after the last new one, before the loop counts as repeating."""
     quiet: int = 100
-    """Calls of programs in a row without a new one, before it is taken to repeat itself: a program that comes every
-    hundredth step is seen, one that comes every thousandth is not."""
+    """Consecutive calls without a new program before the program counts as repeating: a program called every hundredth
+        step is found, one called every thousandth is not."""
     programs: int = 32
-    """A function that is traced again in every step would never end."""
+    """Most programs: a function that is traced again in every step would never end."""
     operations: int = 200_000
-    """Outside of jit, in a row without a call of a program."""
+    """Most operations outside of jit in a row without a call of a program."""
     until_exit: bool = False
-    """Follow it to its end, whatever repeats; the limit of programs holds all the same."""
+    """Follow the program to its end; the limit of programs still applies."""
 
 
 class StopProgram(BaseException):
-    """Ends the user's program from inside a call of jax's; the text says why."""
+    """Ends the user's program from inside a call of jax; the text is the reason."""
 
 
 class RunWatch:
-    """Counts calls and says stop."""
+    """Counts calls and stops the program."""
 
     def __init__(self, limits: RunLimits) -> None:
         self.limits = limits
@@ -203,7 +203,7 @@ class RunWatch:
         self._quiet = self._operations = 0
 
     def called(self, key: Any, *, new: bool) -> None:
-        """A program is called."""
+        """Count a call of a program."""
         self._again()
         limits = self.limits
         self._operations = 0
@@ -227,7 +227,7 @@ class RunWatch:
                 )
 
     def operated(self) -> None:
-        """An operation is called outside of jit."""
+        """Count an operation outside of jit."""
         self._again()
         self._operations += 1
         if not self.limits.until_exit and self._operations > self.limits.operations:
@@ -238,38 +238,38 @@ class RunWatch:
         self._again()
 
     def _again(self) -> None:
-        """Raise where it is over, also at the next call where the program caught it."""
+        """Raise if the limit is reached, also at the next call if the program caught the exception."""
         if self.stopped is not None:
             raise StopProgram(self.stopped)
 
 
-# What is kept of a program while it runs without data: its programs, operations outside of jit, reads by the host.
+# Recorded while a program runs without data: its programs, operations outside of jit, reads by the host.
 
 
 MAX_READS = 40
-"""Places of reads by the host that are reported one by one."""
+"""Most places of host reads that are reported one by one."""
 UNKNOWN = "a line that is not known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerOperations:
-    """Operations that the program calls outside of jit, from one line: on a device each is a program of its own."""
+    """Operations outside of jit from one line: on a device each is a separate program."""
 
     place: SourceLine | None
     calls: int
     names: tuple[str, ...]
     """Sorted."""
     programs: int
-    """How many different ones."""
+    """Number of different ones."""
     bytes: int
-    """Of arguments and results of all calls: what they read and write at least."""
+    """Bytes of arguments and results of all calls: a lower bound of what they read and write."""
 
 
 class RunRecorder:
-    """Listens to a program that runs without data."""
+    """Listener for a program that runs without data."""
 
     def __init__(self, devices: Sequence[Any], watch: RunWatch) -> None:
-        """``devices``: the target's; ``watch``: says when it is enough."""
+        """``devices``: the target's; ``watch``: stops the program."""
         self.programs: dict[Any, DiscoveredProgram] = {}
         """In the order of their first calls."""
         self._devices, self._watch = devices, watch
@@ -280,7 +280,7 @@ class RunRecorder:
         self._questions: dict[tuple[str, SourceLine | None], int] = {}
 
     def called(self, arguments: Sequence[Any], params: dict[str, Any], types: Sequence[Any]) -> None:
-        """A compiled function is called."""
+        """Handle a call of a compiled function."""
         line = user_line()
         if is_internal(params["jaxpr"], params["name"]):
             avals = tuple(type_.aval for type_ in types)
@@ -296,29 +296,29 @@ class RunRecorder:
         self._watch.called(key, new=new)
 
     def made(self, params: dict[str, Any], types: Sequence[Any]) -> None:
-        """A function is compiled ahead of its calls."""
+        """Handle a function compiled before its calls."""
         key, new = self._program(params, types, user_line())
         if new:
             self._watch.called(key, new=True)
 
     def operated(self, name: str, arguments: Sequence[Any], results: Sequence[Any]) -> None:
-        """An operation is called outside of jit; ``results``: their abstract values."""
+        """Handle an operation outside of jit; ``results``: their abstract values."""
         avals = [getattr(argument, "aval", None) for argument in arguments]
         key = tuple(str(aval or type(argument).__name__) for aval, argument in zip(avals, arguments, strict=True))
         self._operation(name, key, user_line(), _bytes((*avals, *results)))
 
     def read(self, how: str, array: AbstractArray) -> None:
-        """The host reads an unknown value."""
+        """Handle a host read of an unknown value."""
         key = (how, f"{array.dtype.name}[{','.join(map(str, array.shape))}]", user_line())
         self._reads[key] = self._reads.get(key, 0) + 1
 
     def asked(self, what: str) -> None:
-        """The program asks what only a compiled program, a device or a job of several processes knows."""
+        """Handle a question that only a compiled program, a device or a job of several processes could answer."""
         key = (what, user_line())
         self._questions[key] = self._questions.get(key, 0) + 1
 
     def _program(self, params: dict[str, Any], types: Sequence[Any], line: SourceLine | None) -> tuple[Any, bool]:
-        """The key of the program of a call, and whether it is a new one."""
+        """The key of a call's program, and whether it is new."""
         quick = (
             id(params["jaxpr"]), tuple(types),
             params["in_shardings"], params["out_shardings"], params["donated_invars"],
@@ -340,7 +340,7 @@ class RunRecorder:
         self._watch.operated()
 
     def operations(self) -> list[EagerOperations]:
-        """Operations outside of jit by line, the most called first."""
+        """Operations outside of jit by line, most calls first."""
         made = []
         for line, counts in self._operations.items():
             names = tuple(sorted({name for name, _ in counts}))
@@ -351,7 +351,7 @@ class RunRecorder:
         return sorted(made, key=lambda eager: (-eager.calls, str(eager.place)))
 
     def notes(self) -> list[str]:
-        """Values that the program got without computing them."""
+        """Notes on values that the program got without computing them."""
         notes = [
             f"the program read {what} on the host ({how}, {_count_text(count)}) at {line or UNKNOWN}; it was "
             "not computed and zeros were returned: a path that depends on it may differ"
@@ -388,7 +388,7 @@ class RunRecorder:
 
 
 def _bytes(avals: Iterable[Any]) -> int:
-    """Of arrays of these types; what has no shape or no size (tokens, numbers of Python) counts nothing."""
+    """Bytes of arrays of these types; 0 for types without shape or size (tokens, Python numbers)."""
     return sum(
         int(getattr(aval, "size", 0)) * int(getattr(getattr(aval, "dtype", None), "itemsize", 0)) for aval in avals
     )
@@ -399,43 +399,43 @@ def _count_text(count: int) -> str:
 
 
 MAX_MESSAGE = 400
-"""Characters of an exception's message."""
+"""Most characters of an exception's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFailure:
-    """The exception that the program ended with."""
+    """The exception that ended the program."""
 
     kind: str
     message: str
     """Its first line."""
     place: SourceLine | None
     text: str
-    """The traceback as Python prints it, without frames of jax and of ours."""
+    """The traceback as printed by Python, without frames of jax and perfscope."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Discovery:
-    """What was seen of a program."""
+    """Observations on a program."""
 
     programs: list[DiscoveredProgram] = field(default_factory=list)
     """In the order of their first calls."""
     operations: list[EagerOperations] = field(default_factory=list)
-    """Outside of jit; the most called first."""
+    """Outside of jit; most calls first."""
     notes: list[str] = field(default_factory=list)
     """Values that the program got without computing them."""
     stopped: str = ""
     """Why it was not followed further."""
     complete: bool = False
-    """Whether it ran to its own end."""
+    """Whether it ran to its end."""
     failure: ProgramFailure | None = None
 
 
 def discover_programs(run: Callable[[], Any], devices: Sequence[Any], limits: RunLimits | None = None) -> Discovery:
-    """Call ``run`` without data and see what it compiles for ``devices``.
+    """Call ``run`` without data and record what it compiles for ``devices``.
 
-    Nothing of the program is computed or copied but small values that it wrote down itself. What it raises is kept
-    (``Seen.failure``). ``DataError``: a jax that we do not know.
+    Nothing is computed or copied except small values that follow from constants. Its exception is kept
+    (``Seen.failure``). ``DataError``: an unsupported jax.
     """
     watch = RunWatch(limits or RunLimits())
     kept = RunRecorder(devices, watch)
@@ -454,7 +454,7 @@ def discover_programs(run: Callable[[], Any], devices: Sequence[Any], limits: Ru
         except BaseException as error:
             seen.failure = _program_failure(error)
             seen.stopped = f"it raised {seen.failure.kind}: {seen.failure.message}"
-    if watch.stopped is not None:  # also where the program swallowed it, or raised another while it unwound
+    if watch.stopped is not None:  # also if the program swallowed it, or raised another while unwinding
         seen.stopped, seen.complete, seen.failure = watch.stopped, False, None
     seen.programs = list(kept.programs.values())
     seen.operations, seen.notes = kept.operations(), kept.notes()

@@ -1,8 +1,7 @@
-"""Programs in files: functions that the user's own process lowers for another machine, and artifacts of other tools.
+"""Programs in files: functions lowered in the user's own process for another machine, and artifacts of other tools.
 
-What is lowered there is StableHLO as jax writes it for the target's platform, with scopes, lines, donation and
-shardings: the child compiles it as it is. Nothing of the user's process but this travels, so that any function can be
-compiled, also a local one.
+Lowering gives StableHLO for the target's platform, with scopes, lines, donation and shardings; the child compiles it
+unchanged. Nothing else leaves the user's process, so that any function can be compiled, also a local one.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def export(
 ) -> tuple[bytes, str]:
     """The file of a function with arguments lowered for ``cuda``, ``rocm`` or ``tpu``, and the function's name.
 
-    Of arrays among the arguments only shape, dtype and sharding count. ``checkpoint``: the policy that its layers get,
-    here and nowhere else: what is jitted in this process is traced again for it. ``UsageError`` if it is no
-    function of JAX, or these are not its arguments; ``DataError`` where nothing of it could be checkpointed.
+    Only shape, dtype and sharding of array arguments count. ``checkpoint``: policy for its layers, for this call only:
+    functions jitted in this process are traced again for it. ``UsageError`` if it is not a JAX function, or the
+    arguments do not fit; ``DataError`` if nothing in it could be checkpointed.
     """
     import jax
 
@@ -76,7 +75,7 @@ def export(
 
 
 def is_ours(path: Path) -> bool:
-    """Whether `export` wrote the file, and no tool of the user's."""
+    """Whether `export` wrote the file, rather than a tool of the user."""
     with path.open("rb") as stream:
         return stream.read(len(MAGIC)) == MAGIC
 
@@ -90,13 +89,13 @@ def load(path: Path, devices: Sequence[Any]) -> Any:
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """What became of the layers of an exported program, for the manifest, and notes; None if not requested."""
+    """The outcome for the layers of an exported program, for the manifest, and notes; None if not requested."""
     header = json.loads(path.read_bytes()[len(MAGIC) :].partition(b"\n")[0])
     return header.get("checkpoint"), header.get("notes", [])
 
 
 def _abstract(leaf: Any) -> Any:
-    """The shape of an array, with its sharding where it is divided; anything else as it is."""
+    """The shape of an array, with its sharding if it is divided; other values unchanged."""
     import jax
     import numpy as np
 
@@ -117,7 +116,7 @@ def _place(plain: Any, shorter: re.Pattern[str]) -> tuple[str, int] | None:
 
 @contextmanager
 def _checkpointed_apart(asked: CheckpointRequest | None) -> Iterator[Checkpoints | None]:
-    """While it is held, what this thread differentiates has the policy, and traces are shared with nothing else."""
+    """Inside, functions differentiated by this thread have the policy, and traces are not shared."""
     if asked is None:
         yield None
         return
@@ -131,7 +130,7 @@ def _checkpointed_apart(asked: CheckpointRequest | None) -> Iterator[Checkpoints
 
 @contextmanager
 def _short_names(pattern: str) -> Iterator[None]:
-    """While it is held, jax leaves this machine's folders out of the names of files."""
+    """Inside, jax omits this machine's folders from file names."""
     import jax
 
     name = "jax_hlo_source_file_canonicalization_regex"
@@ -143,11 +142,11 @@ def _short_names(pattern: str) -> Iterator[None]:
         jax.config.update(name, before)
 
 
-# A file with a program before optimization, as the child compiles it: StableHLO, HLO, or an artifact of jax.export.
+# A file with a program before optimization: StableHLO, HLO, or an artifact of jax.export.
 
 
 def load_artifact(path: Path, devices: Sequence[Any]) -> tuple[Any, list[str]]:
-    """The program in a file, and what its reader must know. ``DataError``, one line, where it cannot be compiled."""
+    """The program in a file, and remarks on it. ``DataError`` with one line if it cannot be compiled."""
     data = _content(path)
     kind = program_file(path, data[:HEAD_BYTES])
     notes: list[str] = []
@@ -165,7 +164,7 @@ def load_artifact(path: Path, devices: Sequence[Any]) -> tuple[Any, list[str]]:
 
 
 def _content(path: Path) -> bytes:
-    """The file's bytes, unpacked if it is gzip or xz. ``DataError`` beyond what any serialized program has."""
+    """The file's bytes, decompressed from gzip or xz. ``DataError`` if larger than any serialized program."""
     with path.open("rb") as stream:
         head = stream.read(6)
     opener = gzip.open if head.startswith(b"\x1f\x8b") else lzma.open if head == b"\xfd7zXZ\x00" else open
@@ -180,7 +179,7 @@ def _content(path: Path) -> bytes:
 
 
 def _of_jax_export(data: bytes, notes: list[str]) -> tuple[bytes, str]:
-    """StableHLO's bytecode and the name of the function that was exported."""
+    """StableHLO bytecode and name of an exported function."""
     from jax import export
 
     exported = export.deserialize(bytearray(data))

@@ -1,4 +1,4 @@
-"""Lines of the user's code: which one is running, and how a file is named."""
+"""Source lines of the user's code: the one running now, and display names of files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SITE_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SourceLine:
-    """A line of a file, relative to the folder the program was started in where it lies below it."""
+    """A line of a file, whose path is relative to the start folder if it is below that."""
 
     file: str
     line: int
@@ -28,7 +28,7 @@ class SourceLine:
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    """Folders of what the user did not write."""
+    """Folders of code that the user did not write."""
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return tuple(f"{folder}/" for folder in sorted(folders))
@@ -36,12 +36,12 @@ def _libraries() -> tuple[str, ...]:
 
 @functools.cache
 def _holds_packages(folder: str) -> bool:
-    """Whether a folder is one that packages were installed into: site-packages, or that of ``pip install --target``."""
+    """Whether packages are installed in a folder: site-packages, or the target of ``pip install --target``."""
     return any(Path(folder).glob("*.dist-info"))
 
 
 def _package_folder(file: str) -> str | None:
-    """The folder on Python's path with installed packages that a file lies in."""
+    """The folder on Python's path with installed packages that contains a file."""
     return next(
         (folder for folder in sys.path if folder and file.startswith(f"{folder}/") and _holds_packages(folder)), None
     )
@@ -59,7 +59,7 @@ def is_user_file(file: str) -> bool:
 
 @functools.cache
 def display_path(file: str) -> str:
-    """A file without folders of this machine: from the working directory on, from a library's, or its name alone."""
+    """A file name without this machine's folders: relative to the working directory or library, or the name alone."""
     for part in _SITE_PACKAGES:
         if part in file:
             return file.rpartition(part)[2]
@@ -77,7 +77,7 @@ def display_path(file: str) -> str:
 
 
 def _module_path(file: str) -> str | None:
-    """``package/module.py``, of a module that is loaded, wherever its package lies."""
+    """``package/module.py`` for a loaded module, wherever its package is."""
     for name, module in list(sys.modules.items()):
         if name != "__main__" and getattr(module, "__file__", None) == file:
             parts = name.split(".")
@@ -86,7 +86,7 @@ def _module_path(file: str) -> str | None:
 
 
 def user_line() -> SourceLine | None:
-    """The innermost line of the user's own code that runs now, else that of the innermost library outside jax."""
+    """The innermost line of the user's code that is running, else of the innermost library outside jax."""
     frame: FrameType | None = sys._getframe(1)
     library = None
     while frame is not None:

@@ -1,7 +1,7 @@
-"""Devices that can only be compiled for, from the compiler plugins, and programs that are compiled for them.
+"""Compile-only devices of the compiler plugins, and programs compiled for them.
 
-Uses private interfaces of jaxlib (`PLUGIN_INTERFACES`, tried on jax 0.10.2); one that is missing is reported in one
-line that says what needs it. Import this module only in the child process, which may load plugins.
+Uses private interfaces of jaxlib (`PLUGIN_INTERFACES`, tested with jax 0.10.2); a missing one is reported in one line
+with the feature that needs it. Import this module only in the child process, which may load plugins.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PLUGIN_INTERFACES: dict[str, tuple[str, str]] = {
     "hlo_module_from_text": ("jaxlib._hlo", "hlo_module_from_text"),
     "mlir": ("jaxlib.xla_client", "_xla.mlir"),
 }
-"""What loading a compiler plugin and compiling with it needs; each missing one is reported when it is used."""
+"""Interfaces for loading a compiler plugin and compiling with it; a missing one is reported when used."""
 _PORTABLE = b"\rStableHLO_v"
-"""Behind the magic of bytecode that ``jax.export`` and ``stablehlo.serialize_portable_artifact`` write."""
+"""Bytes after the magic in bytecode written by ``jax.export`` and ``stablehlo.serialize_portable_artifact``."""
 _BEFORE = {
     "HloPrintOptions": ("jaxlib._jax", "HloPrintOptions"),
     "hlo_module_from_text": ("jaxlib._jax", "hlo_module_from_text"),
 }
-"""Where earlier releases had an interface."""
+"""Location of an interface in earlier releases."""
 
 
 def _plugin_interface(name: str, purpose: str) -> Any:
@@ -51,7 +51,7 @@ def _plugin_interface(name: str, purpose: str) -> Any:
 
 
 def _compile_only_gpus(library: Path, platform: str, config: str, topology: str) -> Sequence[Any]:
-    """Devices of a GPU plugin (a shared object) that can only be compiled for; ``config``: XLA's target config."""
+    """Compile-only devices of a GPU plugin (a shared object); ``config``: XLA's target config."""
     purpose = "compiling for GPUs that are not there"
     load = _plugin_interface("load_pjrt_plugin_dynamically", purpose)
     is_initialized = _plugin_interface("pjrt_plugin_initialized", purpose)
@@ -73,7 +73,7 @@ def _parsed_module(code: bytes) -> tuple[Any, int]:
     purpose = "compiling an exported program"
     ir = _plugin_interface("ir", purpose)
     with _plugin_interface("make_ir_context", purpose)():
-        if _PORTABLE in code[:32]:  # in the dialect that stays the same between versions
+        if _PORTABLE in code[:32]:  # in the dialect that is stable across versions
             module = _plugin_interface("mlir", purpose).deserialize_portable_artifact(code)
         else:
             module = ir.Module.parse(code)
@@ -94,7 +94,7 @@ def stablehlo_of_hlo(data: bytes) -> bytes:
 
 
 def module_name(code: bytes) -> str:
-    """The name of a module, such as ``jit_step``; ``main`` where it has none."""
+    """The name of a module, such as ``jit_step``; ``main`` if it has none."""
     module, _ = _parsed_module(code)
     attributes = module.operation.attributes
     return str(attributes["sym_name"]).strip('"') if "sym_name" in attributes else "main"
@@ -115,7 +115,7 @@ def _compiled_module(module: Any, devices: Sequence[Any], compiler_options: dict
 
 
 def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Sequence[Any]:
-    """Devices of GPUs that can only be compiled for.
+    """Compile-only GPU devices.
 
     ``library``: the plugin's shared object. ``platform``: ``cuda`` or ``rocm``. ``config``: XLA's target config as
     text. ``topology``: ``partitions x hosts x devices``.
@@ -133,20 +133,20 @@ def gpu_devices(library: Path, platform: str, config: str, topology: str) -> Seq
 
 
 def tpu_devices(folder: Path | None, name: str, host: tuple[int, ...] | None = None) -> Sequence[Any]:
-    """Devices of a TPU slice (``v5e:2x4``) that can be compiled for and nothing else.
+    """Compile-only devices of a TPU slice (``v5e:2x4``).
 
-    ``folder``: the folder of libtpu, ``None`` where it is on the path already. ``host``: chips of one host along x, y,
-    z; libtpu's default is 2 x 2.
+    ``folder``: the folder of libtpu, ``None`` if it is on the path already. ``host``: chips of one host along x, y, z;
+    libtpu's default is 2 x 2.
     """
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # the metadata server of a cloud machine, which this machine is not
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is taken: several may compile at once
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # this machine has no metadata server, unlike a cloud machine
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used: several processes may compile at once
     if folder is not None:
         sys.path.append(str(folder))
     from jax.experimental.topologies import get_topology_desc as describe
 
     kind, _, shape = name.partition(":")
     sides = tuple(int(side) for side in shape.split("x"))
-    # the two TensorCores of a v4 are one device in every program; v5p's are by default
+    # the two TensorCores of a v4 are always one device; those of a v5p by default
     together = {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:
         if sides in ((1,), (1, 1), (1, 1, 1)):  # the smallest host has four chips by default
@@ -160,7 +160,7 @@ def tpu_devices(folder: Path | None, name: str, host: tuple[int, ...] | None = N
 
 
 class ExportedProgram:
-    """A program that was lowered elsewhere (`export.py`), to be compiled here; as `program.DiscoveredProgram`."""
+    """A program lowered elsewhere (`export.py`), to be compiled here; same interface as `program.DiscoveredProgram`."""
 
     calls = 1
     arguments = ()
@@ -170,11 +170,11 @@ class ExportedProgram:
         self._code, self._devices = code, devices
 
     def lower(self) -> ExportedProgram:
-        """The program itself: it is lowered already."""
+        """Return the program: it is lowered already."""
         return self
 
     def compile(self, compiler_options: dict[str, Any]) -> ExportedProgram:
-        """Compile it with all that was lowered: names, lines, donation."""
+        """Compile it with everything that was lowered: names, lines, donation."""
         module, partitions = _parsed_module(self._code)
         if partitions > len(self._devices):
             raise DataError(f"it is divided among {partitions} devices, the target has {len(self._devices)}")
@@ -191,14 +191,14 @@ class ExportedProgram:
 
 
 def canonical_text(executable: Any) -> str:
-    """The text of a compiled program without lines, files and names of scopes: what its fingerprint is taken of."""
+    """The text of a compiled program without lines, files and scope names: input of its fingerprint."""
     options = _plugin_interface("HloPrintOptions", "a program's fingerprint")
     modules = executable.runtime_executable().hlo_modules()
     return "\n".join(str(module.to_string(options.short_parsable())) for module in modules)
 
 
 def strip_source_paths(pattern: str) -> None:
-    """Have jax cut what ``pattern`` matches from the names of source files in programs."""
+    """Make jax remove matches of ``pattern`` from the names of source files in programs."""
     import jax
 
     try:
@@ -210,6 +210,6 @@ def strip_source_paths(pattern: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that is not empty, bounded."""
+    """The first non-empty line of an error's message, bounded."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:400]

@@ -1,10 +1,10 @@
-"""What ``--sweep NAME=VALUES`` asks for: axes of values, and the variants of a program's arguments that they span.
+"""``--sweep NAME=VALUES``: axes of values, and the variants of a program's arguments that they span.
 
 ``policy=none,dots,full`` lists values; ``seq=1k..128k`` doubles from the first to the last; ``heads=8..64/8`` goes in
-steps. ``k`` is 1024, ``m`` 1024 times that. Each becomes ``--NAME VALUE`` of the program, in place of what its
-arguments say of that flag, or after them; where an argument holds ``{NAME}`` it goes there and nowhere else.
-``target`` and ``memory`` are not the program's: they say what to compile for. Neither is ``checkpoint``, the policy
-that its layers get (``--checkpoint``), unless an argument holds ``{checkpoint}``.
+steps. ``k`` is 1024, ``m`` 1024 times that. Each value becomes ``--NAME VALUE`` of the program, replacing that flag in
+its arguments, or after them; if an argument contains ``{NAME}``, the value goes there only. ``target`` and ``memory``
+are not arguments of the program: they select the target. ``checkpoint`` is the policy for its layers
+(``--checkpoint``), unless an argument contains ``{checkpoint}``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Literal
 from perfscope.model.errors import UsageError
 
 AxisKind = Literal["size", "choice"]
-"""Of a size, variants that differ in it do another amount of work and are not held against each other."""
+"""Variants that differ in a size do different amounts of work and are not compared."""
 
 RESERVED_AXES = ("target", "memory", "checkpoint")
-"""Axes that are ours, not the program's."""
+"""Axes that are not arguments of the program."""
 MAX_VALUES = 64
 MAX_VARIANTS = 256
 MAX_OPTION_LENGTH = 200
@@ -33,13 +33,13 @@ _SCALE = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One thing that is varied."""
+    """A varied setting."""
 
     name: str
     values: tuple[str, ...]
-    """As they reach the program."""
+    """Values as passed to the program."""
     kind: AxisKind | None
-    """As the user said; None: what the compiled programs say."""
+    """Kind declared by the user; None: derived from the compiled programs."""
 
     @property
     def numeric(self) -> bool:
@@ -61,14 +61,14 @@ class Variant:
         return " ".join(f"{name}={value}" for name, value in self.settings)
 
     def value(self, axis: str) -> str | None:
-        """The value of an axis; None if there is no such axis."""
+        """The value of an axis; None if the axis does not exist."""
         return dict(self.settings).get(axis)
 
 
 def parse_axis(text: str, *, option: str = "--sweep", most: int = MAX_VALUES) -> Axis:
-    """One ``NAME=VALUES`` (or ``NAME:size=VALUES``, ``NAME:choice=VALUES``); ``UsageError`` in one line.
+    """Parse ``NAME=VALUES`` (or ``NAME:size=VALUES``, ``NAME:choice=VALUES``); ``UsageError`` with one line.
 
-    ``option``: as which it was written; ``most``: values.
+    ``option``: the option for messages; ``most``: largest number of values.
     """
     match = re.fullmatch(r"\s*-{0,2}([A-Za-z][\w-]{0,60})(?::(\w+))?\s*=(.*)", text, re.DOTALL)
     if match is None or len(text) > 10_000 or not text.isprintable():
@@ -81,39 +81,39 @@ def parse_axis(text: str, *, option: str = "--sweep", most: int = MAX_VALUES) ->
         raise UsageError(f"{option} {name}=: no values; write e.g. {name}=a,b or {name}=1k..128k")
     twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
-        raise UsageError(f"{option} {name}: {twice!r} is there twice")
+        raise UsageError(f"{option} {name}: {twice!r} occurs twice")
     if len(values) > most:
-        raise UsageError(f"{option} {name}: {len(values)} values; it may be {most}")
+        raise UsageError(f"{option} {name}: {len(values)} values; at most {most} are allowed")
     if kind == "size" and not all(value.isdigit() for value in values):
         raise UsageError(f"{option} {name}:size: sizes are whole numbers")
     return Axis(name=name, values=tuple(values), kind="size" if kind == "size" else "choice" if kind else None)
 
 
 def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
-    """All of them; the product of their values may be ``MOST_VARIANTS``."""
+    """Parse all axes; the number of combinations may be at most ``MAX_VARIANTS``."""
     axes = tuple(parse_axis(text) for text in texts)
     names = [axis.name for axis in axes]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"--sweep {twice}: it is swept twice; list all its values in one")
+        raise UsageError(f"--sweep {twice}: it is given twice; list all its values in one option")
     count = 1
     for axis in axes:
         count *= len(axis.values)
     if count > MAX_VARIANTS:
         sizes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in axes)
-        raise UsageError(f"--sweep: {count:,} variants ({sizes}); it may be {MAX_VARIANTS}")
+        raise UsageError(f"--sweep: {count:,} variants ({sizes}); at most {MAX_VARIANTS} are allowed")
     return axes
 
 
 def is_reserved(name: str, arguments: Sequence[str]) -> bool:
-    """Whether an axis is ours: the program has no place for ``{checkpoint}``. ``arguments``: script or module first."""
+    """Whether an axis is ours: the program has no ``{checkpoint}``. ``arguments``: script or module first."""
     return name in RESERVED_AXES and not (
         name == "checkpoint" and any("{checkpoint}" in word for word in arguments[1:])
     )
 
 
 def variants(axes: Sequence[Axis], arguments: Sequence[str]) -> tuple[Variant, ...]:
-    """Every combination, the last axis the fastest. ``arguments`` begin with the script or module."""
+    """Every combination, the last axis fastest. ``arguments`` begin with the script or module."""
     placements = {
         axis.name: _Placement.of(axis.name, arguments) for axis in axes if not is_reserved(axis.name, arguments)
     }
@@ -139,14 +139,14 @@ class _Placement:
 
     @staticmethod
     def of(name: str, arguments: Sequence[str]) -> _Placement:
-        """Where the arguments have a place for it. ``UsageError`` where a flag is there twice."""
+        """Find the place for it in the arguments. ``UsageError`` if a flag occurs twice."""
         if any(f"{{{name}}}" in word for word in arguments[1:]):
             return _Placement(name=name, how="braces")
         flag = f"--{name}"
         whole = [index for index, word in enumerate(arguments) if index and word == flag]
         equal = [index for index, word in enumerate(arguments) if index and word.startswith(f"{flag}=")]
         if len(whole) + len(equal) > 1:
-            raise UsageError(f"--sweep {name}: {flag} is there twice; write {{{name}}} where its value goes")
+            raise UsageError(f"--sweep {name}: {flag} occurs twice; write {{{name}}} where its value goes")
         if equal:
             return _Placement(name=name, how="equals", at=equal[0])
         if whole:
@@ -168,20 +168,20 @@ class _Placement:
 
 
 def _values(part: str, asked: str, most: int) -> list[str]:
-    """Values of one part of an axis. ``asked``: the option as written, for messages of a ``UsageError``."""
+    """Values of one part of an axis. ``asked``: the option as written, for ``UsageError`` messages."""
     if len(part) > MAX_OPTION_LENGTH:
-        raise UsageError(f"{asked}: a value of {len(part)} characters; it may have {MAX_OPTION_LENGTH}")
+        raise UsageError(f"{asked}: a value of {len(part)} characters; at most {MAX_OPTION_LENGTH} are allowed")
     if ".." not in part or not part[:1].isdigit():
         number = _NUMBER.fullmatch(part)
         return [str(_scaled(number)) if number is not None and number[2] else part]
     match = re.fullmatch(r"(\d{1,15}[kKmM]?)\.\.(\d{1,15}[kKmM]?)(?:/(\d{1,15}[kKmM]?))?", part)
     if match is None:
-        raise UsageError(f"{asked}={part[:60]}: no range; write 1k..128k (doubling) or 8..64/8 (steps)")
+        raise UsageError(f"{asked}={part[:60]}: invalid range; write 1k..128k (doubling) or 8..64/8 (steps)")
     first, last, step = (None if bound is None else _scaled(_NUMBER.fullmatch(bound)) for bound in match.groups())
     assert first is not None
     assert last is not None
     if not 0 < first <= last or step == 0:
-        raise UsageError(f"{asked}={part[:60]}: a range goes upwards from 1 or more")
+        raise UsageError(f"{asked}={part[:60]}: a range must rise from 1 or more")
     values = [first]
     while values[-1] < last:
         values.append(min(values[-1] * 2 if step is None else values[-1] + step, last))
@@ -195,33 +195,33 @@ def _scaled(match: re.Match[str] | None) -> int:
     return int(match[1]) * _SCALE[match[2].lower()]
 
 
-# ``--fit NAME=RANGE``: which sizes to compile to find the largest that fits, by halving what is left.
+# ``--fit NAME=RANGE``: find the largest size that fits by bisection.
 #
 # Each answer halves the sizes between the largest that fits and the smallest that does not, so a thousand sizes take
 # ten compilations. This assumes that no size above one that does not fit fits. That is not guaranteed, because
-# compilers recompute more when memory is short, so nothing is claimed about sizes that were not compiled.
+# compilers recompute more if memory is short, so nothing is claimed about sizes that were not compiled.
 
 
 MAX_SIZES = 4_096
-"""Of a range that is searched: twelve compilations."""
+"""Most sizes of a range that is searched: twelve compilations."""
 
 
 class Bisection:
-    """Of ``count`` sizes, in rising order. ``next()`` says which to try, ``tell()`` what came of it."""
+    """Bisection over ``count`` rising sizes. ``next()`` returns the size to try, ``tell()`` takes the result."""
 
     def __init__(self, count: int) -> None:
-        """Nothing is known yet."""
+        """Start with all sizes open."""
         self._fits, self._refused = -1, count
         self._given_up = False
 
     def next(self) -> int | None:
-        """Place of the size to try now; ``None``: it is known, or a size could not be judged."""
+        """Index of the size to try now; ``None`` if the result is known, or a size could not be evaluated."""
         if self._given_up or self._refused - self._fits < 2:
             return None
         return (self._fits + self._refused) // 2
 
     def tell(self, index: int, fits: bool | None) -> None:
-        """Whether the size at a place fits; ``None``: it is not known, and the search ends."""
+        """Record whether the size at an index fits; ``None``: unknown, and the search ends."""
         if fits is None:
             self._given_up = True
         elif fits:
@@ -231,21 +231,21 @@ class Bisection:
 
 
 def max_compilations(count: int) -> int:
-    """The most sizes of ``count`` that are compiled."""
+    """Most compilations for ``count`` sizes."""
     return math.ceil(math.log2(count + 1))
 
 
 def fit_axis(text: str, others: Sequence[Axis]) -> Axis:
-    """The axis that is searched, its sizes rising; ``others`` are swept beside it. ``UsageError`` in a line."""
+    """The searched axis with its sizes, rising; ``others`` are swept too. ``UsageError`` with one line."""
     axis = parse_axis(text, option="--fit", most=MAX_SIZES)
     if axis.kind == "choice" or not axis.numeric or axis.name in ("target", "memory"):
         raise UsageError(f"--fit {axis.name}: only whole numbers can be searched; write e.g. seq=1k..128k/1k")
     if any(other.name == axis.name for other in others):
-        raise UsageError(f"--fit {axis.name}: it is swept, too")
+        raise UsageError(f"--fit {axis.name}: it is also in --sweep")
     lines = math.prod(len(other.values) for other in others)
     if lines * max_compilations(len(axis.values)) > MAX_VARIANTS:
         tries = max_compilations(len(axis.values))
         raise UsageError(
-            f"--fit {axis.name}: {lines:,} variants with up to {tries} sizes each; it may be {MAX_VARIANTS} in all"
+            f"--fit {axis.name}: {lines:,} variants with up to {tries} sizes each; at most {MAX_VARIANTS} in all"
         )
     return Axis(name=axis.name, values=tuple(sorted(axis.values, key=int)), kind="size")

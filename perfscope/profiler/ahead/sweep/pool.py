@@ -1,7 +1,7 @@
 """Compiles the variants of a sweep, several at once, each in a child process with an equal share of the memory.
 
-A variant that takes more than its share is ended and compiled again when the others are done, with twice the share;
-one that takes too much alone has failed, with that reason.
+A variant that exceeds its share is ended and compiled again after the others, with twice the share; if it exceeds the
+memory alone, it has failed, with that reason.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from perfscope.profiler.ahead.common.compile import (
 )
 
 JOB_BYTES = 2 << 30
-"""Memory that a variant is given at first: jax and XLA without a program take about 1 GiB."""
+"""First memory share of a variant: jax and XLA without a program take about 1 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One variant: what to compile, and where its run folder goes."""
+    """One variant: what to compile, and the location of its run folder."""
 
     request: Request
     root: str
@@ -41,36 +41,36 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a variant."""
+    """The result of a variant."""
 
     state: Literal["compiled", "failed"]
     folder: str = ""
-    """Name of the run folder below the root; empty where there is none."""
+    """Name of the run folder below the root; empty without one."""
     reason: str = ""
-    """One line; empty where it was compiled."""
+    """Reason of a failure in one line; empty if it was compiled."""
     seconds: float | None = None
     host_bytes: int | None = None
-    """The most resident memory that it took."""
+    """Peak of its resident memory."""
 
 
 OnFinished = Callable[[int, Outcome], None]
-"""Called with (number of the job, what came of it)."""
+"""Called with (number of the job, outcome)."""
 
 
 def run_jobs(
     jobs: Sequence[Job], ended: OnFinished, *, most_at_once: int | None = None, memory_bytes: int | None = None
 ) -> None:
-    """Do all jobs; ``ended`` is called with each as it ends, in this process and thread.
+    """Run all jobs; ``ended`` is called with each when it ends, in this process and thread.
 
-    ``memory_bytes``: resident memory of all of them together. On an interrupt they are ended and write their
-    manifests, and the interrupt goes on.
+    ``memory_bytes``: resident memory of all of them together. On an interrupt they are ended and write their manifests,
+    and the interrupt is raised again.
     """
     budget = memory_bytes or default_memory_limit()
     at_once = max(1, min(most_at_once or len(os.sched_getaffinity(0)), budget // JOB_BYTES))
     waiting: Sequence[int] = range(len(jobs))
     while waiting:
         share = budget // at_once
-        reason = f"to compile it takes more memory of this machine than it may ({share / (1 << 30):.1f} GiB"
+        reason = f"compiling it exceeds the allowed memory of this machine ({share / (1 << 30):.1f} GiB"
         too_large = []
         with closing(_round(jobs, waiting, at_once, share, f"{reason}; --host-memory)")) as finished:
             for number, outcome, exceeded in finished:
@@ -84,7 +84,7 @@ def run_jobs(
 def _round(
     jobs: Sequence[Job], numbers: Sequence[int], at_once: int, share: int, reason: str
 ) -> Generator[tuple[int, Outcome, bool]]:
-    """(Job, what came of it, whether it was ended for more memory than ``share``), as they end."""
+    """(Job, outcome, whether it was ended because it exceeded ``share``), as they end."""
     interrupted = threading.Event()
     executor = ThreadPoolExecutor(at_once)
     running = {executor.submit(_compile, jobs[number], share, reason, interrupted): number for number in numbers}
@@ -119,6 +119,6 @@ def _outcome(job: Job, watch: Watch) -> Outcome:
         return Outcome(state="failed", folder=error.folder.name, reason=str(error))
     except PerfscopeError as error:
         return Outcome(state="failed", reason=str(error))
-    except Exception as error:  # the other variants go on
+    except Exception as error:  # the other variants continue
         return Outcome(state="failed", reason=f"{type(error).__name__}: {error}")
     return Outcome(state="compiled", folder=folder.name)

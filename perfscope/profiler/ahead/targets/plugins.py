@@ -1,8 +1,8 @@
-"""Where compilers for machines that are not there lie, and whether they fit the installed jax. Loads none of them.
+"""Finds compilers for absent machines and checks whether they fit the installed jax, without loading them.
 
-They are looked for in the folders of ``PERFSCOPE_PLUGINS`` first, then where `perfscope setup` puts them, then in the
-environment itself. A folder is better: a CPU-only jax prints errors at every start when the CUDA plugin or libtpu lies
-beside it. Only the child process sees it.
+Searched are the folders of ``PERFSCOPE_PLUGINS``, then those of `perfscope setup`, then the environment. A separate
+folder is better: a CPU-only jax prints errors at every start if the CUDA plugin or libtpu is installed with it. Only
+the child process sees the folder.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ VARIABLE = "PERFSCOPE_PLUGINS"
 Kind = Literal["gpu-nvidia", "gpu-amd", "tpu", "torch"]
 KINDS: tuple[Kind, ...] = ("gpu-nvidia", "gpu-amd", "tpu", "torch")
 SETUP_NAMES: dict[Kind, str] = {"gpu-nvidia": "h100", "tpu": "v5e", "gpu-amd": "mi300", "torch": "torch"}
-"""What `perfscope setup` calls them: the usual target of each."""
+"""Names for `perfscope setup`: the usual target of each."""
 MEGABYTES: dict[Kind, int] = {"gpu-amd": 155, "gpu-nvidia": 125, "tpu": 210, "torch": 190}
-"""What is downloaded, about."""
+"""Approximate size of the download."""
 
 _GPU: dict[str, tuple[str, tuple[str, ...], str]] = {
     "gpu-nvidia": ("cuda", ("cuda13", "cuda12"), "xla_cuda_plugin.so"),
     "gpu-amd": ("rocm", ("rocm7", "rocm60"), "xla_rocm_plugin.so"),
 }
-"""Kind -> platform of PJRT, generations of wheels (the first is requested), name of the library."""
+"""Kind -> PJRT platform, generations of wheels (the first is requested), name of the library."""
 
 
 OLDEST_JAX = (0, 10)
-"""Tried: 0.10.0 to 0.10.2, 0.12.0.1. Before, XLA read other descriptions of GPUs, and jax's own meshes were others."""
+"""Tested: 0.10.0 to 0.10.2, 0.12.0.1. Earlier versions use other XLA GPU descriptions and other meshes."""
 
 TRITON = {"2.13": "==3.7.0"}
-"""By version of torch, where it is known: wheels for the CPU do not ask for any."""
+"""By version of torch, if known: wheels for the CPU do not require triton."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +52,29 @@ class Plugin:
     versions: dict[str, str]
     """Package -> version."""
     folder: Path
-    """What holds it; to be put on the child's path."""
+    """Folder to put on the child's path."""
     own_folder: bool
-    """False: it lies in the environment itself."""
+    """False: it is installed in the environment."""
     library: Path | None = None
     """The shared object of a PJRT plugin."""
     platform: str = ""
     """``cuda`` or ``rocm``."""
     note: str | None = None
-    """What is not possible with it."""
+    """Its limitations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPlugin:
-    """Why there is no such compiler here, and the command that changes it."""
+    """Why the compiler is not available here, and the command that installs it."""
 
     kind: Kind
     reason: str
     install: str | None
     wrong: bool = False
-    """Something is there that does not fit, or is damaged."""
+    """An installed compiler does not fit, or is damaged."""
     packages: tuple[str, ...] = ()
-    """What `perfscope setup` installs for it, as pip takes it; empty where something else is missing first."""
+    """Packages that `perfscope setup` installs for it, in pip's syntax; empty if something else must be installed
+    first."""
 
     def advice(self) -> str:
         """How to get it, for the end of an error."""
@@ -83,7 +84,7 @@ class MissingPlugin:
 
 
 def find(kind: Kind) -> Plugin | MissingPlugin:
-    """The compiler of a kind, or why there is none. Reads metadata and looks at files; nothing is imported."""
+    """The compiler of a kind, or why there is none. Reads metadata and files; imports nothing."""
     if kind == "torch":
         return _triton()
     jax = _version_of("jax", None)
@@ -103,16 +104,16 @@ def find(kind: Kind) -> Plugin | MissingPlugin:
 
 
 def plugin_folders() -> tuple[Path, ...]:
-    """The folders that ``PERFSCOPE_PLUGINS`` names, then those of `perfscope setup` for what is installed here."""
+    """The folders in ``PERFSCOPE_PLUGINS``, then those of `perfscope setup` for the installed versions."""
     named = [Path(folder).resolve() for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
     own = [folder for folder in map(setup_folder, KINDS) if folder is not None and folder.is_dir()]
     return (*named, *own)
 
 
 def setup_folder(kind: Kind) -> Path | None:
-    """Where `perfscope setup` puts a compiler: one folder for each version of its framework and of Python.
+    """Folder in which `perfscope setup` installs a compiler: one per version of its framework and of Python.
 
-    ``None`` where the framework is not installed.
+    ``None`` if the framework is not installed.
     """
     framework = "torch" if kind == "torch" else "jax"
     version = _version_of(framework, None)
@@ -123,7 +124,7 @@ def setup_folder(kind: Kind) -> Path | None:
 
 
 def data_folder() -> Path:
-    """The user's folder of data of perfscope: in ``XDG_DATA_HOME``, else where the system keeps such."""
+    """The user's data folder for perfscope: in ``XDG_DATA_HOME``, else the system's default."""
     named = os.environ.get("XDG_DATA_HOME", "")
     if named:
         return Path(named).absolute() / "perfscope"
@@ -145,7 +146,7 @@ def _gpu(kind: Kind, jax: str) -> Plugin | MissingPlugin:
             else:
                 versions = {f"jax-{generation}-pjrt": version}
                 kernels = _version_of(f"jax-{generation}-plugin", folder)
-                if kernels == jax:  # not needed to compile, also not for Pallas kernels through Triton
+                if kernels == jax:  # not needed to compile, even for Pallas kernels through Triton
                     versions[f"jax-{generation}-plugin"] = kernels
                 return Plugin(
                     kind=kind, versions=versions, folder=library.parents[2], own_folder=folder is not None,
@@ -161,7 +162,7 @@ def _libtpu(jax: str) -> Plugin | MissingPlugin:
     for folder, version in _find_package("libtpu"):
         library = _file("libtpu", folder, "libtpu/libtpu.so")
         if wanted and not _satisfies(version, wanted):
-            wrong.append(f"libtpu {version} {_location(folder)} does not fit jax {jax}, which asks for libtpu{wanted}")
+            wrong.append(f"libtpu {version} {_location(folder)} does not fit jax {jax}, which requires libtpu{wanted}")
         elif library is None:
             wrong.append(f"libtpu {version} {_location(folder)} lacks libtpu.so")
         else:
@@ -178,7 +179,7 @@ def _triton() -> Plugin | MissingPlugin:
         return MissingPlugin(
             kind="torch", reason="torch is not installed for this Python", install="pip install 'perfscope[torch]'"
         )
-    # The environment's own first: it is what a build of torch with CUDA brought, and what would be imported.
+    # The environment's own first: it came with a CUDA build of torch, and would be imported.
     for folder, version in sorted(_find_package("triton"), key=lambda candidate: candidate[0] is not None):
         init = _file("triton", folder, "triton/__init__.py")
         if init is not None:
@@ -190,7 +191,7 @@ def _triton() -> Plugin | MissingPlugin:
 
 
 def _missing(kind: Kind, reason: str, packages: tuple[str, ...], wrong: Sequence[str] = ()) -> MissingPlugin:
-    """``wrong``: what is there and does not fit."""
+    """``wrong``: the installed one, which does not fit."""
     return MissingPlugin(
         kind=kind, reason=wrong[0] if wrong else reason, install=f"perfscope setup {SETUP_NAMES[kind]}",
         wrong=bool(wrong), packages=packages,
@@ -198,12 +199,12 @@ def _missing(kind: Kind, reason: str, packages: tuple[str, ...], wrong: Sequence
 
 
 def required_triton(torch: str) -> str:
-    """What a version of torch asks of triton: ``==3.7.0``; empty where it is not specified."""
+    """Version of triton required by a version of torch: ``==3.7.0``; empty if not specified."""
     return required_version("torch", "triton") or TRITON.get(".".join(torch.split(".")[:2]), "")
 
 
 def _find_package(package: str) -> Iterator[tuple[Path | None, str]]:
-    """Where a package lies (``None``: in the environment) and its version; folders of ours come first."""
+    """Location of a package (``None``: in the environment) and its version; our folders come first."""
     for folder in (*plugin_folders(), None):
         version = _version_of(package, folder)
         if version is not None:
@@ -233,7 +234,7 @@ def _file(package: str, folder: Path | None, name: str) -> Path | None:
 
 
 def required_version(package: str, other: str) -> str | None:
-    """What a package's metadata asks of another: ``==0.0.42.*``. The first that states a version counts."""
+    """Version of another package required by a package's metadata: ``==0.0.42.*``. The first one stated counts."""
     for line in importlib.metadata.requires(package) or ():
         match = re.match(rf"{re.escape(other)}\s*\(?([=<>!~][^;)]*)", line)
         if match is not None:
@@ -242,7 +243,7 @@ def required_version(package: str, other: str) -> str | None:
 
 
 def _satisfies(version: str, wanted: str) -> bool:
-    """Whether a version is what ``==X`` or ``==X.*`` asks for; other requirements are left to pip."""
+    """Whether a version satisfies ``==X`` or ``==X.*``; other requirements are left to pip."""
     return not wanted.startswith("==") or f"{version}.".startswith(wanted[2:].rstrip("*").rstrip(".") + ".")
 
 
@@ -256,16 +257,16 @@ def _location(folder: Path | None) -> str:
     return f"in {folder.name} of {'perfscope setup' if folder.is_relative_to(data_folder()) else VARIABLE}"
 
 
-# Installs a compiler for a machine that is not there, with pip (or uv), into a folder of its own.
+# Installs a compiler for an absent machine with pip (or uv) into a separate folder.
 
 
 STDERR = 2
 
 
 def install(kind: Kind, *, tell: Callable[[str], None]) -> Plugin:
-    """The compiler of a kind, installed if it is not there. What the installer prints goes to stderr.
+    """The compiler of a kind, installed if necessary. The installer's output goes to stderr.
 
-    ``tell`` gets a line before a download. ``DataError``: jax or torch is missing, or it cannot be installed.
+    ``tell`` gets a line before a download. ``DataError``: jax or torch is missing, or the installation failed.
     """
     missing = find(kind)
     if isinstance(missing, Plugin):
@@ -280,19 +281,19 @@ def install(kind: Kind, *, tell: Callable[[str], None]) -> Plugin:
             draft = Path(scratch, "plugin")
             done = subprocess.run([*installer(), "--no-deps", "--target", str(draft), *missing.packages], stdout=STDERR)
             if done.returncode or not draft.is_dir():
-                raise DataError(f"{' '.join(missing.packages)}: could not be installed: the lines above say why")
+                raise DataError(f"{' '.join(missing.packages)}: could not be installed; see the lines above")
             shutil.rmtree(folder, ignore_errors=True)
             draft.rename(folder)
     except OSError as error:
         raise DataError(f"{folder}: cannot be written: {error.strerror or error}") from error
     installed = find(kind)
     if isinstance(installed, MissingPlugin):
-        raise DataError(f"{folder}: installed, and still not usable: {installed.reason}")
+        raise DataError(f"{folder}: installed, but not usable: {installed.reason}")
     return installed
 
 
 def remove(kind: Kind) -> Path | None:
-    """Remove what ``install`` made for the installed framework; its folder, ``None`` if there was none."""
+    """Remove the compiler installed for the current framework version; return its folder, or ``None``."""
     folder = setup_folder(kind)
     if folder is None or not folder.is_dir():
         return None
@@ -304,10 +305,10 @@ def remove(kind: Kind) -> Path | None:
 
 
 def installer() -> list[str]:
-    """The command that installs for this Python. ``DataError``: neither pip nor uv is here."""
+    """The command that installs for this Python. ``DataError`` if neither pip nor uv is available."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install"]
     uv = shutil.which("uv")
     if uv is None:
-        raise DataError("neither pip nor uv is here to install with: `python -m ensurepip` brings pip")
+        raise DataError("neither pip nor uv is installed; `python -m ensurepip` installs pip")
     return [uv, "pip", "install", "--python", sys.executable]

@@ -1,1 +1,1 @@
-"""Planning and compilation of PyTorch programs for machines that are not present."""
+"""Planning of PyTorch programs for absent machines."""

@@ -1,7 +1,7 @@
-"""PyTorch programs in the child: runs the program with fake tensors, has inductor plan its graphs, writes the plan.
+"""PyTorch programs in the child: runs the program with fake tensors, lets inductor plan its graphs, writes the plan.
 
 Nothing is computed and nothing large is allocated: a model of 7 billion parameters is planned on a laptop. Imported
-once the packages that planning needs are on the path.
+after the packages for planning are on the path.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 
 def plan_program(request: Request, send: EventWriter) -> None:
-    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` where nothing can be."""
+    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` if impossible."""
     compat.check()
     _Planning(request, send).run()
 
 
 def capability_of(architecture: object) -> tuple[int, int]:
-    """Compute capability of ``sm_90a``; that of an H100 where there is none (a GPU that is not NVIDIA's)."""
+    """Compute capability of ``sm_90a``; an H100's for a GPU of another vendor."""
     match = re.match(r"sm_(\d+)(\d)", str(architecture))
     return (int(match[1]), int(match[2])) if match else (9, 0)
 
 
 class _Planning:
-    """One program, from its first line to the file."""
+    """The planning of a program, from its first line to the file."""
 
     def __init__(self, request: Request, send: EventWriter) -> None:
         self._request, self._send = request, send
@@ -115,7 +115,7 @@ class _Planning:
         self.quiet = WatcherPause((self.steps.paused, self.watch.paused))
 
     def run(self) -> None:
-        """Run the program and write the plan, also of a program that failed."""
+        """Run the program and write the plan, also for a program that failed."""
         self.planner.install()
         self.dynamo_log.install()
         self.attention.install()
@@ -143,7 +143,7 @@ class _Planning:
         self._report_plan(plan, f"plans/{path.name}")
 
     def _report_plan(self, plan: TorchPlan, file: str) -> None:
-        """What the manifest says of it: one entry a graph, and one for a program that has none."""
+        """The manifest's entries: one per graph, and one for a program without graphs."""
         if not plan.graphs and (plan.eager_file or plan.outside_file):
             self._send("planned", program={"file": file, "name": "no graph", "function": plan.name, "calls": 1})
         for graph in plan.graphs:
@@ -183,11 +183,11 @@ class _Planning:
             self.steps.calls[number] += 1
 
     def _failure_text(self, error: BaseException) -> str:
-        """The program's own exception in a line, with its innermost line of the user's."""
+        """The program's exception in a line, with the user's innermost line."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if self.world.frames.is_user(frame.filename)]
         where = f" at {self.world.frames.name(own[-1].filename)}:{own[-1].lineno}" if own else ""
-        inner = getattr(error, "inner_exception", None)  # what torch's compiler wraps with its own advice
+        inner = getattr(error, "inner_exception", None)  # torch's compiler wraps it and adds advice
         if isinstance(inner, BaseException):
             error = inner
         text = " ".join(str(error).split())[:300]
@@ -240,11 +240,11 @@ class _Planning:
                 "pools that replays keep are in no peak"
             )
         if self.world.recurrent:
-            reasons.append("recurrent layers that run eagerly: cuDNN has kernels of its own; they count by their bytes")
-        if self.steps.source is None:
             reasons.append(
-                "steps: none were found, so all the program did stands for one, and its eager ops were not kept"
+                "recurrent layers that run eagerly use cuDNN's own kernels on the device; they are costed by bytes"
             )
+        if self.steps.source is None:
+            reasons.append("steps: none were found, so the whole program counts as one step, without its eager ops")
         reasons += self.steps.problems
         reasons += self.processes.not_covered()
         return list(dict.fromkeys(reasons))

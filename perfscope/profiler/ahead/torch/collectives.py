@@ -1,4 +1,4 @@
-"""What the arguments of a collective say: its kind, the bytes it moves, the ranks that take part."""
+"""Collectives from their arguments: kind, bytes moved, participating ranks."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ KINDS: tuple[tuple[str, CollectiveKind], ...] = (
     ("isend", "send"),
     ("monitoredbarrier", "barrier"),
     ("recv", "recv"),
-    ("reducescatter", "reduce-scatter"),  # before "reduce"
+    ("reducescatter", "reduce-scatter"),  # must come before "reduce"
     ("reduce", "reduce"),
     ("scatter", "scatter"),
     ("send", "send"),
     ("sharddimalltoall", "all-to-all"),
 )
-"""How the name of an op begins, without underscores -> kind. Forms of one kind (``_coalesced``, ``_into_tensor``)
-differ in how tensors are handed over."""
+"""Prefix of an op's name, without underscores -> kind. Forms of one kind (``_coalesced``, ``_into_tensor``) differ in
+how tensors are passed."""
 
 _RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
 _OPERANDS = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
@@ -51,7 +51,7 @@ _OPERANDS = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "ten
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """What the arguments of a collective say."""
+    """A collective as described by its arguments."""
 
     kind: CollectiveKind
     bytes: int
@@ -61,7 +61,7 @@ class Exchange:
 
 
 def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
-    """What a collective moves, and among whom. ``KeyError`` for an op that is none."""
+    """Bytes and ranks of a collective. ``KeyError`` for an op that is not a collective."""
     kind = collective_kind(func)
     if kind is None:
         raise KeyError(func._schema.name)
@@ -82,7 +82,7 @@ def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Excha
 
 
 def collective_kind(func: Any) -> CollectiveKind | None:
-    """The kind of an op of one of the `NAMESPACES`; ``None`` for one that exchanges in a way that is not known."""
+    """The kind of an op in one of the `NAMESPACES`; ``None`` for an unknown kind of exchange."""
     name = func._schema.name.partition("::")[2].replace("_", "")
     return next((kind for begin, kind in KINDS if name.startswith(begin)), None)
 
@@ -92,7 +92,7 @@ def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _first(named: dict[str, Any], names: Sequence[str]) -> list[Any]:
-    """The tensors of the first argument of these that there is."""
+    """The tensors of the first of these arguments that exists."""
     return list(tensors_in([named[name] for name in names if name in named][:1]))
 
 
@@ -105,10 +105,10 @@ def _pair(kind: CollectiveKind, named: dict[str, Any], ranks: tuple[int, ...]) -
     return (mine, other) if kind == "send" else (other, mine)
 
 
-# Sees the exchanges that a planned step asks for: what they move, among whom, from which line, and who waits for them.
+# Records the exchanges of a planned step: bytes, ranks, source line, and what waits for them.
 #
-# A collective is an op like any other to torch's dispatcher, also over tensors without data and over a process group
-# that exchanges nothing. Bytes are those of the tensors it is given.
+# To torch's dispatcher a collective is an op like any other, also for tensors without data and for a process group that
+# exchanges nothing. Bytes are those of the tensors passed.
 
 
 WAIT = "_c10d_functional.wait_tensor"
@@ -122,7 +122,7 @@ _ORIGIN_FILES: tuple[tuple[str, CollectiveOrigin], ...] = (
 
 
 class GroupTable:
-    """Ranks of process groups, each list of them once."""
+    """Ranks of process groups, each list once."""
 
     def __init__(self) -> None:
         self.lists: dict[tuple[int, ...], int] = {}
@@ -133,7 +133,7 @@ class GroupTable:
 
 
 class CollectiveRecorder:
-    """The collectives of one step after the other. ``now()``: where the step is; ``context()``: phase and line."""
+    """The collectives of each step. ``now()``: position in the step; ``context()``: phase and line."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class CollectiveRecorder:
         groups: GroupTable,
         problem: Callable[[str], None],
     ) -> None:
-        """``problem(text)``: is told in words what of the program could not be followed."""
+        """``problem(text)``: called with a sentence on what could not be followed."""
         self._context, self._groups, self._problem = context, groups, problem
         self._now = now
         CLOCK.now, CLOCK.waited, CLOCK.asked = now, self.waited, lambda: len(self._rows or ())
@@ -151,24 +151,24 @@ class CollectiveRecorder:
         self._results: dict[int, int] = {}
         self.left = 0
         self.every = 0
-        """Seen in the whole program, also outside of steps."""
+        """Collectives of the whole program, also outside of steps."""
 
     def install(self) -> None:
-        """Listen for waits from now on, beside the ops that are `seen`."""
+        """Listen for waits from now on, in addition to the ops that are `seen`."""
         compat.hook_waits(self.work_done)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._rows, self._works, self._results = [], {}, {}
         CLOCK.begin()
 
     def take(self) -> tuple[PlannedCollective, ...]:
-        """The collectives of the step, which is over."""
+        """Return the collectives of the finished step."""
         rows, self._rows = self._rows or [], None
         return tuple(rows)
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An op was run."""
+        """Handle an op that ran."""
         if getattr(func, "namespace", "") not in NAMESPACES:
             return
         name = func._schema.name.replace("::", ".")
@@ -176,7 +176,7 @@ class CollectiveRecorder:
             self._tensor_done(args[0])
             return
         if collective_kind(func) is None:
-            self._problem(f"{name}: what this op exchanges is not known; it counts as no collective")
+            self._problem(f"{name}: this op is unknown and not counted as a collective")
             return
         number = self.record(describe_collective(func, args, kwargs, result), name, collective_origin())
         if number is None:
@@ -188,9 +188,9 @@ class CollectiveRecorder:
                 self._results[id(tensor.untyped_storage())] = number
 
     def record(self, exchange: Exchange, op: str, by: CollectiveOrigin) -> int | None:
-        """Record a collective that begins now; its number in the step, ``None`` outside of steps and beyond the limit.
+        """Record a collective that begins now; return its number, ``None`` outside of steps and beyond the limit.
 
-        ``op``: torch's name of it; ``by``: the code that asks for it.
+        ``op``: torch's name of it; ``by``: the code that requests it.
         """
         self.every += 1
         rows = self._rows
@@ -222,7 +222,7 @@ class CollectiveRecorder:
         return len(rows) - 1
 
     def work_done(self, number: int | None) -> None:
-        """``Work.wait`` of a collective: the stream that is the current one waits for it."""
+        """Handle ``Work.wait`` of a collective: the current stream waits for it."""
         collective = self._works.pop(number, None) if number is not None else None
         if collective is not None:
             CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((collective,))))
@@ -233,14 +233,14 @@ class CollectiveRecorder:
             CLOCK.current.waits_for((CLOCK.seen()[0], frozenset((collective,))))
 
     def waited(self, number: int) -> None:
-        """From now on the program's own stream waits for the collective of that number."""
+        """Record that the program's stream waits for the collective of that number."""
         rows = self._rows
         if rows is not None and number < len(rows) and rows[number].until is None:
             rows[number] = replace(rows[number], until=self._now())
 
 
 def collective_origin() -> CollectiveOrigin:
-    """Whose code asks: the innermost frame that is of one of torch's ways to parallelize."""
+    """The requesting code: the innermost frame in one of torch's parallelism modules."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename.replace("\\", "/")
@@ -255,7 +255,7 @@ def _listed(result: Any) -> Sequence[Any]:
     return result if isinstance(result, (list, tuple)) else (result,)
 
 
-# The collectives inside of a planned graph: functional ones, which inductor calls as they are and waits for.
+# Collectives inside a planned graph: functional ones, which inductor calls unchanged and waits for.
 
 
 def graph_collectives(
@@ -264,9 +264,9 @@ def graph_collectives(
     place_of: Callable[[Iterable[Any]], Any],
     launches: Callable[[Any], bool],
 ) -> tuple[PlannedCollective, ...]:
-    """Those of a scheduled graph in the order in which inductor would run it; moments count its kernels.
+    """The collectives of a scheduled graph in inductor's order; positions count its kernels.
 
-    ``place_of(nodes)``: the user's line of nodes of the FX graph. ``launches(node)``: whether a node is a kernel.
+    ``place_of(nodes)``: the user's line of FX graph nodes. ``launches(node)``: whether a node is a kernel.
     """
     collectives: list[PlannedCollective] = []
     made: dict[Any, int] = {}
@@ -325,7 +325,7 @@ def _origins(node: Any) -> list[Any]:
 
 
 def _waited_for(origin: Any) -> Any:
-    """The FX node of the collective that a wait is for."""
+    """The FX node of the collective that a wait belongs to."""
     if str(origin.target._schema.name).replace("::", ".") != WAIT:
         return None
     node = origin.args[0]

@@ -1,7 +1,7 @@
-"""The private interfaces of torch that planning without a device needs, tried on torch 2.13.0 with triton 3.7.
+"""Private interfaces of torch needed for planning without a device, tested with torch 2.13.0 and triton 3.7.
 
-No other module of this folder uses one. `check` reports the first that is missing, in one line, before a program runs.
-Import this module only in the child process, which changes torch for good.
+No other module of this folder uses private interfaces. `check` reports the first missing one, in one line, before a
+program runs. Import this module only in the child process, which changes torch permanently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfscope.model.errors import DataError
 from perfscope.profiler.torch.compat import missing
 
 KNOWN_VERSION = "2.13"
-"""The torch that this was written for."""
+"""The torch version that this was written for."""
 
 _WRAPPER = "torch._inductor.codegen.wrapper"
 PRIVATE: dict[str, str] = {
@@ -71,11 +71,11 @@ PRIVATE: dict[str, str] = {
     "work of a collective": "torch._C._distributed_c10d.Work",
     "work of a fake collective": "torch._C._distributed_c10d.FakeWork",
 }
-"""What an interface gives -> where torch 2.13.0 has it."""
+"""Purpose of an interface -> its location in torch 2.13.0."""
 
 
 def check(places: Mapping[str, str] | None = None) -> None:
-    """Raise ``DataError`` with one line where this torch lacks what planning needs."""
+    """Raise ``DataError`` with one line if this torch lacks an interface for planning."""
     for interface in (PRIVATE if places is None else places).values():
         reason = missing(interface)
         if reason is not None:
@@ -91,9 +91,9 @@ def _private(name: str) -> Any:
 FakeTensor: Any = _private("fake tensors")
 FakeTensorMode: Any = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode
 DataDependentOutput: Any = _private("answers that depend on data")
-"""An op whose answer follows from data."""
+"""An op whose result depends on data."""
 DynamicOutputShape: Any = _private("sizes that depend on data")
-"""An op whose size of the result follows from data."""
+"""An op whose result size depends on data."""
 DispatchMode: Any = _private("dispatch modes")
 
 
@@ -123,13 +123,13 @@ def map_devices(tree: Any, change: Callable[[torch.device], torch.device]) -> An
 
 
 def without_modes() -> contextlib.AbstractContextManager[Any]:
-    """Inside, no dispatch mode acts: tensors are real."""
+    """Inside, no dispatch mode is active: tensors are real."""
     context: contextlib.AbstractContextManager[Any] = _private("leaving modes")()
     return context
 
 
 def fake_with_values(mode: Any, values: Any) -> Any:
-    """A fake tensor that knows its values, and so do elements of it and what is computed of single ones."""
+    """A fake tensor with known values, which its elements and results computed from single elements keep."""
     return mode.fake_tensor_converter.from_real_tensor(mode, values, make_constant=True)
 
 
@@ -140,13 +140,13 @@ def without_torch_functions() -> contextlib.AbstractContextManager[Any]:
 
 
 def below_autograd() -> contextlib.AbstractContextManager[Any]:
-    """Inside, autograd does not see ops."""
+    """Inside, autograd does not record ops."""
     context: contextlib.AbstractContextManager[Any] = torch._C._AutoDispatchBelowAutograd()
     return context
 
 
 def next_sequence() -> int:
-    """The number that autograd gives the next node of this thread."""
+    """The number that autograd will give to this thread's next node."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
@@ -156,18 +156,18 @@ def in_backward() -> bool:
 
 
 def backward_sequence() -> int | None:
-    """The sequence number of the autograd node that runs, ``None`` outside of one."""
+    """The sequence number of the running autograd node, ``None`` outside of one."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
 
 
 def at_end_of_backward(called: Callable[[], None]) -> None:
-    """Call it once, at the end of the backward pass that runs."""
+    """Call ``function`` once, at the end of the running backward pass."""
     _private("end of the backward")(called)
 
 
 def register_for_script(original: Any, made: Any) -> None:
-    """``torch.jit.script`` takes a function for the op that it stands for; of another one it would look for source."""
+    """``torch.jit.script`` uses a function in place of the op it implements, instead of searching its source."""
     from torch.jit import _builtins
 
     op = _builtins._find_builtin(original)
@@ -176,9 +176,9 @@ def register_for_script(original: Any, made: Any) -> None:
 
 
 def prefer_foreach() -> None:
-    """Have torch choose ``_foreach_*`` ops for fake CPU tensors by default, as it does for CUDA's, in this process.
+    """Make torch prefer ``_foreach_*`` ops for fake CPU tensors, as it does for CUDA tensors, in this process.
 
-    ``torch.optim`` and ``clip_grad_norm_`` take them where all tensors have a type and a device of two of its lists
+    ``torch.optim`` and ``clip_grad_norm_`` use them if all tensors have a type and a device in two of its lists
     (``torch/optim/optimizer.py``: ``_default_to_fused_or_foreach``); ``foreach=False`` still overrides it.
     """
     from torch.optim import optimizer, swa_utils
@@ -198,7 +198,7 @@ def prefer_foreach() -> None:
 
 
 def attention_math(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, **named: Any) -> Any:
-    """``scaled_dot_product_attention`` written out."""
+    """``scaled_dot_product_attention`` as separate ops."""
     return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, None, **named)[0]
 
 
@@ -220,14 +220,14 @@ def on_compilation(begins: Callable[[], None], ends: Callable[[], None]) -> None
 
 
 def compile_module(module: Any, backend: Callable[..., Any]) -> None:
-    """As ``module.compile()``, without the wrappers of watched calls, whose frame would be that of the graph.
+    """Like ``module.compile()``, without the wrappers of watched calls, whose frame would become the graph's.
 
-    That leaves modules of torch's own (``nn.Sequential``) to eager mode when they are outermost; here it does not.
+    The wrappers would leave torch's own modules (``nn.Sequential``) in eager mode if they are outermost.
     """
     if getattr(module, "_compiled_call_impl", None) is not None:
         return
     call = inspect.unwrap(type(module)._call_impl).__get__(module)
-    if (type(module).forward.__module__ or "").startswith("torch."):  # that of a GraphModule has none
+    if (type(module).forward.__module__ or "").startswith("torch."):  # a GraphModule's forward has none
         inline = _private("modules of torch's own")
         module._compiled_call_impl = torch.compile(inline(call), backend=backend)
     else:
@@ -236,7 +236,7 @@ def compile_module(module: Any, backend: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def keeping_dynamo_rules() -> Iterator[None]:
-    """Inside, dynamo does not build its rules again: they know ``torch.cuda`` as it was."""
+    """Inside, dynamo does not rebuild its rules, which were made before ``torch.cuda`` was changed."""
     rules: Any = importlib.import_module("torch._dynamo.trace_rules")
     clear, rules.clear_lru_cache = rules.clear_lru_cache, lambda: None
     try:
@@ -246,9 +246,9 @@ def keeping_dynamo_rules() -> Iterator[None]:
 
 
 def compile_outside_modes(ddp: Any) -> None:
-    """Let dynamo compile within ``forward`` of DistributedDataParallel outside of modes, as it does elsewhere.
+    """Let dynamo compile within DistributedDataParallel's ``forward`` outside of modes, as elsewhere.
 
-    Otherwise the mode of the plan would replace a view that is an input (``tokens[:, :-1]``) by a tensor of its own.
+    Otherwise the planning mode would replace a view that is an input (``tokens[:, :-1]``) by a new tensor.
     """
     from torch._dynamo.convert_frame import CatchErrorsWrapper
 
@@ -266,7 +266,7 @@ def compile_outside_modes(ddp: Any) -> None:
 
 
 def configure_inductor() -> None:
-    """Have the compiler keep no cache and use nothing that it knows of other runs, in this process."""
+    """Make the compiler use no caches and no results of other runs, in this process."""
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
     import torch._inductor.config as config
@@ -274,7 +274,7 @@ def configure_inductor() -> None:
     from torch._inductor import scheduler
 
     config.fx_graph_cache = config.fx_graph_remote_cache = False
-    dynamo.automatic_dynamic_local_pgo = False  # what other runs saw would change the plan
+    dynamo.automatic_dynamic_local_pgo = False  # results of other runs would change the plan
     config.compile_threads = 1
     functorch.enable_autograd_cache = False
     functorch.force_non_lazy_backward_lowering = True
@@ -283,7 +283,7 @@ def configure_inductor() -> None:
 
 
 def treat_cpu_as_device(properties: object) -> None:
-    """Have inductor write Triton for tensors of the CPU, by the rules of a device with these properties."""
+    """Make inductor write Triton for CPU tensors, by the rules of a device with these properties."""
     import torch._inductor.config as config
     from torch._dynamo.device_interface import CpuInterface
     from torch._inductor import scheduler
@@ -291,8 +291,8 @@ def treat_cpu_as_device(properties: object) -> None:
     config.cpu_backend = "triton"
     CpuInterface.get_device_properties = staticmethod(lambda *_: properties)
     CpuInterface.Worker.get_device_properties = staticmethod(lambda *_: properties)
-    # Every tensor stands for one of the device: merge loops and mix orders of reductions as there. With that, a
-    # scalar of the CPU is no scalar of the host.
+    # Every tensor counts as one of the device: loops are merged and reduction orders mixed as there. A CPU scalar is
+    # then not a scalar of the host.
     scheduler.BaseSchedulerNode.is_gpu = lambda node: True
     scheduler.Scheduler.update_zero_dim_cpu_tensor = lambda _: None
     scheduler._is_gpu_triton_backend = lambda *_: True
@@ -328,7 +328,7 @@ def hook_inductor(
 
 
 def compile_fx(module: Any, inputs: Any) -> Any:
-    """Inductor's entry, as hooked."""
+    """Inductor's entry point, as hooked."""
     return importlib.import_module("torch._inductor.compile_fx").compile_fx(module, inputs)
 
 
@@ -344,7 +344,7 @@ def inductor_settings(patches: dict[str, Any]) -> contextlib.AbstractContextMana
 
 
 def is_wait(kernel: Any) -> bool:
-    """Whether a scheduled node only waits for a collective: no launch of its own."""
+    """Whether a scheduled node only waits for a collective, without a launch."""
     return isinstance(getattr(kernel, "node", None), _private("waits of inductor"))
 
 
@@ -354,7 +354,7 @@ def is_collective(kernel: Any) -> bool:
 
 
 def is_launch(kernel: Any) -> bool:
-    """Whether a scheduled node is a launch: neither an allocation nor a wait nor a part of another call's results."""
+    """Whether a scheduled node is a launch: not an allocation, a wait, or a part of another call's results."""
     from torch._inductor import ir
 
     if isinstance(kernel, _private("kernels of inductor")) or is_wait(kernel):
@@ -367,25 +367,25 @@ def _dtype_bytes(dtype: Any) -> int:
 
 
 def read_bytes(name: str) -> int:
-    """Bytes of a buffer of the graph that is being lowered; 0 where there is none of that name."""
+    """Bytes of a buffer of the graph being lowered; 0 if the name is unknown."""
     buffer = _private("current graph").graph.try_get_buffer(name)
     return 0 if buffer is None else node_bytes(buffer)
 
 
 def node_bytes(buffer: Any) -> int:
-    """Bytes of a buffer; 0 where it has no layout or torch cannot say."""
+    """Bytes of a buffer; 0 if it has no layout or torch cannot compute it."""
     sizes = _private("current graph").graph.sizevars
     try:
         elements = 1
         for extent in buffer.get_size():
             elements *= int(sizes.optimization_hint(extent, fallback=0))
         return elements * _dtype_bytes(buffer.get_dtype())
-    except Exception:  # scalars, objects, views of nothing: no bytes worth a word
+    except Exception:  # scalars, objects, views of nothing: negligible
         return 0
 
 
 def buffer_bytes(graph: Any, name: str) -> int | None:
-    """Of a buffer that has memory of its own; ``None`` for a tuple of others, and for what writes into another."""
+    """Bytes of a buffer with its own memory; ``None`` for a tuple of others, and for a write into another buffer."""
     from torch._inductor import ir
 
     buffer = graph.name_to_buffer.get(name)
@@ -398,10 +398,10 @@ def buffer_bytes(graph: Any, name: str) -> int | None:
 
 
 def memory_lines(graph: Any) -> Iterator[tuple[str, str, str]]:
-    """What inductor's wrapper does with memory, after its own planning of it: (what, name, other name).
+    """Memory operations in inductor's wrapper, after its memory planning: (operation, name, other name).
 
     ``allocate``; ``free``; ``reuse``: the second takes over the memory of the first, which ends; ``alias``: the first
-    stays; ``unread``: memory is handed out in a way that is not followed here.
+    stays; ``unread``: memory is allocated in a way that is not followed here.
     """
     from torch._inductor.codegen import wrapper as lines
 
@@ -422,7 +422,7 @@ def memory_lines(graph: Any) -> Iterator[tuple[str, str, str]]:
         elif isinstance(line, lines.FreeLine):
             yield "free", line.node.get_name(), ""
         elif isinstance(line, lines.ExternKernelAllocLine):
-            # the results of one call exist when it returns; their names follow after what is freed after it
+            # all results of a call exist when it returns, although their names follow after later frees
             for name in (line.node.get_name(), *parts.get(line.node.get_name(), ())):
                 yield "allocate", name, ""
         elif isinstance(line, lines.MultiOutputLine):
@@ -446,7 +446,7 @@ def load_fake_groups() -> None:
 
 
 def hook_waits(waited: Callable[[Any], None]) -> None:
-    """Call ``waited(number)`` where the program waits for the work of a collective."""
+    """Call ``waited(number)`` when the program waits for a collective's work."""
     kinds: tuple[Any, ...] = (_private("work of a fake collective"), _private("work of a collective"))
     for kind in kinds:
         original = kind.wait
@@ -459,7 +459,7 @@ def hook_waits(waited: Callable[[Any], None]) -> None:
 
 
 def work_number(result: Any) -> int | None:
-    """The number of the work that an op gives back, where it is one."""
+    """The number of the work that an op returns, if it does."""
     if isinstance(result, torch.Tensor) or not hasattr(result, "_type"):
         return None
     try:
@@ -469,7 +469,7 @@ def work_number(result: Any) -> int | None:
 
 
 def group_ranks(named: dict[str, Any]) -> tuple[int, ...]:
-    """Global ranks of the group that an op is given, by object or by name."""
+    """Global ranks of the group passed to an op, as object or name."""
     from torch.distributed import distributed_c10d as c10d
 
     group = named.get("process_group")
@@ -481,15 +481,15 @@ def group_ranks(named: dict[str, Any]) -> tuple[int, ...]:
 
 
 def active_ddp(module: Any) -> contextlib.AbstractContextManager[None]:
-    """Inside, dynamo splits graphs at the buckets of a DistributedDataParallel, as it does in its ``forward``."""
+    """Inside, dynamo splits graphs at the buckets of a DistributedDataParallel, as in its ``forward``."""
     context: contextlib.AbstractContextManager[None] = module._inside_ddp_forward()
     return context
 
 
 def buckets_in_reverse(parameters: Sequence[Any], first_cap: int, cap: int) -> list[list[int]]:
-    """Indices of the parameters in each bucket of DistributedDataParallel, in the order in which they are sent.
+    """Indices of the parameters in each bucket of DistributedDataParallel, in sending order.
 
-    Torch's own assignment, of the parameters in the reverse order of their registration: gradients come so. Caps are
+    Torch's own assignment, for parameters in reverse order of registration, which is the order of gradients. Caps are
     in bytes, ``first_cap`` for the first bucket of a dtype.
     """
     given = list(reversed(parameters))

@@ -1,7 +1,7 @@
 """The compiler of a planned program: dynamo, which reports breaks and recompilations, and inductor, which plans graphs.
 
-Inductor lowers, schedules and fuses a graph and writes its Triton source, and stops before anything is compiled. Its
-Triton backend works on tensors of the CPU (``config.cpu_backend``), which needs the triton package and neither a driver
+Inductor lowers, schedules and fuses a graph and writes its Triton source, and is stopped before anything is compiled.
+Its Triton backend works on CPU tensors (``config.cpu_backend``), which needs the triton package but neither a driver
 nor a compiler.
 """
 
@@ -31,7 +31,7 @@ from perfscope.profiler.torch.op_graph.frames import Frames
 
 
 def graph_to_host(module: Any) -> None:
-    """A graph that makes tensors on ``cuda`` makes them on the CPU."""
+    """A graph changed so that tensors it makes on ``cuda`` are made on the CPU."""
     if not isinstance(module, torch.fx.GraphModule):
         return
     for node in module.graph.nodes:
@@ -41,29 +41,29 @@ def graph_to_host(module: Any) -> None:
 
 
 UNSUPPORTED_BACKENDS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
-"""Settings that run kernels to choose among them: not here."""
+"""Settings that would run kernels to choose among them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ScheduledGraph:
-    """What inductor has decided of one graph, alive only while it is looked at."""
+    """Inductor's decisions for one graph, valid only while it is examined."""
 
     scheduler: Any
     graph: Any
-    """``GraphLowering``."""
+    """A ``GraphLowering``."""
     backward: bool
     inference: bool
     compile_id: str
     refusals: list[Refusal]
     overflow: int
     kernel_names: dict[str, str] = field(default_factory=dict)
-    """Scheduler node to the name of the Triton kernel it is in."""
+    """Scheduler node -> name of its Triton kernel."""
     saved: int = 0
     """Bytes a forward keeps for its backward."""
 
 
 class InductorPlanner:
-    """Listens to inductor. ``planned(scheduled)`` gets each graph and returns a number by which it is known."""
+    """Listener for inductor. ``planned(scheduled)`` gets each graph and returns its number."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class InductorPlanner:
         held: Callable[[int | None, list[Any]], AbstractContextManager[Callable[[Any], None]]],
         properties: object,
     ) -> None:
-        """Take the listeners.
+        """Keep the callbacks.
 
-        ``called(number)``: a planned graph is run; ``failed(reason)``: one could not be planned; ``around()`` is
+        ``called(number)``: a planned graph runs; ``failed(reason)``: a graph could not be planned; ``around()`` is
         entered while inductor works, ``paused()`` while a graph runs in place of its kernels. ``held(number, inputs)``
-        is around that run, which empties the inputs as the real one does; what it gives is told the results.
-        ``properties``: what inductor is told of the device; by the number of its cores it splits reductions.
+        is entered around that run, which empties the inputs as the real one does; its value is called with the results.
+        ``properties``: device properties for inductor, which splits reductions by the number of cores.
         """
         self._planned, self._called, self._failed, self._around, self._paused = planned, called, failed, around, paused
         self._held = held
@@ -91,12 +91,12 @@ class InductorPlanner:
         self._kernel_names: dict[str, str] = {}
         self._saved = 0
         self.tuned = False
-        """Whether the program asked for autotuning, which is not planned."""
+        """Whether the program requested autotuning, which is not planned."""
         self.replayed = False
-        """Whether it asked for CUDA graphs."""
+        """Whether it requested CUDA graphs."""
 
     def install(self) -> None:
-        """Change inductor in this process; ``DataError`` in one line where this torch's is not one that is known."""
+        """Change inductor in this process; ``DataError`` with one line for an unsupported torch."""
         try:
             compat.configure_inductor()
             compat.treat_cpu_as_device(self._properties)
@@ -134,7 +134,7 @@ class InductorPlanner:
             compat.lower(module, inputs, named)
         except _PlannedError as planned:
             number = planned.number
-        except Exception as error:  # the program goes on with this graph as it is
+        except Exception as error:  # the program continues with this graph unchanged
             what = str(error).strip().splitlines()
             self._failed(f"{type(error).__name__}: {what[0] if what else ''}")
 
@@ -149,7 +149,7 @@ class InductorPlanner:
             return made
 
         boxed: Any = run
-        boxed._boxed_call = True  # AOTAutograd then gives up what it has no other use for
+        boxed._boxed_call = True  # AOTAutograd then frees it if it has no other use
         return boxed
 
     def _refused(self, first: Any, second: Any, reason: str, arguments: tuple[Any, ...]) -> None:
@@ -163,7 +163,7 @@ class InductorPlanner:
             self._overflow += 1
 
     def _look(self, graph: Any) -> Any:
-        """In place of ``GraphLowering.compile_to_module``: everything is decided, nothing is compiled."""
+        """Replaces ``GraphLowering.compile_to_module``: everything is decided, nothing is compiled."""
         graph.codegen()
         scheduled = ScheduledGraph(
             scheduler=graph.scheduler,
@@ -180,7 +180,7 @@ class InductorPlanner:
 
 
 class _PlannedError(BaseException):
-    """Ends inductor's work once the plan has been looked at. No ``Exception``, which inductor would wrap."""
+    """Ends inductor's work after the plan was read. Not an ``Exception``, which inductor would wrap."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -188,7 +188,7 @@ class _PlannedError(BaseException):
 
 
 def _saved_bytes(module: Any) -> int:
-    """Bytes of what a graph gives back and the program does not see, its own inputs aside: kept for the backward."""
+    """Bytes of a graph's hidden results without its own inputs: kept for the backward."""
     output = next(node for node in module.graph.nodes if node.op == "output")
     seen = set(output.meta.get("user_visible_output_idxs", ()))
     kept = {
@@ -205,12 +205,12 @@ def _saved_bytes(module: Any) -> int:
     )
 
 
-# What dynamo says while it looks at frames: whose they are, where graphs break, why a frame is compiled again.
+# Dynamo's reports on frames: their origin, graph breaks, and reasons of recompilations.
 
 
 _OWN_FOLDER = Path(__file__).parents[1]
 _OUTERMOST = "torch/_dynamo/external_utils.py"
-"""Around a module of torch's own that is called first of all."""
+"""Frames around a module of torch that is called outermost."""
 
 _FILE = re.compile(r'(File "|user code at |falling back to eager[^\n]*? at |line \d+ of )(/[^":\n]+|[A-Za-z]:[^":\n]+)')
 _PATH = re.compile(r"(?<![\w/.+-])/(?:[\w.+-]+/)+[\w.+-]+\.py\b")
@@ -218,7 +218,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
 def _listed(payload: Any) -> list[Any]:
-    """Reasons of a recompilation: a JSON list, or (one guard, torch since 2.11) plain text."""
+    """Reasons of a recompilation: a JSON list, or plain text (one guard, torch since 2.11)."""
     try:
         reasons = json.loads(payload) if isinstance(payload, str) else payload
     except ValueError:
@@ -227,16 +227,16 @@ def _listed(payload: Any) -> list[Any]:
 
 
 class DynamoLog(logging.Handler):
-    """A handler of torch's structured trace that keeps breaks and recompilations, and forgets the rest."""
+    """A handler of torch's structured trace that keeps breaks and recompilations only."""
 
     def __init__(self, frames: Frames) -> None:
         super().__init__()
         self._frames = frames
         self._interned: dict[int, str] = {}
         self.functions: dict[str, tuple[str, PlanLine | None]] = {}
-        """Compile id to name of the frame's function, and its first line."""
+        """Compile id -> name of the frame's function, and its first line."""
         self._own: set[str] = set()
-        """Compile ids of frames of our own, which stand before functions of torch's."""
+        """Compile ids of perfscope's frames, which precede functions of torch."""
         self._breaks: list[tuple[str, str]] = []
         self._recompiles: list[tuple[str, tuple[str, ...]]] = []
 
@@ -246,14 +246,14 @@ class DynamoLog(logging.Handler):
         add_trace_handler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record; it never raises."""
+        """Handle a record; never raises."""
         try:
             self._take(record.metadata, getattr(record, "payload", None))  # type: ignore[attr-defined]
         except Exception:
             logging.getLogger(__name__).debug("a record of torch's compiler was not understood", exc_info=True)
 
     def breaks(self) -> tuple[PlanBreak, ...]:
-        """Graph breaks in the order they were found, equal ones once."""
+        """Graph breaks in the order they were found, duplicates removed."""
         rows = []
         for compile_id, text in dict.fromkeys(self._breaks):
             if compile_id in self._own:
@@ -304,7 +304,7 @@ class DynamoLog(logging.Handler):
         self.functions[compile_id] = (function, line)
 
     def _shown(self, text: str) -> str:
-        """Without this machine's folders and without addresses, which differ from run to run."""
+        """The text without this machine's folders and without addresses, which differ between runs."""
         text = _FILE.sub(lambda match: match[1] + self._frames.name(match[2]), text)
         text = _PATH.sub(lambda match: self._frames.name(match[0]), text)
         return _ADDRESS.sub("0x", text)[:MAX_TEXT]

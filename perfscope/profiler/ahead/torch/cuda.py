@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` and ``torch.accelerator`` answer a planned program: a device like the target, always idle."""
+"""Answers of ``torch.cuda`` and ``torch.accelerator`` for a planned program: a device like the target, always idle."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ _ZERO = (
     "utilization", "memory_cached", "max_memory_cached",
 )  # fmt: skip
 _CONSTRUCTORS = ("tensor", "as_tensor", "asarray")
-"""Functions of torch that would ask for the driver where their device is ``cuda``."""
+"""Functions of torch that would call the driver if their device is ``cuda``."""
 _FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "randn", "zeros")
-"""Functions of torch that would ask for the driver where their device is a number."""
+"""Functions of torch that would call the driver if their device is a number."""
 
 
 class FakeCuda:
-    """Installs the answers in this process; ``hidden()`` takes the claim that there is a device back for a while.
+    """Installs the answers in this process; inside ``hidden()`` no device is reported.
 
-    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` as the target has them, 0 where not known.
-    ``on_device(tensor)`` is called with each tensor that the program asks for on ``cuda``. ``compiling()`` tells
-    whether it is dynamo that asks.
+    ``capability``: ``(9, 0)``; ``memory_bytes`` and ``cores`` of the target, 0 if unknown. ``on_device(tensor)`` is
+    called with each tensor requested on ``cuda``. ``compiling()`` returns whether dynamo is the caller.
     """
 
     def __init__(
@@ -56,10 +55,10 @@ class FakeCuda:
         )  # fmt: skip
         self._truth: list[tuple[Any, str, Any]] = []
         self.autocast = False
-        """Whether the program entered ``autocast`` for CUDA, which keeps other ops in float32 than that of the CPU."""
+        """Whether the program entered ``autocast`` for CUDA, which keeps other ops in float32 than the CPU's."""
 
     def install(self) -> None:
-        """Change ``torch.cuda`` and ``torch.accelerator`` for good."""
+        """Change ``torch.cuda`` and ``torch.accelerator`` permanently."""
         answers = [(torch.cuda, self._answers()), (torch.accelerator, self._accelerator_answers())]
         for module, named in answers:
             for name, answer in named.items():
@@ -68,7 +67,7 @@ class FakeCuda:
                     setattr(module, name, answer)
         host: Any = torch.cpu
         for name, answer in CLOCK.answers().items():
-            if hasattr(host, name):  # FSDP2 takes the streams of the device that tensors are on
+            if hasattr(host, name):  # FSDP2 uses the streams of the tensors' device
                 setattr(host, name, answer)
         torch.Generator = _Generator
         torch.Tensor.pin_memory = lambda tensor, *_: tensor
@@ -78,7 +77,7 @@ class FakeCuda:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """While torch's own compiler asks, which must not believe that there is a GPU."""
+        """Inside, no GPU is reported, for torch's own compiler."""
         shown = [(module, name, getattr(module, name)) for module, name, _ in self._truth]
         for module, name, answer in self._truth:
             setattr(module, name, answer)
@@ -89,7 +88,7 @@ class FakeCuda:
                 setattr(module, name, answer)
 
     def _autocast_on_host(self) -> None:
-        """``autocast("cuda")`` acts on tensors that are made on the CPU here."""
+        """``autocast("cuda")`` applies to tensors made on the CPU here."""
         kind: Any = torch.autocast
         original, answers = kind.__init__, self
 
@@ -109,7 +108,7 @@ class FakeCuda:
             "is_available": _true,
             "is_initialized": _true,
             "device_count": lambda: self.count,
-            "is_current_stream_capturing": _false,  # which a build with CUDA asks the driver
+            "is_current_stream_capturing": _false,  # a build with CUDA would call the driver for it
             "is_bf16_supported": lambda *_, **__: self.capability >= (8, 0),
             "get_device_name": lambda *_: self.name,
             "get_device_capability": lambda *_: self.capability,
@@ -127,7 +126,7 @@ class FakeCuda:
         }
 
     def _accelerator_answers(self) -> dict[str, Any]:
-        """As `_answers`; to dynamo, which would put the current stream into its graphs, there is no accelerator."""
+        """As `_answers`; dynamo sees no accelerator, because it would put the current stream into its graphs."""
         return {
             **dict.fromkeys(_NOTHING, _nothing),
             **dict.fromkeys(_ZERO, _zero),
@@ -142,12 +141,12 @@ class FakeCuda:
             "memory_stats": lambda *_: {},
             "get_memory_info": lambda *_: (self.memory_bytes, self.memory_bytes),
             "current_stream": lambda *_: CLOCK.current,
-            "set_stream": lambda stream: CLOCK.set_current(stream),  # dynamo refuses one function under two names
+            "set_stream": lambda stream: CLOCK.set_current(stream),  # dynamo refuses one function with two names
             "synchronize": lambda *_: CLOCK.synchronize(),
         }
 
     def properties(self) -> SimpleNamespace:
-        """What ``get_device_properties`` answers; registers and threads as NVIDIA GPUs since Volta have, but Turing."""
+        """Result of ``get_device_properties``; registers and threads as on NVIDIA GPUs since Volta, except Turing."""
         major, minor = self.capability
         return SimpleNamespace(
             name=self.name,
@@ -181,19 +180,19 @@ def _false(*_: Any) -> bool:
 
 
 def on_host(argument: Any) -> Any:
-    """A CUDA device, named or not, as the CPU; anything else as it is."""
+    """The CPU for a CUDA device; any other value unchanged."""
     if isinstance(argument, str):
         return "cpu" if argument == "cuda" or argument.startswith("cuda:") else argument
     return torch.device("cpu") if isinstance(argument, torch.device) and argument.type == "cuda" else argument
 
 
 def _device_on_host(argument: Any) -> Any:
-    """As `on_host`, also for a device by its number, as `tensor.to(rank)` has it."""
+    """As `on_host`, also for a device number, as in `tensor.to(rank)`."""
     return "cpu" if type(argument) is int else on_host(argument)
 
 
 def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
-    """Make on the CPU what is asked for on ``cuda`` and would ask for its driver before a mode sees it.
+    """Make tensors requested on ``cuda`` on the CPU, if torch would call the driver before a mode sees the request.
 
     ``on_device(tensor)`` is called with each such tensor.
     """
@@ -257,15 +256,15 @@ def _device_by_name(original: Any) -> Any:
 
 
 class _Generator(torch.Generator):  # type: ignore[misc]
-    """A generator of the CPU, whatever device it is for."""
+    """A CPU generator, whatever its device."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        """Make it."""
+        """Create it."""
         return super().__new__(cls, "cpu")
 
 
 def _load_data_in_process() -> None:
-    """Workers of a ``DataLoader`` would make real data in other processes."""
+    """Disable workers of a ``DataLoader``, which would make real data in other processes."""
     from torch.utils.data import DataLoader
 
     original = DataLoader.__init__
@@ -281,36 +280,37 @@ def _load_data_in_process() -> None:
     DataLoader.__init__ = alone
 
 
-# Streams and events: what each has seen of the others.
+# Streams and events, as the work that each has waited for.
 #
-# Nothing runs, so a stream is only what work given to it would wait for: the program's own work up to a moment, and
-# collectives. Work that is no collective counts as given to the program's own (first) stream, whichever it is given to.
+# Nothing runs, so a stream is only the work that later work on it would wait for: the program's own work up to a
+# position, and collectives. Work other than collectives counts for the program's (first) stream, whichever stream it is
+# given to.
 
 BEGIN = StepPosition(ops=0)
 StreamState = tuple[StepPosition, frozenset[int]]
-"""(the program's own work up to then, collectives) that must be done."""
+"""(position of the program's own work, collectives) that must be done."""
 
 
 class StreamClock:
-    """The streams of this process, which are those of `CLOCK`."""
+    """The streams of this process, those of `CLOCK`."""
 
     def __init__(self) -> None:
         self.now: Callable[[], StepPosition] = lambda: BEGIN
-        """The moment of the step."""
+        """The position in the step."""
         self.waited: Callable[[int], None] = lambda collective: None
-        """Called when the program's own stream waits for a collective from now on."""
+        """Called when the program's stream waits for a collective from now on."""
         self.asked: Callable[[], int] = lambda: 0
-        """The number of collectives that the step has asked for."""
+        """Number of collectives requested by the step so far."""
         self.step = 0
         self.main: Any = None
         self.current: Any = None
 
     def begin(self) -> None:
-        """A step begins: what earlier ones left is done."""
+        """Begin a step: earlier work is done."""
         self.step += 1
 
     def seen(self) -> StreamState:
-        """What work that is asked for now would wait for."""
+        """The work that a request made now would wait for."""
         state: StreamState = self.current.seen()
         return state
 
@@ -320,12 +320,12 @@ class StreamClock:
             self.waited(collective)
 
     def set_current(self, stream: Any) -> None:
-        """As ``torch.cuda.set_stream``."""
+        """Replacement of ``torch.cuda.set_stream``."""
         self.current = stream
 
     @contextmanager
     def on(self, stream: Any = None) -> Iterator[None]:
-        """As ``torch.cuda.stream``."""
+        """Replacement of ``torch.cuda.stream``."""
         before = self.current
         if isinstance(stream, Stream):
             self.current = stream
@@ -335,7 +335,7 @@ class StreamClock:
             self.current = before
 
     def answers(self) -> dict[str, Any]:
-        """What ``torch.cuda`` and ``torch.cpu`` have in place of their own: a class for each class."""
+        """Replacements of the classes in ``torch.cuda`` and ``torch.cpu``."""
         functions = {
             "current_stream": lambda *_, **__: self.current,
             "default_stream": lambda *_, **__: self.main,
@@ -350,44 +350,44 @@ CLOCK = StreamClock()
 
 
 class _Marked:
-    """What must be done before something; nothing in a step after that in which it was marked."""
+    """Work that must be done at a mark; empty in later steps."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._step = -1
         self._seen: StreamState = (BEGIN, frozenset())
 
     def seen(self) -> StreamState:
-        """What work that comes after it waits for."""
+        """The work that later work waits for."""
         return self._seen if self._step == CLOCK.step else (BEGIN, frozenset())
 
     def mark(self, seen: StreamState) -> None:
-        """It stands for this from now on."""
+        """Set the mark to the current state."""
         self._step, self._seen = CLOCK.step, seen
 
     def synchronize(self) -> None:
-        """The host waits, so all that it asks for later comes after."""
+        """The host waits, so its later requests come after."""
         CLOCK.main.waits_for(self.seen())
 
     def query(self) -> bool:
-        """Idle, or reached."""
+        """Return True: idle, or reached."""
         return True
 
     def is_capturing(self) -> bool:
-        """Nothing is captured into a CUDA graph."""
+        """Return False: no CUDA graph is captured."""
         return False
 
 
 class Stream(_Marked):
-    """Stands for ``torch.cuda.Stream``: what work that is given to it next would wait for."""
+    """Replaces ``torch.cuda.Stream``: what work given to it next would wait for."""
 
     cuda_stream = 0
 
     def seen(self) -> StreamState:
-        """Of the program's own stream: all of its work up to now."""
+        """For the program's stream: all of its work so far."""
         return (CLOCK.now(), frozenset()) if self is CLOCK.main else super().seen()
 
     def waits_for(self, seen: StreamState) -> None:
-        """From now on."""
+        """Wait for a collective from now on."""
         position, collectives = seen
         if self is CLOCK.main:
             for collective in sorted(collectives):
@@ -398,14 +398,14 @@ class Stream(_Marked):
         self.mark((latest, others | collectives))
 
     def wait_stream(self, other: Any) -> None:
-        """As torch's; also for an event."""
+        """As in torch; also for an event."""
         if isinstance(other, _Marked):
             self.waits_for(other.seen())
 
     wait_event = wait_stream
 
     def record_event(self, event: Any = None) -> Event:
-        """As torch's."""
+        """As in torch."""
         recorded = event if isinstance(event, Event) else Event()
         recorded.record(self)
         return recorded
@@ -415,36 +415,36 @@ CLOCK.main = CLOCK.current = Stream()
 
 
 class Event(_Marked):
-    """Stands for ``torch.cuda.Event``: a moment of a stream."""
+    """Replaces ``torch.cuda.Event``: a position on a stream."""
 
     def record(self, stream: Any = None) -> None:
-        """As torch's."""
+        """As in torch."""
         self.mark((stream if isinstance(stream, Stream) else CLOCK.current).seen())
 
     def wait(self, stream: Any = None) -> None:
-        """As torch's."""
+        """As in torch."""
         (stream if isinstance(stream, Stream) else CLOCK.current).wait_event(self)
 
     def elapsed_time(self, other: Any) -> float:
-        """No time passes, in ms."""
+        """Return 0 ms: no time passes."""
         return 0.0
 
 
-# Which path ``scaled_dot_product_attention`` takes on the target, asked of the target and not of this machine.
+# The path of ``scaled_dot_product_attention`` on the target instead of this machine.
 #
-# Torch chooses in C++ on the device, and a torch without CUDA would choose for a CPU. The rule here follows what torch
-# documents of its fused kernels for CUDA (flash, memory-efficient, cuDNN). A fused path is planned as torch's one fused
-# kernel for the CPU, which reads and writes the same: queries, keys, values, output and the logarithms of the sums.
+# Torch chooses in C++ on the device, and a torch without CUDA would choose for a CPU. The rule here follows torch's
+# documentation of its fused kernels for CUDA (flash, memory-efficient, cuDNN). A fused path is planned as torch's one
+# fused kernel for the CPU, with the same traffic: queries, keys, values, output and the logarithms of the sums.
 
 
 MAX_HEAD_SIZE = 256
-"""Features of a head that the flash kernels take."""
+"""Largest head size of the flash kernels, in features."""
 FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""float32 is taken by the memory-efficient kernel."""
+"""float32 is supported by the memory-efficient kernel."""
 
 
 class AttentionRule:
-    """Counts the calls that take each path; ``math``: written out, because no fused kernel takes them."""
+    """Counts the calls per path; ``math``: separate ops, because no fused kernel supports the call."""
 
     def __init__(self) -> None:
         self.paths: Counter[str] = Counter()
@@ -452,7 +452,7 @@ class AttentionRule:
         self._math: Any = None
 
     def install(self) -> None:
-        """Register the rule for the tensors that stand for those of the device, over torch's own choice."""
+        """Register the rule for the tensors that represent those of the device, over torch's own choice."""
         self._library = torch.library.Library("aten", "IMPL")
         for key in ("CPU", "AutogradCPU"):
             self._library.impl("scaled_dot_product_attention", self._attend, key, allow_override=True)
@@ -481,12 +481,12 @@ class AttentionRule:
             key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
-        # Dropout is drawn inside the fused kernels of the device: no traffic of its own.
+        # Dropout is drawn inside the fused kernels of the device, without additional traffic.
         return compat.attention_fused(query, key, value, attn_mask, is_causal, scale)
 
 
 def fusion_refusal(query: Any, key: Any, value: Any) -> str | None:
-    """Why no fused kernel of the target takes the call, or ``None``."""
+    """Why no fused kernel of the target supports the call, or ``None``."""
     backends = torch.backends.cuda
     if not (backends.flash_sdp_enabled() or backends.mem_efficient_sdp_enabled() or backends.cudnn_sdp_enabled()):
         return "the program allows the math path only (sdpa_kernel)"

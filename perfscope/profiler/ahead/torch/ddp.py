@@ -1,7 +1,7 @@
-"""DistributedDataParallel over tensors without data: a model of its buckets in place of its reducer.
+"""DistributedDataParallel over tensors without data: a model of its buckets replaces its reducer.
 
-Torch's reducer is C++ and needs memory behind its tensors. The model asks torch for the buckets, counts gradients as
-they become ready, and records an all-reduce for each complete bucket; no op is dispatched for it.
+Torch's reducer is C++ and needs memory in its tensors. The model gets the buckets from torch, counts gradients as they
+become ready, and records an all-reduce for each complete bucket; no op is dispatched for it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SPARSE = (
 )
 MIXED = (
     "DistributedDataParallel(mixed_precision=...) is not covered by a plan: its reducer holds copies of all parameters "
-    "that no rule tells of (autocast is covered)"
+    "that the plan does not model (autocast is covered)"
 )
 HOOKS = (
     "communication hooks of DistributedDataParallel are not covered: gradients are modelled as all-reduced whole, in "
     "their own dtype"
 )
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Torch's own caps where the program names none."""
+"""Torch's own caps if the program sets none."""
 
 
 def install_ddp_model(
@@ -43,7 +43,7 @@ def install_ddp_model(
     """Change ``DistributedDataParallel`` in this process.
 
     ``buckets(all)``: called with the buckets of a module; ``held(tensor)``: called with the memory of a bucket;
-    ``problem(text)``: called with what the plan does not cover.
+    ``problem(text)``: called with a sentence on what the plan does not cover.
     """
     kind: Any = torch.nn.parallel.DistributedDataParallel
     signature = inspect.signature(kind.__init__)
@@ -56,7 +56,7 @@ def install_ddp_model(
             raise RuntimeError(MIXED)
         super(kind, self).__init__()
         self.module = options["module"]
-        self.device_ids = self.output_device = None  # tensors of the device are tensors of the CPU here
+        self.device_ids = self.output_device = None  # here, tensors of the device are CPU tensors
         mesh = options.get("device_mesh")
         self.process_group = options["process_group"] if mesh is None else mesh.get_group(mesh_dim=0)
         self.process_group = self.process_group or distributed.group.WORLD
@@ -93,7 +93,7 @@ def install_ddp_model(
 
 
 class BucketModel:
-    """Answers as ``DistributedDataParallel.reducer``."""
+    """Replaces ``DistributedDataParallel.reducer``."""
 
     def __init__(self, module: Any, first_cap: int, held: Callable[[Any], None], recorder: CollectiveRecorder) -> None:
         self._module, self._recorder = module, recorder
@@ -109,7 +109,7 @@ class BucketModel:
         self._countdown = BucketCountdown(assigned)
         self._expecting = self._ending = False
         self._sent: list[int] = []
-        # With gradient_as_bucket_view the gradients are the memory of the buckets.
+        # With gradient_as_bucket_view the gradients are in the memory of the buckets.
         self._memory = [
             torch.empty(sum(part.numel() for part in bucket), dtype=bucket[0].dtype, device=bucket[0].device)
             for bucket in ([] if module.gradient_as_bucket_view else members)
@@ -164,11 +164,11 @@ class BucketModel:
         return self._recorder.record(exchange, op, "DistributedDataParallel")
 
     def _finish(self) -> None:
-        """End of the backward pass: send what is left and wait for all of it."""
+        """End of the backward pass: send the rest and wait for all."""
         self._expecting = False
         self._send(self._countdown.rest())
         if self._module.find_unused_parameters and not self._module.static_graph:
-            self._reduce(4 * len(self._parameters), "int32")  # which parameters were used
+            self._reduce(4 * len(self._parameters), "int32")  # whether all parameters were used
         for number in self._sent:
             self._recorder.waited(number)
         self._sent.clear()
@@ -183,7 +183,7 @@ def _dtype(tensor: Any) -> str:
 
 
 class BucketCountdown:
-    """Which buckets are complete as gradients become ready; a bucket waits for the buckets before it."""
+    """Finds complete buckets as gradients become ready; a bucket waits for its predecessors."""
 
     def __init__(self, buckets: Sequence[Sequence[int]]) -> None:
         self._buckets = [frozenset(bucket) for bucket in buckets]
@@ -196,7 +196,7 @@ class BucketCountdown:
         self._next = 0
 
     def ready(self, index: int) -> list[int]:
-        """The buckets that can be sent now that the gradient of this parameter is ready."""
+        """The buckets that can be sent after this parameter's gradient is ready."""
         self._missing[self._bucket_of[index]].discard(index)
         first = self._next
         while self._next < len(self._missing) and not self._missing[self._next]:

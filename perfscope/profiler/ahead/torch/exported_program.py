@@ -1,7 +1,7 @@
-"""A program of ``torch.export`` as a program to plan: calls of it with its example inputs.
+"""A ``torch.export`` program as a program to plan: calls of it with its example inputs.
 
-Run as ``python -m perfscope.profiler.ahead.torch.exported_program FILE``, in the child alone, whose tensors have no
-data: weights and inputs of the file give their shapes and dtypes.
+Run as ``python -m perfscope.profiler.ahead.torch.exported_program FILE``, only in the child, whose tensors have no
+data: weights and inputs in the file give shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 CALLS = 4
-"""The first are left alone by the planner."""
+"""The planner ignores the first ones."""
 
 
 def main(path: str) -> None:
-    """Call the exported module; ``SystemExit`` with one line where its file has no inputs."""
+    """Call the exported module; ``SystemExit`` with one line if its file has no inputs."""
     import torch
 
-    with ThreadPoolExecutor(max_workers=1) as other:  # modes are a thread's own: the file is read without the planner's
+    with ThreadPoolExecutor(max_workers=1) as other:  # modes are per thread: the file is read without the planner's
         program = other.submit(torch.export.load, path).result()
         module = other.submit(program.module).result()
     if program.example_inputs is None:

@@ -1,9 +1,9 @@
-"""A world without data: tensors with shapes and no memory, in which a whole training step can be walked through.
+"""Tensors with shapes but without memory, in which a whole training step can be run.
 
-Tensors are torch's ``FakeTensor``; what the program asks to have on ``cuda`` is made as a fake CPU tensor, because the
-autograd engine of a torch without CUDA refuses tensors of a device that is not there. Where the program reads a value
-that no data was there for, an answer is made up and counted: nothing that follows from data is known here. Whole
-numbers that the program draws or counts on the host have their values: they pick rows of a dataset.
+Tensors are torch's ``FakeTensor``; a tensor requested on ``cuda`` is made as a fake CPU tensor, because the autograd
+engine of a torch without CUDA refuses tensors of an absent device. If the program reads a value that depends on data,
+an answer is made up and counted. Integers that the program draws or counts on the host have their values: they select
+rows of a dataset.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from perfscope.profiler.ahead.torch.compat import FakeTensor, FakeTensorMode
 from perfscope.profiler.torch.op_graph.frames import Frames
 
 CHOSEN_SHARE = 0.5
-"""Of the elements of a mask that are taken to be true, where nothing is known of it."""
+"""Assumed share of true elements in a mask of unknown values."""
 
 ANSWERS: dict[str, tuple[str, Any]] = {
     "aten.equal.default": ("equal", True),
     "aten.allclose.default": ("equal", True),
     "aten.is_nonzero.default": ("bool", False),
 }
-"""Read by op: what it is called, and what is answered. A number is 0.0, a whole number 1, a truth value False."""
+"""Op that reads -> (name of the read, answer). Floats are 0.0, integers 1, booleans False."""
 
 _MODULUS = {"aten.topk", "aten.sort", "aten.argmax", "aten.argmin", "aten.max", "aten.min"}
-"""Ops whose whole-number results are places in a dimension: any of its size, all alike likely."""
+"""Ops whose integer results are positions in a dimension, assumed uniformly distributed."""
 _KEEPS = {
     "aten.view", "aten.reshape", "aten._unsafe_view", "aten.clone", "aten._to_copy", "aten.alias", "aten.detach",
     "aten.expand", "aten.slice", "aten.select", "aten.permute", "aten.transpose", "aten.t", "aten.unsqueeze",
@@ -45,9 +45,9 @@ _KEEPS = {
 """Ops whose results are values of their first argument."""
 
 _NUMBERS = {"aten.randint", "aten.randperm", "aten.arange"}
-"""Ops that make whole numbers of no data."""
+"""Ops that make integers without data."""
 MOST_NUMBERS = 65_536
-"""Elements of a tensor whose values are made."""
+"""Most elements of a tensor with known values."""
 
 
 RECURRENT = ("aten.mkldnn_rnn_layer", "aten.lstm.", "aten.gru.", "aten.rnn_", "aten._cudnn_rnn", "aten._thnn_fused_")
@@ -55,22 +55,22 @@ RECURRENT = ("aten.mkldnn_rnn_layer", "aten.lstm.", "aten.gru.", "aten.rnn_", "a
 
 
 NESTED = (
-    "nested tensors are not covered by a plan: the lengths of their rows are data, and there is none (pad the "
+    "nested tensors are not covered by a plan: the lengths of their rows depend on data (pad the "
     "batch, or plan one packed row)"
 )
 SPARSE = "sparse gradients are not covered by a plan: how many rows they hold follows from data; use sparse=False"
 
 
 class PlanFrames(Frames):
-    """Names of files without a folder of this machine: below the import path, else their last two parts."""
+    """Display names of files without this machine's folders: below the import path, else their last two parts."""
 
     def __init__(self, torch_file: str, working_folder: Path, script: Path | None = None) -> None:
         super().__init__(torch_file, working_folder)
-        if script is not None:  # python will put its folder on the path, later
+        if script is not None:  # Python will put its folder on the path later
             self._roots = (self._roots[0], f"{script.resolve().parent}{os.sep}", *self._roots[1:])
 
     def name(self, path: str) -> str:
-        """The file as the user would call it."""
+        """The file as the user would name it."""
         shown = super().name(path)
         if not Path(shown).is_absolute():
             return shown
@@ -82,10 +82,10 @@ class PlanFrames(Frames):
 
 
 class FakeWorld:
-    """The mode of the program's tensors, and what was made up in it. Enter it around the whole program."""
+    """The dispatch mode of the program's tensors, and the values made up in it. Enter it around the whole program."""
 
     def __init__(self, script: Path | None = None) -> None:
-        """``script``: what is run, where it is a file."""
+        """``script``: the file that is run, if it is a file."""
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.mode.create_symbolic_nested_int = _refuse_nested
         self.frames = PlanFrames(torch.__file__, Path.cwd(), script)
@@ -96,7 +96,7 @@ class FakeWorld:
         self._copy = torch.Tensor.__deepcopy__
 
     def install(self) -> None:
-        """Change torch in this process: there is no way back, it is the planner's own."""
+        """Change torch in this process permanently; it is the planner's own."""
 
         def on_host(original: Any, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             there = compat.any_device(kwargs, "cuda")
@@ -115,14 +115,14 @@ class FakeWorld:
         FakeTensor.__deepcopy__ = lambda tensor, memo: self._deep_copied(tensor, memo)
 
     def _saved(self, save: Callable[..., None], thing: Any, file: Any) -> None:
-        """No file: it would be a checkpoint without values, perhaps over one of a real run."""
+        """Replaces ``torch.save``, which would write a checkpoint without values, perhaps over a real one."""
         if isinstance(file, io.BytesIO):
             save(thing, file)
         else:
             self.note("torch.save", "nothing is written")
 
     def _swapped(self, left: Any, right: Any) -> None:
-        """``module.to(...)`` swaps parameters, which torch refuses for fakes that a converter remembers."""
+        """``module.to(...)`` swaps parameters, which torch refuses for fakes remembered by a converter."""
         if isinstance(left, FakeTensor):
             left.data = right.detach()
             left.fake_device = right.fake_device
@@ -130,7 +130,7 @@ class FakeWorld:
             self._swap(left, right)
 
     def _deep_copied(self, tensor: Any, memo: dict[int, Any]) -> Any:
-        """``copy.deepcopy`` of a tensor: torch's own copies the mode as well, and fails for ``torch.tensor(0.0)``."""
+        """Replaces ``copy.deepcopy`` of a tensor: torch's own copies the mode, and fails for ``torch.tensor(0.0)``."""
         if tensor.fake_mode is not self.mode or not tensor.is_leaf:
             return self._copy(tensor, memo)
         if id(tensor) in memo:
@@ -147,7 +147,7 @@ class FakeWorld:
         return made
 
     def made_up(self) -> tuple[PlaceholderValue, ...]:
-        """What was read and answered, by line."""
+        """Reads with their answers, by line."""
         return tuple(
             PlaceholderValue(
                 what=what,
@@ -187,13 +187,13 @@ class FakeWorld:
         return answer
 
     def _numpy(self, tensor: Any) -> Any:
-        """An array of zeros: a dataset's transforms, logging."""
+        """An array of zeros, for transforms of a dataset and logging."""
         self.note("numpy", "zeros")
         with compat.without_modes():
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).numpy()
 
     def _sized(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        """Results whose size depends on data, at a size that is made up."""
+        """Results whose size depends on data, with a made-up size."""
         name, first, dtype = str(func).rpartition(".")[0].removeprefix("aten."), args[0], torch.int64
         elements = first.numel()
         shape: tuple[int, ...]
@@ -212,9 +212,7 @@ class FakeWorld:
             count = max(1, int(named.get("minlength") or 0))
             shape, answer = (count,), f"{count:,} bins"
         else:
-            raise RuntimeError(
-                f"aten.{name} is not covered by a plan: the size of its result is data, and there is none"
-            )
+            raise RuntimeError(f"aten.{name} is not covered by a plan: the size of its result depends on data")
         self.note(name, answer)
         with mode:
             values = torch.empty(shape, dtype=dtype, device=first.device)
@@ -224,7 +222,7 @@ class FakeWorld:
             return (values, *places)[: len(func._schema.returns)]
 
     def note(self, what: str, answer: str) -> None:
-        """Count a read that was answered so, at the user's line."""
+        """Count a read with that answer, at the user's line."""
         site = self.frames.site(sys._getframe(1))
         if not site.data:
             self.reads[what, site.file, site.line, site.function, answer] += 1
@@ -242,12 +240,12 @@ def to_host(tree: Any) -> Any:
 
 
 def _formatted(tensor: Any, form: str) -> str:
-    """As torch's own tensors: a number by its value."""
+    """Format like torch's own tensors: a number by its value."""
     return format(tensor.item(), form) if tensor.dim() == 0 else object.__format__(tensor, form)
 
 
 def _with_numbers(mode: Any, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-    """The result of an op of `_NUMBERS` with its values; that of another op as it is."""
+    """The result of an op of `_NUMBERS` with its values; that of another op unchanged."""
     if str(func.overloadpacket) not in _NUMBERS or result.dtype is not torch.int64 or result.numel() > MOST_NUMBERS:
         return result
     with compat.without_modes():
@@ -265,7 +263,7 @@ def _count(mask: Any) -> int:
 
 
 def _remember_index_range(func: Any, args: Any, result: Any) -> None:
-    """What a later ``nonzero`` can be sized by: of E equally likely places, one in E is the one asked for."""
+    """Assume that 1 of E values matches, so that a later ``nonzero`` has a size."""
     packet = str(func).rpartition(".")[0]
     if packet in _MODULUS and args and isinstance(args[0], torch.Tensor):
         extent = _extent(packet, args)

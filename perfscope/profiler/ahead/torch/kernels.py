@@ -1,4 +1,4 @@
-"""From what inductor has scheduled to the kernels of a plan: members, ops, lines, bytes, FLOPs, refusals."""
+"""From inductor's schedule to the kernels of a plan: members, ops, lines, bytes, FLOPs, refusals."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from perfscope.profiler.ahead.torch.compiler import ScheduledGraph
 from perfscope.profiler.torch.compile_log import kernels_apart
 from perfscope.profiler.torch.op_graph.frames import Frames
 
-# Which kernels of a planned graph inductor's scheduler left apart, and why: each pair once.
+# Pairs of kernels in a planned graph that inductor's scheduler did not fuse, each once with the reason.
 
 
 NO_SHARED_DATA = "no shared data"
-"""The scheduler's reason for pairs that have nothing to do with each other: most of what it says. It is kept where the
-second does read what the first writes, in another order."""
+"""The scheduler's reason for unrelated pairs, the most frequent one. It is kept if the second kernel reads a result of
+the first in another order."""
 
 
 def refusals_of(scheduled: ScheduledGraph, chosen: Sequence[Any]) -> tuple[tuple[PlannedRefusal, ...], int]:
-    """(refusals between the kernels ``chosen``, how many more there are)."""
+    """(refusals between the kernels ``chosen``, number of further ones)."""
     kernels = {kernel.get_name(): index for index, kernel in enumerate(chosen)}
     apart, _ = kernels_apart(scheduled.scheduler, scheduled.refusals)
     refusals: dict[tuple[int, int, str], PlannedRefusal] = {}
@@ -45,7 +45,7 @@ def refusals_of(scheduled: ScheduledGraph, chosen: Sequence[Any]) -> tuple[tuple
         if pair_apart["reason"].startswith(NO_SHARED_DATA) and not pair_apart["shared_bytes"]:
             continue
         pair = (min(first, second), max(first, second))
-        reason = re.sub(r" at 0x[0-9a-f]+", "", pair_apart["reason"])  # addresses differ from build to build
+        reason = re.sub(r" at 0x[0-9a-f]+", "", pair_apart["reason"])  # addresses differ between builds
         before = refusals.get((*pair, reason))
         refusals[*pair, reason] = PlannedRefusal(
             first=pair[0],
@@ -64,7 +64,7 @@ def refusals_of(scheduled: ScheduledGraph, chosen: Sequence[Any]) -> tuple[tuple
 
 
 def _needed_elsewhere(first: Any, second: Any) -> bool:
-    """Whether anything but the second (the graph's results too) uses a value that goes from the first to it."""
+    """Whether another reader than the second kernel (or the graph's results) uses a value that it reads."""
     inside = {part.get_name() for kernel in (first, second) for part in kernel.get_nodes()}
     read = {dep.name for dep in second.read_writes.reads}
     for output in first.get_outputs():
@@ -77,35 +77,35 @@ def _needed_elsewhere(first: Any, second: Any) -> bool:
 
 
 FLEX = re.compile(r"triton_tem_\w*flex_(attention|decoding)")
-"""Templates of inductor's for ``flex_attention``; what their masks leave out is not known, so neither are FLOPs."""
+"""Inductor's templates for ``flex_attention``; their masks are unknown, and so are FLOPs."""
 UNCERTAIN_OPS = {
     "convolution": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
     "convolution_backward": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
     "_scaled_mm": "scaled products were not tried without a device: what scales and layouts the target takes is open",
     "_scaled_grouped_mm": "scaled products were not tried without a device",
     "_grouped_mm": "on the target a grouped product may be a Triton template of inductor's",
-    "lstm": "cuDNN runs a whole recurrent layer in kernels of its own",
-    "gru": "cuDNN runs a whole recurrent layer in kernels of its own",
-    "mkldnn_rnn_layer": "cuDNN runs a whole recurrent layer in kernels of its own",
-    "_cudnn_rnn": "cuDNN runs a whole recurrent layer in kernels of its own",
+    "lstm": "cuDNN runs a whole recurrent layer in its own kernels",
+    "gru": "cuDNN runs a whole recurrent layer in its own kernels",
+    "mkldnn_rnn_layer": "cuDNN runs a whole recurrent layer in its own kernels",
+    "_cudnn_rnn": "cuDNN runs a whole recurrent layer in its own kernels",
 }
-"""Ops whose kernel torch chooses in C++ on the device, by name: what the plan says of them may not hold there."""
+"""Ops whose kernel torch chooses in C++ on the device, by name: the plan may differ there."""
 
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (.+?)\s*$', re.MULTILINE)
 _EXTERN = re.compile(r"^(?:torch\.ops\.)?(?:at::|aten[.:]+|extern_kernels\.)?")
 
 
 class KernelReader:
-    """Reads scheduled graphs. ``frames`` tells the user's lines from others and names files as the user would."""
+    """Reads scheduled graphs. ``frames`` recognises the user's lines and gives display names of files."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
         self._called_at: PlanLine | None = None
 
     def graph(self, scheduled: ScheduledGraph) -> PlannedGraph:
-        """A graph as it was scheduled; bytes by the sizes it was compiled with.
+        """A graph as scheduled; bytes by the sizes it was compiled with.
 
-        Kernels of code that is torch's throughout (``nn.Sequential``) stand at the line that called it.
+        Kernels of code that is entirely torch's (``nn.Sequential``) are placed at the line that called it.
         """
         site = self._frames.site(sys._getframe())
         self._called_at = None if site.file is None else PlanLine(file=site.file, line=site.line or 0)
@@ -178,7 +178,7 @@ class KernelReader:
         )
 
     def _collective(self, kernel: Any, members: tuple[str, ...], origins: Sequence[Any]) -> PlannedKernel:
-        """Its bytes and its group are with the collectives of the plan: it is no traffic of its own in memory."""
+        """Its bytes and group are with the plan's collectives: no memory traffic is counted here."""
         node = kernel.get_nodes()[0].node
         return PlannedKernel(
             name=str(getattr(node, "python_kernel_name", None) or node.op_overload),
@@ -191,7 +191,7 @@ class KernelReader:
         )
 
     def places(self, origins: Iterable[Any]) -> tuple[PlanLine, ...]:
-        """The user's innermost line of each node, without repeats, in the order of file and line."""
+        """The user's innermost line of each node, without duplicates, in the order of file and line."""
         every = (self.place(origin.meta.get("stack_trace")) for origin in origins)
         lines = {(line.file, line.line): line for line in every if line is not None}
         if not lines and self._called_at is not None:
@@ -199,12 +199,12 @@ class KernelReader:
         return tuple(lines[line] for line in sorted(lines))[:MAX_ROWS]
 
     def place_of(self, origins: Iterable[Any]) -> PlanLine | None:
-        """The line of the first of some nodes that has one."""
+        """The line of the first node that has one."""
         lines = (self.place(origin.meta.get("stack_trace")) for origin in origins)
         return next((line for line in lines if line is not None), self._called_at)
 
     def place(self, stack: str | None) -> PlanLine | None:
-        """The innermost line of the user's in a stack trace as text."""
+        """The user's innermost line in a stack trace given as text."""
         for file, line, function in reversed(_FRAME.findall(stack or "")):
             if self._frames.is_user(file):
                 return PlanLine(file=self._frames.name(file), line=int(line), function=function)
@@ -212,13 +212,13 @@ class KernelReader:
 
 
 def _origins(parts: Iterable[Any]) -> list[Any]:
-    """Nodes of the FX graph that a kernel computes, by name."""
+    """Names of the FX graph nodes that a kernel computes."""
     origins = {origin.name: origin for part in parts if part.node is not None for origin in part.node.get_origins()}
     return [origins[name] for name in sorted(origins)]
 
 
 def _ops(origins: Iterable[Any]) -> tuple[str, ...]:
-    """ATen ops as the program has them: those before inductor took them apart, where it says."""
+    """ATen ops of the program: before inductor decomposed them, if known."""
     names = set()
     for origin in origins:
         target = origin.meta.get("original_aten") or origin.target
@@ -229,10 +229,10 @@ def _ops(origins: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _reread_bytes(parts: Sequence[Any]) -> int:
-    """Bytes that the passes of a reduction over rows too long for the chip read again, at most.
+    """Upper bound of the bytes read again by passes of a reduction over rows that exceed the chip's memory.
 
-    Each reduction of the program's is a pass over the row, and what is computed element by element another; a buffer
-    is read in every pass that has a member which reads it.
+    Each reduction of the program is a pass over the row, and elementwise work another; a buffer is read in every pass
+    with a member that reads it.
     """
     outside = {name for part in parts for name in (dep.name for dep in part.read_writes.reads)}
     outside -= {name for part in parts for name in part.get_buffer_names()}
@@ -245,7 +245,7 @@ def _reread_bytes(parts: Sequence[Any]) -> int:
 
 
 def _dtype(parts: Sequence[Any]) -> str | None:
-    """Of the largest thing that is written."""
+    """Dtype of the largest result."""
     written = [part.node for part in parts if part.node is not None]
     largest = max(written, key=compat.node_bytes, default=None)
     try:
@@ -255,7 +255,7 @@ def _dtype(parts: Sequence[Any]) -> str | None:
 
 
 def _node_work(origin: Any) -> tuple[int | None, str | None, str | None]:
-    """FLOPs, dtype of the operands and shape of the op of an FX node, where they are known."""
+    """FLOPs, operand dtype and shape of an FX node's op, if known."""
     schema = getattr(getattr(origin, "target", None), "_schema", None)
     if schema is None:
         return None, None, None
@@ -264,8 +264,8 @@ def _node_work(origin: Any) -> tuple[int | None, str | None, str | None]:
     result = origin.meta.get("val")
     outputs = result if isinstance(result, (list, tuple)) else [result]
     tensors = [one for one in given.values() if isinstance(one, torch.Tensor)]
-    # A product's last operand is a matrix, a scaled one's first two are, and scales come behind; attention's first is
-    # the queries or their gradient, its last may be sums.
+    # The last operand of a product is a matrix; of a scaled product the first two, followed by scales; the first of
+    # attention is the queries or their gradient, the last may be sums.
     scaled = "_scaled_mm" in str(origin.target)
     decides = tensors[0 if scaled or FUSED_ATTENTION.search(str(origin.target)) else -1] if tensors else None
     dtype = None if decides is None else str(decides.dtype).removeprefix("torch.")
@@ -280,7 +280,7 @@ def _node_work(origin: Any) -> tuple[int | None, str | None, str | None]:
             batch = f"{left[0]}x" if len(left) == 3 else ""
             shape = f"{batch}{left[-2]}x{left[-1]}x{right[-1]}"
         return (None if flops is None else int(flops)), dtype, shape
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # an op called in a form of its own
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # an op called in another form
         return None, dtype, None
 
 
@@ -289,13 +289,13 @@ def _value(argument: Any) -> Any:
 
 
 def _symbols(graph: Any) -> bool:
-    """Whether any input has a size that is a symbol."""
+    """Whether any input has a symbolic size."""
     return any(isinstance(getattr(size, "free_symbols", None), set) and size.free_symbols for size in _inputs(graph))
 
 
 def _inputs(graph: Any) -> Iterable[Any]:
     for graph_input in graph.graph_inputs.values():
-        if type(graph_input).__name__ == "TorchBindObject":  # a process group: no tensor
+        if type(graph_input).__name__ == "TorchBindObject":  # a process group: not a tensor
             continue
         sizes = graph_input.get_size() if hasattr(graph_input, "get_size") else (graph_input,)
         yield from sizes

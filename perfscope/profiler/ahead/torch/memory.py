@@ -1,8 +1,8 @@
-"""Counts the device memory of a program that runs with fake tensors: each storage as it is made and as it is freed.
+"""Counts the device memory of a program that runs with fake tensors: each storage from its creation to its end.
 
-A storage of a fake tensor has its size and no bytes. Torch keeps one Python object a storage for as long as it lives,
-so a weak reference to it dates its end. What an op allocates inside and frees again is not seen, nor are libraries'
-workspaces. Where the program moves tensors to ``cuda``, only what is made or moved there counts.
+A storage of a fake tensor has a size but no bytes. Torch keeps one Python object per storage for its lifetime, so a
+weak reference to it dates its end. Memory allocated and freed inside an op, and workspaces of libraries, are not seen.
+If the program moves tensors to ``cuda``, only tensors made or moved there count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from perfscope.profiler.torch.op_graph.recorder import dense_parts, storage_of, 
 
 
 class OpWatch(compat.DispatchMode):  # type: ignore[misc]
-    """Calls each watcher, in their order, with each op of the program: ``watcher(func, args, kwargs, result)``."""
+    """Calls each watcher, in order, with each op of the program: ``watcher(func, args, kwargs, result)``."""
 
     supports_higher_order_operators = True
 
@@ -52,7 +52,7 @@ class OpWatch(compat.DispatchMode):  # type: ignore[misc]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is dispatched inside is no op of the program's own."""
+        """Inside, dispatched ops do not belong to the program."""
         self._paused += 1
         try:
             yield
@@ -66,7 +66,7 @@ class OpWatch(compat.DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(unwraps, types)):
-            return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
+            return NotImplemented  # the subclass unwraps its tensors, and the ops on the parts are seen
         result = func(*args, **(kwargs or {}))
         if not self._paused:
             with compat.without_torch_functions():
@@ -91,28 +91,25 @@ class MemoryLedger:
         self._events: list[Event] | None = None
         self._held: list[Block] = []
         self._parameters: dict[int, ref[Any]] = {}
-        """By ``id``: tensors compare by value."""
+        """By ``id``, because tensors compare by value."""
         self._lines: dict[int, UserLine] = {}
         self._upcoming: dict[int, int] = {}
-        """By thread: autograd numbers nodes in each again, and runs those of a device in one of its own."""
+        """By thread: autograd numbers nodes per thread, and runs those of a device in a separate thread."""
         self._phase: StepPhase = "other"
         self.ops = self.first = 0
         self.context: tuple[StepPhase, UserLine] = ("other", NO_LINE)
-        """Phase and the user's line of the last op."""
+        """Phase and user's line of the last op."""
         self.for_device: Callable[[], bool] = lambda: False
-        """Whether what is made now is made for the device, whatever device it is asked for on."""
+        """Whether a tensor made now is for the device, whatever device it is requested on."""
         self.names_device = False
-        """Whether the program ever said ``cuda``: then what it made elsewhere is the host's."""
+        """Whether the program ever named ``cuda``: then tensors made elsewhere belong to the host."""
         self.backward_began: list[int] = []
-        """Numbers of the ops of this step with which a backward pass began."""
+        """Numbers of the step's ops with which a backward pass began."""
         self.joins: list[tuple[Block, Block]] = []
-        """(sum, first summand) of gradients that the engine would add up in place if nobody looked."""
+        """(sum, first summand) of gradients that the engine would add up in place without watchers."""
 
     def install(self) -> None:
-        """Count storages that are emptied and filled again in place from now on, beside the ops that are `seen`.
-
-        ``fully_shard`` does so with what it gathers.
-        """
+        """Also count storages that are emptied and refilled in place from now on, as `fully_shard` does."""
         kind: Any = torch.UntypedStorage
         original, ledger = kind.resize_, self
 
@@ -124,21 +121,21 @@ class MemoryLedger:
         kind.resize_ = resize
 
     def start(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._held = [watch.block for watch in list(self._watches.values()) if watch() is not None]
         self._events, self.backward_began, self.joins = [], [], []
         self._lines.clear()
         self.first = self.ops
 
     def take(self, optimizers: Any) -> tuple[list[Block], list[Event]]:
-        """(what was there when the step began, what happened since); the step is over."""
+        """End the step; return (blocks at its begin, events since)."""
         events, self._events = self._events or [], None
         self._name(optimizers)
         blocks, self._held = self._held, []
         return blocks, events
 
     def resized(self, storage: Any) -> None:
-        """A storage has another size than before: what it was is freed, what it is now begins here."""
+        """A storage has a new size: the old block is freed and a new one begins."""
         watch = self._watches.get(id(storage))
         size = int(storage.nbytes())
         if watch is None or watch() is not storage or watch.block.bytes == size:
@@ -152,13 +149,13 @@ class MemoryLedger:
             self._events += [("died", old), ("born", new)]
 
     def block_of(self, tensor: Any) -> Block | None:
-        """The block that a tensor lies in, if it was seen."""
+        """The block of a tensor, if it was seen."""
         thing = storage_of(tensor)
         watch = None if thing is None else self._watches.get(id(thing))
         return watch.block if watch is not None and watch() is thing else None
 
     def moved(self, tensor: Any) -> None:
-        """The program asked for this tensor on the device; where it lies in a larger one, only its part is there."""
+        """The program requested this tensor on the device; if it is part of a larger one, only its part is there."""
         self.names_device = True
         for part in dense_parts(tensor):
             block = self.block_of(part)
@@ -166,12 +163,12 @@ class MemoryLedger:
                 block.device, block.bytes = True, min(block.bytes, int(part.numel() * part.element_size()))
 
     def name(self, tensor: Any, category: MemoryOwner) -> None:
-        """A tensor of the device that is for something the program itself does not say (``gradient``)."""
+        """Set the category of a tensor of the device that the program does not state (``gradient``)."""
         self.moved(tensor)
         self._call(tensor, category)
 
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An op was run."""
+        """Handle an op that ran."""
         sources, results = _dense_tensors_in((args, kwargs)), _dense_tensors_in(result)
         names_cuda = any(
             isinstance(value, torch.device) and value.type == "cuda" for value in (*args, *kwargs.values())
@@ -193,13 +190,13 @@ class MemoryLedger:
                 if block is None:
                     continue
                 block.device = on_device or tensor.device.type == "cuda"
-                self.names_device = self.names_device or tensor.device.type == "cuda"  # a planned graph names none
+                self.names_device = self.names_device or tensor.device.type == "cuda"  # a planned graph names no device
                 if phase == "backward" and str(func) == "aten.add.Tensor" and known:
                     self._join(block, known[0])
         self.ops += 1
 
     def meet(self, tensors: Any) -> None:
-        """Parameters are among some tensors; those that are spread over processes are never seen as they are."""
+        """Recognise parameters among tensors; sharded parameters are not seen as such."""
         for tensor in tensors_in(tensors):
             if isinstance(tensor, torch.nn.Parameter):
                 self._parameters[id(tensor)] = ref(tensor)
@@ -208,9 +205,9 @@ class MemoryLedger:
     def graph(
         self, number: int | None, arguments: list[Any], makers: Sequence[Block | None]
     ) -> Iterator[Callable[[Any], None]]:
-        """Around the run of a planned graph; ``arguments`` are emptied by who runs it. It gives what takes the results.
+        """Wrap the run of a planned graph; its caller empties ``arguments``. Yields a function for the results.
 
-        ``makers``: by place of a result the buffer of the graph that it is.
+        ``makers``: index of a result -> its buffer in the graph.
         """
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
         inputs = tuple(
@@ -218,7 +215,7 @@ class MemoryLedger:
         )
         self.meet(tensors)
         phase, line, node = self._context(tensors)
-        if phase == "other":  # called by the wrapper of a library, in no module's forward
+        if phase == "other":  # called by the wrapper of a library, not in a module's forward
             phase = "forward"
         for block in inputs:
             if block is not None:
@@ -251,7 +248,7 @@ class MemoryLedger:
         call = GraphCall(
             number=-1 if number is None else number, inputs=inputs, given_up=freed, outputs=tuple(outputs), phase=phase
         )
-        # Here results are made before inputs are given up; the graph's own events say how it is.
+        # Here results are made before inputs are freed; the graph's own events have the real order.
         self._events[first:] = [("graph", call), *sorted(since, key=lambda event: event[0] == "born")]
 
     def _made(self, tensor: Any, op: str, phase: StepPhase, line: UserLine, node: int) -> Block | None:
@@ -311,7 +308,7 @@ class MemoryLedger:
         return phase, here, number
 
     def _grads(self) -> None:
-        """What lies in ``.grad`` now are gradients, and what they are of parameters."""
+        """Mark the tensors in ``.grad`` as gradients, with their parameters."""
         for key, reference in list(self._parameters.items()):
             parameter = reference()
             if parameter is None:
@@ -355,10 +352,10 @@ _log = logging.getLogger(__name__)
 
 
 class StepPeaks:
-    """Counts while the program runs. What breaks here costs the peak and nothing else of the plan."""
+    """Counts while the program runs. An error here costs only the peak, not the rest of the plan."""
 
     def __init__(self, frames: Frames, place_of: Callable[[Iterable[Any]], PlanLine | None]) -> None:
-        """``place_of(nodes)``: the user's line of nodes of an FX graph."""
+        """``place_of(nodes)``: the user's line of FX graph nodes."""
         self.ledger = MemoryLedger(frames)
         self._place_of = place_of
         self._graphs: list[GraphBuffers | None] = []
@@ -371,7 +368,7 @@ class StepPeaks:
         self.ledger.install()
 
     def planned(self, scheduled: ScheduledGraph) -> None:
-        """A graph was planned, in the order of their numbers."""
+        """Record a planned graph, in the order of their numbers."""
         direction = "backward" if scheduled.backward else "inference" if scheduled.inference else "forward"
         label = f"{scheduled.compile_id} {direction}"
         try:
@@ -393,17 +390,17 @@ class StepPeaks:
 
     @contextmanager
     def graph(self, number: int | None, arguments: list[Any]) -> Iterator[Callable[[Any], None]]:
-        """Around the run of a planned graph (`Planner`)."""
+        """Wrap the run of a planned graph (`Planner`)."""
         buffers = None if number is None else self._graphs[number]
         with self.ledger.graph(number, arguments, () if buffers is None else buffers.results) as taken:
             yield taken
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.ledger.start()
 
     def end(self, optimizers: Iterable[Any], *, eager: bool) -> None:
-        """It ended. Of planned steps the last one counts: in the first graphs are still being made."""
+        """End a step. The last planned step counts, because graphs are still being made in the first."""
         ledger = self.ledger
         blocks, events = ledger.take(optimizers)
         step = LedgerStep(
@@ -422,7 +419,7 @@ class StepPeaks:
             self._planned = memory
 
     def found(self) -> PlanMemory:
-        """What was found."""
+        """Return the result."""
         return PlanMemory(eager=self._eager, planned=self._planned, uncounted=tuple(self._uncounted)[:1000])
 
     def _place(self, origins: Iterable[Any]) -> UserLine:

@@ -1,6 +1,6 @@
-"""What happens to the device memory of a planned step: storages come and go, planned graphs run.
+"""Events of the device memory in a planned step: storages begin and end, planned graphs run.
 
-Holds no framework, so the peak of a step can be counted where there is none.
+Imports no framework, so that the peak of a step can be computed without one.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from perfscope.model.documents.torch_plan import MAX_HOLDERS, MemoryHolder, Memo
 from perfscope.model.memory import ALLOCATION_ROUNDING
 
 UserLine = tuple[str | None, int | None, str | None]
-"""(file, line, function) of the user's."""
+"""The user's (file, line, function)."""
 NO_LINE: UserLine = (None, None, None)
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One storage, or one buffer inside of a planned graph."""
+    """A storage, or a buffer inside a planned graph."""
 
     bytes: int
     op: str = ""
     phase: StepPhase = "other"
     place: UserLine = NO_LINE
     born: int = -1
-    """Number of the op that made it."""
+    """Number of its op."""
     died: int | None = None
     """Number of the op before which it was freed."""
     node: int = -1
-    """Autograd's number of the node that made it in a backward."""
+    """Autograd's number of the backward node that made it."""
     device: bool = False
-    """Made or moved to the device by the program's own words."""
+    """Made on or moved to the device explicitly by the program."""
     touched: int = -1
-    """Number of the last op that had it."""
+    """Number of the last op that used it."""
     category: MemoryOwner | None = None
-    """Where the program itself says: ``parameter``, ``gradient``, ``optimizer_state``."""
+    """Category if the program states it: ``parameter``, ``gradient``, ``optimizer_state``."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class GraphCall:
-    """A run of a planned graph: its own buffers come and go between what is there before and after."""
+    """A run of a planned graph: its own buffers exist only during the run."""
 
     number: int
     inputs: tuple[Block | None, ...]
     given_up: frozenset[int]
-    """Inputs (by their place) that nobody else holds: the graph frees them after their last use."""
+    """Inputs (by index) without other owners: the graph frees them after their last use."""
     outputs: tuple[Block | None, ...]
     phase: StepPhase
 
@@ -57,29 +57,29 @@ Event = tuple[str, Block] | tuple[str, GraphCall]
 
 
 # The buffers of a planned graph in the order in which inductor's wrapper allocates, reuses and frees them. The wrapper
-# is the code that inductor would run, after its own planning of memory: a buffer that takes over the memory of another
-# is no new one.
+# is the code that inductor would run, after its memory planning: a buffer that takes over the memory of another is not
+# a new one.
 
 
 @dataclass(slots=True, kw_only=True)
 class GraphBuffers:
-    """What one run of a graph allocates and frees. Blocks are those of any run: a replay keeps its own books."""
+    """Allocations and frees of one run of a graph. Blocks are shared by all runs: a replay keeps its own records."""
 
     events: list[tuple[str, Block]] = field(default_factory=list)
-    """``born`` and ``died`` of its own buffers, ``let go``: an input is read no more (``Block.born`` is its place)."""
+    """``born`` and ``died`` of the graph's buffers; ``let go``: last read of an input (``Block.born`` is its index)."""
     results: tuple[Block | None, ...] = ()
-    """By place of a result its buffer; ``None``: an input, or a part of one."""
+    """Index of a result -> its buffer; ``None``: an input, or a part of one."""
     label: str = ""
     """``0/0 backward``."""
     unread: bool = False
-    """It has parts that allocate and that are not in here."""
+    """It contains parts whose allocations are not included."""
 
 
 class _BufferEvents:
     """Follows the memory of a graph through the lines of its wrapper."""
 
     def __init__(self, inputs: Sequence[str], made: Callable[[str], Block | None]) -> None:
-        """``made(name)``: the block of a buffer, ``None`` where it has no memory of its own."""
+        """``made(name)``: the block of a buffer, ``None`` if it has no own memory."""
         self._inputs = {name: index for index, name in enumerate(inputs)}
         self._made = made
         self.alive: dict[str, Block] = {}
@@ -129,10 +129,10 @@ def buffers_of(
     size: Callable[[Any, str], int | None],
     places: Callable[[Iterable[Any]], UserLine],
 ) -> GraphBuffers:
-    """Of a ``GraphLowering`` whose code is written.
+    """The buffers of a ``GraphLowering`` whose code is written.
 
-    ``lines``: what its wrapper does with memory; ``size(graph, name)``: bytes of a buffer; ``places(origins)``: the
-    user's line of nodes of the FX graph. ``AttributeError`` and the like where this torch's wrapper is another one.
+    ``lines``: memory operations of its wrapper; ``size(graph, name)``: bytes of a buffer; ``places(origins)``: the
+    user's line of FX graph nodes. Raises ``AttributeError`` and similar for an unsupported wrapper.
     """
 
     def made(name: str) -> Block | None:
@@ -154,7 +154,7 @@ def buffers_of(
 
 
 def _first_writer(graph: Any, name: str, places: Callable[[Iterable[Any]], UserLine]) -> tuple[str, UserLine]:
-    """(ATen op, the user's line) of what writes a buffer first."""
+    """(ATen op, user's line) of the first writer of a buffer."""
     buffer = graph.name_to_buffer.get(name)
     operation = buffer.get_defining_op() if hasattr(buffer, "get_defining_op") else None
     node = operation if operation is not None else buffer
@@ -165,50 +165,50 @@ def _first_writer(graph: Any, name: str, places: Callable[[Iterable[Any]], UserL
     return str(first.meta.get("original_aten") or first.target), places([first, *origins])
 
 
-# From the events of a step to its peak: how much, at which moment, who holds it.
+# From the events of a step to its peak: size, position and owners.
 
 
 def rounded_size(size: int) -> int:
-    """Bytes that an allocator of device memory hands out for so many; none for none."""
+    """Bytes that a device allocator hands out for a request; 0 for 0."""
     return -(-size // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStep:
-    """A step as the ledger saw it."""
+    """A step as recorded by the ledger."""
 
     held: Sequence[Block]
-    """There when it began."""
+    """Blocks at its begin."""
     events: Sequence[Event]
     joins: Sequence[tuple[Block, Block]]
     backward_began: Sequence[int]
     graphs: Sequence[GraphBuffers | None]
-    """By number; ``None``: not known."""
+    """By number; ``None``: unknown."""
     all_on_device: bool
-    """The program never names a device, so all of it is taken to be there."""
+    """The program never names a device, so everything is assumed to be there."""
     first_op: int
 
     def on_device(self, block: Block) -> bool:
-        """Whether a block counts: what the program moved there counts in steps that use it."""
+        """Whether a block counts: tensors moved to the device count in steps that use them."""
         return self.all_on_device or block.category is not None or (block.device and self.lasting(block))
 
     def lasting(self, block: Block) -> bool:
-        """False for what an earlier step moved to the device and this one never looks at."""
+        """False for a block that an earlier step moved to the device and this one never uses."""
         return block.touched >= self.first_op or block.phase != "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """A block of the device comes or goes."""
+    """A block of the device begins or ends."""
 
     born: bool
     block: Block
     graph: GraphCall | None = None
-    """The graph whose buffer it is."""
+    """The graph of the buffer."""
 
 
 def step_memory(step: LedgerStep) -> StepMemory:
-    """The peak of a step; of several moments that are alike the first."""
+    """The peak of a step; of several equal moments the first."""
     changes = list(_changes(step))
     total = start = sum(rounded_size(block.bytes) for block in step.held if step.on_device(block))
     peak, last = total, -1
@@ -259,7 +259,7 @@ def _given(step: LedgerStep) -> int:
 
 
 def _with_gradient_sums(step: LedgerStep) -> list[Event]:
-    """The events with sums of gradients where the engine makes them: in place, unless something else holds a part."""
+    """The events with gradient sums as the engine makes them: in place, unless a part has another owner."""
     late = {id(first): total for total, first in step.joins if first.died is not None and first.died == total.born + 1}
     waiting = {id(total) for total in late.values()}
     events: list[Event] = []
@@ -273,7 +273,7 @@ def _with_gradient_sums(step: LedgerStep) -> list[Event]:
 
 
 def _changes(step: LedgerStep) -> Iterator[_Change]:
-    """What comes and goes on the device in a step, the buffers of its graphs among it."""
+    """Blocks that begin and end on the device in a step, including buffers of its graphs."""
     for what, item in _with_gradient_sums(step):
         if isinstance(item, GraphCall):
             yield from _changes_inside(step, item)
@@ -282,7 +282,7 @@ def _changes(step: LedgerStep) -> Iterator[_Change]:
 
 
 def _changes_inside(step: LedgerStep, call: GraphCall) -> Iterator[_Change]:
-    """Of a run of a graph. At its end all is as before: the step's own events follow, results and inputs that end."""
+    """Changes within a run of a graph, after which its buffers are gone; events on results and inputs follow."""
     graph = step.graphs[call.number] if 0 <= call.number < len(step.graphs) else None
     if graph is None:
         return
@@ -303,7 +303,7 @@ def _changes_inside(step: LedgerStep, call: GraphCall) -> Iterator[_Change]:
         yield change
         if changed.pop(id(change.block), None) is None:
             changed[id(change.block)] = change
-    for change in sorted(changed.values(), key=lambda change: not change.born):  # buffers go before inputs return
+    for change in sorted(changed.values(), key=lambda change: not change.born):  # buffers end before inputs return
         yield _Change(born=not change.born, block=change.block)
 
 
@@ -324,7 +324,7 @@ def _holders(step: LedgerStep, alive: Iterable[tuple[Block, GraphCall | None]]) 
 
 
 def _category(step: LedgerStep, block: Block, *, inside: bool) -> MemoryOwner:
-    """What a block is for: as the program says, else by the phases it lives in."""
+    """The category of a block: as the program states, else by the phases of its lifetime."""
     if block.category is not None:
         return block.category
     if inside and block.born < 0:

@@ -1,4 +1,4 @@
-"""Programs of several processes, planned as the first of them: its process group, its collectives, step by step."""
+"""Programs of several processes, planned as rank 0: process group and collectives, step by step."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from perfscope.profiler.ahead.torch.cuda import on_host
 from perfscope.profiler.ahead.torch.ddp import install_ddp_model
 from perfscope.profiler.ahead.torch.memory import MemoryLedger
 
-# ``torch.distributed`` as a launcher of several processes leaves it to the first of them, where no other process is.
+# ``torch.distributed`` as rank 0 of a multi-process launcher sees it, without the other processes.
 #
 # The process group is torch's own "fake" one: it has the requested size and exchanges nothing, so results have the
 # right shapes. When the program gathers Python objects of other ranks, it gets its own object for each.
 
 
 PORT = "29500"
-"""torchrun's own; nobody listens there."""
+"""torchrun's own port; nothing listens there."""
 
 SINGLE_PROCESS_REFUSAL = (
     "torch.nn.DataParallel drives several devices from one process, which is not covered: use DistributedDataParallel"
@@ -46,26 +46,26 @@ SINGLE_PROCESS_REFUSAL = (
 PIPELINE = (
     "torch.distributed.pipelining is not covered by a plan: what a stage gets and when follows from the other stages"
 )
-FSDP1 = "FullyShardedDataParallel is not covered by a plan, for it asks for an accelerator: fully_shard (FSDP2) is"
+FSDP1 = "FullyShardedDataParallel is not covered by a plan, because it needs an accelerator; fully_shard (FSDP2) is"
 REFUSALS = (
     ("torch.distributed.pipelining.stage", ("PipelineStage", "_PipelineStage"), PIPELINE),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel",), FSDP1),
 )
-"""(module, classes, why not)."""
+"""(module, classes, why they are not covered)."""
 
 
 class FakeProcessGroup:
-    """The other processes, which are not there. ``count`` devices, ``local`` of them on a machine."""
+    """Replaces the other processes. ``count`` devices, ``local`` of them per machine."""
 
     def __init__(self, *, count: int, local: int) -> None:
         self._count, self._local = count, local
         self.world_size = 0
-        """As the program set it up; 0 until it does."""
+        """As set by the program; 0 before."""
         self.backend: str | None = None
         self.notes: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
-        """What torchrun would set for rank 0."""
+        """Environment variables that torchrun would set for rank 0."""
         if self._count == 1:
             return {}
         return {
@@ -76,7 +76,7 @@ class FakeProcessGroup:
         }  # fmt: skip
 
     def install(self) -> None:
-        """Change torch in this process, for good."""
+        """Change torch in this process permanently."""
         os.environ.update(self.environment())
         data_parallel: Any = torch.nn.DataParallel
         if self._count > 1:
@@ -97,7 +97,7 @@ class FakeProcessGroup:
             for module in modules:
                 if hasattr(module, name):
                     setattr(module, name, made)
-        outside: Any = distributed  # torch's own code asks distributed_c10d, and gets the truth
+        outside: Any = distributed  # torch's own code calls distributed_c10d and gets the truth
         outside.get_backend = lambda *_, **__: self.backend or "nccl"
         for name, answer in {
             "is_nccl_available": lambda: True,
@@ -165,13 +165,13 @@ class FakeProcessGroup:
     def _spawn(
         self, fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = ""
     ) -> None:
-        """The first of the processes that a program would start is this one."""
+        """Run the first of the processes that a program would start in this one."""
         self.notes[f"torch.multiprocessing.spawn of {nprocs} processes: the first of them is planned"] = None
         fn(0, *args)
 
 
 def _fill(objects: list[Any] | None, value: Any) -> None:
-    """What every process gives, where each gives what the first does."""
+    """Each process contributes what the first one does."""
     if objects is not None:
         objects[:] = [value] * len(objects)
 
@@ -189,14 +189,15 @@ def _any_backend(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _real_meshes(module: Any) -> None:
-    """Meshes are made of real numbers, whatever the program's tensors are, and of the CPU."""
+    """Meshes consist of real numbers on the CPU, whatever the program's tensors are."""
     kind: Any = module.DeviceMesh
     begin = kind.__init__
 
     @functools.wraps(begin)
     def made(self: Any, device_type: str, mesh: Any = None, *arguments: Any, **named: Any) -> None:
         with compat.without_modes():
-            if isinstance(mesh, compat.FakeTensor):  # its numbers are not known: ranks in order, as nearly all are
+            # its numbers are unknown: assume ranks in order, as in nearly all programs
+            if isinstance(mesh, compat.FakeTensor):
                 mesh = torch.arange(mesh.numel(), dtype=torch.int).view(tuple(mesh.shape))
             begin(self, on_host(device_type), mesh, *arguments, **named)
 
@@ -216,7 +217,7 @@ def _real_meshes(module: Any) -> None:
 
     for held in list(sys.modules.values()):
         names = getattr(held, "__dict__", {})
-        if names.get("init_device_mesh") is original:  # FSDP2 makes a mesh with it where it is given none
+        if names.get("init_device_mesh") is original:  # FSDP2 makes a mesh with it if it gets none
             names["init_device_mesh"] = made_whole
 
 
@@ -230,7 +231,7 @@ def _really(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_imported() -> None:
-    """What of torch the program has imported by now and no plan covers."""
+    """Raise for imported parts of torch that no plan covers."""
     for module, names, why in REFUSALS:
         imported: Any = sys.modules.get(module)
         for name in names if imported is not None else ():
@@ -245,8 +246,8 @@ def _refuse_call(why: str) -> Callable[..., Any]:
     return refuse
 
 
-ONE_RANK_NOTE = "rank 0 is planned: what other ranks do otherwise (uneven parts, branches by rank) is not seen"
-NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one process that knows nothing of the others"
+ONE_RANK_NOTE = "rank 0 is planned: differences of other ranks (uneven parts, branches by rank) are not seen"
+NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one independent process"
 BUCKET_NOTE = (
     "DistributedDataParallel: its buckets are modelled from parameter sizes (reverse order of registration, "
     "bucket_cap_mb); the reducer did not run, and copies into and out of buckets are not costed"
@@ -254,7 +255,7 @@ BUCKET_NOTE = (
 
 
 class JobPlan:
-    """Its ``book`` watches ops after the ledger of memory, which it asks for the line of an op.
+    """The planned job. Its ``book`` watches ops after the memory ledger, which gives it the line of an op.
 
     ``ops()``: ops of the step that are in its op graph so far.
     """
@@ -267,7 +268,7 @@ class JobPlan:
         ledger: MemoryLedger,
         ops: Callable[[], int],
     ) -> None:
-        """``count`` devices of the target, ``local`` of them on a machine."""
+        """``count`` devices of the target, ``local`` of them per machine."""
         self._count, self._ops, self._ledger = count, ops, ledger
         self.group = FakeProcessGroup(count=count, local=local)
         self._groups = GroupTable()
@@ -296,12 +297,12 @@ class JobPlan:
             )
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._runs = []
         self.book.begin()
 
     def end(self, *, eager: bool, planned: bool) -> None:
-        """It ended."""
+        """End a step."""
         rows, runs = self.book.take(), tuple(self._runs or ())
         self._runs = None
         if eager:
@@ -310,20 +311,20 @@ class JobPlan:
             self._outside, self._seen_runs = rows, runs
 
     def called(self, number: int) -> None:
-        """A planned graph is run."""
+        """Handle a run of a planned graph."""
         if self._runs is not None:
             self._runs.append(GraphRun(graph=number, ops=self._ops()))
 
     def planned(
         self, number: int, scheduled: Any, place_of: Callable[[Any], Any], launches: Callable[[Any], bool]
     ) -> None:
-        """A graph was planned; ``launches(node)``: whether a scheduled node is one of its kernels."""
+        """Handle a planned graph; ``launches(node)``: whether a scheduled node is one of its kernels."""
         collectives = graph_collectives(scheduled, self._groups, place_of, launches)
         if collectives:
             self._inside.append(GraphCollectives(graph=number, collectives=collectives))
 
     def found(self) -> PlannedProcesses | None:
-        """What is known of the job; ``None`` for a program of one process."""
+        """Facts on the job; ``None`` for a program of one process."""
         if not self.group.world_size:
             return None
         notes = [ONE_RANK_NOTE, *self.group.notes]
@@ -343,11 +344,11 @@ class JobPlan:
         )
 
     def not_covered(self) -> tuple[str, ...]:
-        """What of the job is not in the plan, a sentence each."""
+        """Parts of the job that the plan lacks, one sentence each."""
         return tuple(self._problems)
 
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of a plan where no process group was set up."""
+        """Notes on a plan without a process group."""
         return (NO_PROCESS_GROUP,) if self._count > 1 and not self.group.world_size else ()
 
     def _now(self) -> StepPosition:

@@ -1,9 +1,9 @@
-"""Which step of the program is for what: one as it is, one eagerly with every op kept, two through the plan.
+"""Purpose of each step of the program: one unchanged, one eager with every op recorded, two through the plan.
 
-Steps are found as `perfscope run` finds them. The first step is left alone (caches, the optimizer's state); it also
-tells whether the program compiles anything itself. In the second torch.compile is off and the ops are kept. From the
-third on it is on, for the outermost modules too where the program compiles none. In the fifth it is off again, and its
-ops replace those of the second, with which many programs do more (evaluation, logging); then it is enough.
+Steps are found as in `perfscope run`. The first step runs unchanged (caches, the optimizer's state); it also shows
+whether the program compiles anything itself. In the second, torch.compile is off and the ops are recorded. From the
+third on it is on, also for the outermost modules if the program compiles none. In the fifth it is off again, and its
+ops replace those of the second, in which many programs do more (evaluation, logging); then planning ends.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from perfscope.profiler.torch.op_graph.frames import Frames
 EAGER, PLANNED, AGAIN = 0, 1, 3
 """Steps counted from the first that begins after steps are known."""
 MOST_EVALUATIONS = 1_000
-"""Further calls of the model that are awaited where there is an optimizer: many programs evaluate before they train."""
+"""Most further calls of the model to wait for if there is an optimizer: many programs evaluate before training."""
 AWAITED = 0.5
-"""Of the time for the whole command, that they are awaited: a training step must be planned in the rest."""
+"""Share of the command's time to wait for them: a training step must be planned in the rest."""
 
 
 class StopPlanningError(BaseException):
-    """Ends the program: no ``Exception``, which it might catch."""
+    """Ends the program: not an ``Exception``, which it might catch."""
 
 
 class PlanSteps:
@@ -74,7 +74,7 @@ class PlanSteps:
         """``program`` or ``perfscope``, once it is known."""
         self.source: str | None = None
         self.counting = False
-        """Whether calls of graphs are those of the planned step."""
+        """Whether calls of graphs belong to the planned step."""
         self.calls: Counter[int] = Counter()
         """Calls of each graph in the planned step."""
         self.stopped = ""
@@ -82,11 +82,11 @@ class PlanSteps:
         self.outside_file: str | None = None
         self.problems: list[str] = []
         self.optimizers: set[str] = set()
-        """Classes of those that stepped."""
+        """Classes of optimizers that made a step."""
         self.seen_planned = False
         self._done_at = 0.0
         self._optimizer_exists: bool | None = None
-        """Whether the program had made an optimizer when the last step was seen."""
+        """Whether the program had an optimizer at the last step."""
 
     def install(self) -> None:
         """Listen for steps."""
@@ -94,11 +94,11 @@ class PlanSteps:
         annotate.listen(self._finder)
 
     def settled(self, source: str, completed: int) -> None:
-        """Steps are known."""
+        """Handle that steps are known."""
         self.source = source
 
     def unsettled(self) -> None:
-        """A better source came: begin again with its steps."""
+        """A better source of steps was found: restart with its steps."""
         self._close()
         self.calls.clear()
         self._number, self.seen_planned, self.counting, self.stopped = -1, False, False, ""
@@ -106,11 +106,11 @@ class PlanSteps:
         torch.compiler.set_stance("default")
 
     def broken(self, error: Exception) -> None:
-        """The search failed: the plan is of what was seen."""
+        """The search failed: the plan covers what was seen."""
         self.problems.append(f"steps: {type(error).__name__}: {error}")
 
     def begin(self, number: int) -> None:
-        """A step begins."""
+        """Begin a step."""
         if self._number < 0:
             self._first = number
         self._number = number
@@ -131,7 +131,7 @@ class PlanSteps:
             self.counting = True
 
     def end(self, now: int) -> None:
-        """A step ended."""
+        """End a step."""
         self.optimizers |= {type(optimizer).__name__ for optimizer in self._hooks.optimizers}
         what = self._number - self._first
         eager = what == EAGER or what >= AGAIN
@@ -158,7 +158,7 @@ class PlanSteps:
             raise StopPlanningError
 
     def _training_follows(self) -> bool:
-        """The steps are calls of a model, and there is an optimizer: the program evaluates first."""
+        """Whether the steps are calls of a model, and there is an optimizer: the program evaluates first."""
         if self._finder.source is not Source.MODULE or self._hooks.optimizers:
             return False
         if self._optimizer_exists is None:
@@ -173,7 +173,7 @@ class PlanSteps:
 
     @property
     def ended(self) -> str:
-        """How a program ended that neither raised nor was stopped."""
+        """How the program ended if it neither raised nor was stopped."""
         if self._number >= 0 and self.eager_file is None:
             return (
                 f"the program ended after {self._number - self._first + 1} of the five steps that a plan walks through"
@@ -181,13 +181,13 @@ class PlanSteps:
         return "the program ended by itself"
 
     def decide(self) -> None:
-        """Who compiles: known when a whole step was run as the program has it."""
+        """Decide who compiles: known after a whole unchanged step."""
         self.compiled_by = "program" if self._compiles() else "perfscope"
 
     def finish(self) -> None:
-        """The program is over."""
+        """Handle the end of the program."""
         what, ops = self._number - self._first, self.ops
-        if what >= AGAIN and self._recorder is not None:  # not whole: the first eager step stays
+        if what >= AGAIN and self._recorder is not None:  # incomplete: the first eager step is kept
             self._recorder.stop()
             self._recorder = None
         file = self._close()
@@ -201,7 +201,7 @@ class PlanSteps:
         self._unwrap()
 
     def wrap(self) -> None:
-        """From now on calls of outermost modules go through torch.compile."""
+        """Route calls of outermost modules through torch.compile from now on."""
         if self._wraps:
             return
         self._wraps = True
@@ -226,7 +226,7 @@ class PlanSteps:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While what runs is no op of the program's own."""
+        """Inside, running ops do not belong to the program."""
         recorder = self._recorder
         if recorder is None:
             yield
@@ -252,11 +252,11 @@ class PlanSteps:
         return self._file.name
 
 
-# What is dispatched while torch's compiler works, or while a planned graph stands in for its kernels, is nobody's.
+# Ops dispatched while torch's compiler works, or while a planned graph replaces its kernels, belong to no step.
 
 
 class WatcherPause:
-    """``watchers``: contexts in which one that looks at ops looks away."""
+    """``watchers``: contexts in which a watcher of ops ignores them."""
 
     def __init__(self, watchers: Sequence[Callable[[], AbstractContextManager[None]]]) -> None:
         self._watchers = watchers
@@ -264,19 +264,19 @@ class WatcherPause:
 
     @property
     def compiling(self) -> bool:
-        """Whether the compiler is at work; it may run a graph it has just made, to see the sizes of its results."""
+        """Whether the compiler is working; it may run a graph it has just made, to see the sizes of its results."""
         return self._held is not None
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Everybody looks away."""
+        """Inside, all watchers ignore ops."""
         with ExitStack() as stack:
             for watcher in self._watchers:
                 stack.enter_context(watcher())
             yield
 
     def listen(self) -> None:
-        """To the compiler, from now on."""
+        """Listen to the compiler from now on."""
 
         def begins() -> None:
             held = ExitStack()

@@ -1,8 +1,8 @@
-"""An array without data: what a program gets instead of ``jax.Array`` while it is run for its shapes.
+"""An array without data: replaces ``jax.Array`` while a program is run for its shapes.
 
-It is a ``jax.Array`` and no ``Tracer``, so that code which asks for either goes the way it goes in a real run. A small
-one whose value follows from what the program itself wrote down (keys, schedules, counters) has that value; of every
-other one a read by the host gets zeros, and is reported to the listener.
+It is a ``jax.Array`` and not a ``Tracer``, so that code which checks for either behaves as in a real run. A small array
+whose value follows from constants of the program (keys, schedules, counters) has that value; reads of any other array
+return zeros and are reported to the listener.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from jax.sharding import SingleDeviceSharding
 from perfscope.profiler.ahead.jax import compat as compat
 
 ReadListener = Callable[[str, "AbstractArray"], None]
-"""Called when the host reads an unknown value: how it was read, and of which array."""
+"""Called when the host reads an unknown value, with the kind of read and the array."""
 
 _read_listener: ReadListener | None = None
 
 
 def on_host_read(heard: ReadListener | None) -> None:
-    """Tell ``heard`` of reads from now on."""
+    """Report reads to ``heard`` from now on."""
     global _read_listener
     _read_listener = heard
 
 
 class AbstractArray(jax.Array):  # type: ignore[misc]
-    """Shape, dtype and place of an array, and its value where it is small and known."""
+    """Shape, dtype and device of an array, and its value if it is small and known."""
 
     aval: Any
-    __array_priority__ = 100  # as that of jax: a number of numpy leaves the operation to it
+    __array_priority__ = 100  # as in jax: a numpy number leaves the operation to it
 
     def __init__(self, aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> None:
         """``known``: a ``jax.Array`` on the CPU; ``made_up``: whether that depends on unknown values."""
@@ -47,9 +47,9 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
         self._made_up = made_up or known is None
         self._deleted = False
         self._guessed = False
-        """Whether the compiler chooses where it lies."""
+        """Whether its device is the compiler's choice."""
 
-    # what it is ---------------------------------------------------------------------------------------------
+    # properties ------------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,13 +123,13 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     def on_device_size_in_bytes(self) -> int:
         return int(self.nbytes)
 
-    # what waits or ends -------------------------------------------------------------------------------------
+    # waiting and deletion ---------------------------------------------------------------------------------------
 
     def block_until_ready(self) -> AbstractArray:
         return self
 
     def copy_to_host_async(self) -> None:
-        """Nothing: nothing runs."""
+        """Do nothing, because nothing runs."""
 
     def is_ready(self) -> bool:
         return True
@@ -143,10 +143,10 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     def unsafe_buffer_pointer(self) -> int:
         return 0
 
-    # what the host reads ------------------------------------------------------------------------------------
+    # reads by the host -------------------------------------------------------------------------------------------
 
     def value(self, how: str) -> np.ndarray[Any, Any]:
-        """What the host gets: the value where it is known, else zeros that take no memory."""
+        """The value read by the host: the known value, else zeros that take no memory."""
         if self._made_up and _read_listener is not None:
             _read_listener(how, self)
         if self._known is not None:
@@ -217,7 +217,7 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
     def __reduce__(self) -> Any:
         return (np.array, (np.array(self.value("pickle")),))
 
-    # what gives arrays again ----------------------------------------------------------------------------------
+    # methods that return arrays -----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         if not self.shape:
@@ -236,16 +236,16 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
 
 
 def register_abstract_arrays() -> None:
-    """Have jax accept these arrays as arguments and as constants, and give them the methods of its own."""
+    """Make jax accept these arrays as arguments and constants, and give them the methods of jax's arrays."""
     compat.register_array_type(AbstractArray, _constant, {name for name in vars(AbstractArray) if name != "__doc__"})
 
 
 MAX_CONSTANT_BYTES = 256 << 20
-"""Of an array without data that a program closes over: what is larger is refused, as the program would hold it."""
+"""Most bytes of a closed-over array without data: a larger one is refused, because the program would contain it."""
 
 
 def _constant(array: AbstractArray, aval: Any) -> Any:
-    """What a program has in place of an array that it closes over: its value, or numbers that XLA cannot guess."""
+    """The value in the program for a closed-over array: its own, or numbers that XLA cannot predict."""
     if array._known is not None and not (array._made_up and isinstance(array.dtype, np.dtype)):
         return compat.get_constant_handler(type(array._known))(array._known, aval)
     if array.size * np.dtype(array.dtype).itemsize > MAX_CONSTANT_BYTES:
@@ -257,33 +257,33 @@ def _constant(array: AbstractArray, aval: Any) -> Any:
     return compat.get_constant_handler(np.ndarray)(np.asarray(pattern).astype(array.dtype), aval)
 
 
-# What can be known without data: small values that follow from what the program wrote down are computed on the CPU.
+# Values that are known without data: small values that follow from constants of the program, computed on the CPU.
 #
-# Keys, schedules, counters and the like decide which way a program goes. They are small, and so is what leads to them:
-# an operation is computed where its arguments are known, its results have at most `MOST_ELEMENTS` elements each, and
-# everything inside it together at most `MOST_WORK`. Of a compiled function that part is computed that leads from known
-# arguments to small results (the step counter of a training state), and nothing else.
+# Keys, schedules, counters and similar values decide the control flow of a program. They and their inputs are small: an
+# operation is computed if its arguments are known, its results have at most `MAX_ELEMENTS` elements each, and all
+# operations inside it write at most `MAX_WORK` elements. A compiled function is computed only in the part that leads
+# from known arguments to small results, such as the step counter of a training state.
 
 
 MAX_ELEMENTS = 4096
-"""Of one array whose value is followed."""
+"""Most elements of an array whose value is followed."""
 MAX_WORK = 1 << 20
-"""Elements written by all operations inside of one that is computed."""
+"""Most elements written by all operations inside one that is computed."""
 TRIPS = 1000
-"""Of a loop whose end is not known."""
+"""Assumed trip count of a loop whose end is unknown."""
 NEVER_EVALUATED = frozenset(
     (
         "debug_callback", "debug_print", "io_callback", "pure_callback", "pallas_call", "shard_map", "ffi_call",
         "custom_partitioning", "infeed", "outfeed", "core_map", "run_state", "mpmd_map",
     )
 )  # fmt: skip
-"""Operations that are never computed: they call the program back, or need the device."""
+"""Operations that are never computed, because they call the program or need the device."""
 IDENTITIES = frozenset(("sharding_constraint", "reshard", "device_put", "copy", "copy_p", "layout_constraint", "stage"))
-"""Operations that move a value and leave it as it is."""
+"""Operations that pass a value on unchanged."""
 
 
 def elements(aval: Any) -> int:
-    """How many elements a value has; what has no shape is none."""
+    """Number of elements of a value; 0 for a value without shape."""
     return (
         math.prod(getattr(aval, "shape", ()))
         if all(isinstance(n, int) for n in getattr(aval, "shape", ()))
@@ -292,12 +292,12 @@ def elements(aval: Any) -> int:
 
 
 def is_small(aval: Any) -> bool:
-    """Whether a value of this kind is followed."""
+    """Whether a value of this type is followed."""
     return hasattr(aval, "dtype") and elements(aval) <= MAX_ELEMENTS
 
 
 def known_value(value: Any) -> Any:
-    """The value of an argument for the CPU; ``None`` where it is unknown or large."""
+    """The value of an argument on the CPU; ``None`` if it is unknown or large."""
     if isinstance(value, AbstractArray):
         return value._known
     if isinstance(value, np.ndarray) and value.size > MAX_ELEMENTS:
@@ -324,7 +324,7 @@ def placeholder(aval: Any) -> Any:
 def evaluate_operation(
     primitive: Any, arguments: Sequence[Any], params: dict[str, Any], avals: Sequence[Any]
 ) -> list[Any] | None:
-    """Values of an operation outside of jit, on the CPU; ``None`` where they are not followed."""
+    """Values of an operation outside of jit, on the CPU; ``None`` if they are not followed."""
     if primitive.name in IDENTITIES:
         return [known_value(argument) for argument in arguments]
     values = [known_value(argument) for argument in arguments]
@@ -338,13 +338,13 @@ def evaluate_operation(
     try:
         with compat.computing_on_cpu():
             results = primitive.bind(*values, **params)
-    except Exception:  # what the CPU cannot do (a sharding of the target's devices), is not known
+    except Exception:  # unknown if the CPU cannot compute it (a sharding over the target's devices)
         return None
     return list(results) if primitive.multiple_results else [results]
 
 
 def work_of(jaxpr: Any) -> float:
-    """Elements that running a jaxpr writes; infinite where it does something that is never computed."""
+    """Elements that running a jaxpr writes; infinite if it contains an operation that is never computed."""
     total: float = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name in NEVER_EVALUATED or equation.effects:
@@ -358,18 +358,18 @@ def work_of(jaxpr: Any) -> float:
 
 
 KnownPart = tuple[tuple[int, ...], tuple[int, ...], Callable[..., Any]]
-"""Places of the arguments and of the results of what is computed of a function, and the function that does it."""
+"""The computed part of a function: positions of its arguments and results, and the function that computes it."""
 
 _known_parts: weakref.WeakKeyDictionary[Any, dict[tuple[bool, ...], KnownPart | None]] = weakref.WeakKeyDictionary()
 
 
 def known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
-    """What of a compiled function leads from the arguments that are known to small results; ``None``: nothing."""
+    """The part of a compiled function from known arguments to small results; ``None`` if it is empty."""
     parts = _known_parts.setdefault(closed, {})
     if knows not in parts:
         try:
             parts[knows] = _build_known_part(closed, knows)
-        except Exception:  # a function that cannot be taken apart is followed no further
+        except Exception:  # a function that cannot be partitioned is not followed
             parts[knows] = None
     return parts[knows]
 
@@ -384,7 +384,7 @@ def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
         return None
     places = [index for index, one in enumerate(knows) if one]
     wanted = [outputs[index] for index, one in enumerate(unknown) if not one]
-    wanted += [False] * (len(known.out_avals) - len(wanted))  # what the unknown part would need
+    wanted += [False] * (len(known.out_avals) - len(wanted))  # inputs of the unknown part
     less, used = compat.dce_jaxpr(known.jaxpr, wanted)
     if less.effects or work_of(less) == math.inf:
         return None
@@ -395,9 +395,9 @@ def _build_known_part(closed: Any, knows: tuple[bool, ...]) -> KnownPart | None:
 
 
 def evaluate_known_results(closed: Any, arguments: Sequence[Any], *, from_made_up: bool) -> dict[int, tuple[Any, bool]]:
-    """Values of the small results of a compiled function that can be had, by place, and whether they are made up.
+    """Small results of a compiled function that can be computed, by position, and whether they are made up.
 
-    ``from_made_up``: also where they follow from values that are made up.
+    ``from_made_up``: also compute from made-up values.
     """
     values = [known_value(argument) for argument in arguments]
     if not from_made_up:

@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 
 OnCall = Callable[[Sequence[Any], dict[str, Any], Sequence[Any]], list[Any]]
-"""Answers a call: its arguments, what jax knows of the function, and jax's types of the arguments."""
+"""Answers a call: its arguments, jax's data on the function, and jax's types of the arguments."""
 OnCompile = Callable[[dict[str, Any], Sequence[Any]], None]
-"""Told of a function that is compiled."""
+"""Called with a function that is compiled."""
 OnQuestion = Callable[[str], None]
-"""Told of a question that only the compiled program answers."""
+"""Called with a question that only the compiled program could answer."""
 
 
 class AbstractLowered(stages.Lowered):  # type: ignore[misc]
-    """Stands for ``jax.stages.Lowered``; lowers only when its text is read."""
+    """Replaces ``jax.stages.Lowered``; lowers only when its text is read."""
 
     def __init__(
         self, traced: Any, lower: Callable[[], Any], called: OnCall, made: OnCompile, asked: OnQuestion
     ) -> None:
-        """``traced``: the function for its arguments; ``lower``: jax's own lowering of it."""
+        """``traced``: the function with its arguments; ``lower``: jax's own lowering."""
         self._traced, self._lower, self._found = traced, lower, None
         self._called, self._made, self._asked = called, made, asked
 
@@ -67,13 +67,13 @@ class AbstractLowered(stages.Lowered):  # type: ignore[misc]
         return getattr(self._real, name)
 
     def compile(self, *_: Any, **__: Any) -> AbstractCompiled:
-        """Nothing is compiled; the program counts as seen."""
+        """Return without compiling; the program counts as seen."""
         self._made(*compat.traced_call(self._traced)[1:])
         return AbstractCompiled(self._traced, self._called, self._asked)
 
 
 class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
-    """Stands for ``jax.stages.Compiled``: answers calls without data, and what only the compiler knows with zeros."""
+    """Replaces ``jax.stages.Compiled``: answers calls without data, and questions to the compiler with zeros."""
 
     def __init__(self, traced: Any, called: OnCall, asked: OnQuestion) -> None:
         self._traced, self._called, self._asked = traced, called, asked
@@ -93,7 +93,7 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
         return tree_util.tree_unflatten(self.in_tree, self._traced.jaxpr.in_avals)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The results, without data; ``TypeError`` where the arguments are nested otherwise."""
+        """The results without data; ``TypeError`` if the arguments are nested differently."""
         given, tree = compat.tracing_registry.flatten((arguments, named))
         if tree != self.in_tree:
             raise TypeError(f"Function compiled for arguments {self.in_tree} is called with {tree}")
@@ -129,11 +129,11 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
 
 
 def abstract_lowering(real: Any, called: OnCall, made: OnCompile, asked: OnQuestion) -> Callable[..., Any]:
-    """What takes the place of ``Traced.lower``, which is ``real``."""
+    """The replacement for ``Traced.lower``, given as ``real``."""
 
     def lower(traced: Any, **how: Any) -> Any:
         if how.get("lowering_platforms") is not None or how.get("_private_parameters") is not None:
-            return real(traced, **how)  # for export: no program of this run
+            return real(traced, **how)  # for export: not a program of this run
         return AbstractLowered(traced, lambda: real(traced), called, made, asked)
 
     return lower
@@ -141,7 +141,7 @@ def abstract_lowering(real: Any, called: OnCall, made: OnCompile, asked: OnQuest
 
 @contextlib.contextmanager
 def without_data(devices: Sequence[Any], listener: RunRecorder) -> Iterator[None]:
-    """Run the program inside for its shapes; ``devices``: those it is to see. ``DataError`` on an unknown jax."""
+    """Run the program inside for its shapes; ``devices``: those it sees. ``DataError`` for an unknown jax."""
     compat.check()
     abstract_array.register_abstract_arrays()
     compat.exclude_own_frames()
@@ -165,7 +165,7 @@ def without_data(devices: Sequence[Any], listener: RunRecorder) -> Iterator[None
 
 
 class _AbstractRun:
-    """What takes the place of jax's own; each is given what it replaces."""
+    """The replacements for jax's functions; each gets the original."""
 
     def __init__(self, listener: RunRecorder) -> None:
         self.listener = listener
@@ -177,7 +177,7 @@ class _AbstractRun:
         def process(trace: Any, primitive: Any, arguments: Any, params: Any, /) -> Any:
             if compat.is_computing():
                 return real(trace, primitive, arguments, params)
-            with set_current_trace(trace):  # what computes or calls jax inside of it, does so here
+            with set_current_trace(trace):  # computing or calling jax inside it happens for real
                 if primitive.name in ("jit", "pjit"):
                     return self._jit(arguments, params)
                 return self._operation(primitive, arguments, params)
@@ -185,7 +185,7 @@ class _AbstractRun:
         return process
 
     def shard_map(self, real: Any) -> Any:
-        """``EvalTrace.process_shard_map``: outside of jit it is one program all the same."""
+        """``EvalTrace.process_shard_map``: a separate program even outside of jit."""
 
         def process(trace: Any, primitive: Any, function: Any, arguments: Any, **params: Any) -> Any:
             if compat.is_computing():
@@ -224,7 +224,7 @@ class _AbstractRun:
         return call
 
     def metaty(self, real: Any) -> Any:
-        """``pjit.convert_to_metaty``: what jax keeps of an argument."""
+        """``pjit.convert_to_metaty``: the type that jax keeps of an argument."""
 
         def convert(argument: Any) -> Any:
             return argument_type(argument) if isinstance(argument, AbstractArray) else real(argument)
@@ -232,7 +232,7 @@ class _AbstractRun:
         return convert
 
     def lower(self, real: Any) -> Any:
-        """``Traced.lower``: a function is to be compiled ahead of its calls."""
+        """``Traced.lower``: a function will be compiled before its calls."""
         standing = abstract_lowering(real, self._jit, self.listener.made, self.listener.asked)
 
         def lower(traced: Any, **how: Any) -> Any:
@@ -260,7 +260,7 @@ class _AbstractRun:
         return results
 
     def _where(self, params: dict[str, Any], types: tuple[Any, ...]) -> ResultPlacement:
-        """Where the results of a call lie; kept with the jaxpr, whose identity stands for it."""
+        """Device placement of a call's results; cached with the jaxpr, so that its identity remains valid."""
         key = (id(params["jaxpr"]), types, params["in_shardings"], params["out_shardings"], params["ctx_mesh"])
         if key not in self._placed:
             self._placed[key] = (params["jaxpr"], result_placement(params, types))
@@ -271,10 +271,11 @@ class _AbstractRun:
             return [
                 abstract_device_put(value, device) for value, device in zip(arguments, params["devices"], strict=True)
             ]
-        if primitive.name == "stage":  # jax 0.12: makes an array of a value, as device_put does without a device
+        if primitive.name == "stage":  # jax 0.12: makes an array of a value, like device_put without a device
             return abstract_device_put(arguments[0], None)
         if any(True for _ in compat.jaxprs_in_params(params)):
-            return primitive.impl(*arguments, **params)  # a loop or a branch is a program, the rest goes on one by one
+            # a loop or branch is a program; other operations run one by one
+            return primitive.impl(*arguments, **params)
         avals, _ = primitive.abstract_eval(*(compat.typeof(argument) for argument in arguments), **params)
         several = primitive.multiple_results
         avals = list(avals) if several else [avals]
@@ -290,11 +291,11 @@ class _AbstractRun:
 
 
 WRAPPER_FILES = ("pmap.py", __file__)
-"""Files of jax's and ours that wrap a function of the user's into a program."""
+"""Files of jax and perfscope that wrap a user's function into a program."""
 
 
 def is_internal(closed: Any, name: str) -> bool:
-    """Whether a compiled function is one of jax's own (``jnp.sum``), by the file that it is written in."""
+    """Whether a compiled function belongs to jax (``jnp.sum``), by the file that defines it."""
     file = closed.jaxpr.debug_info.func_filename
     if not is_jax_file(file) or file.endswith(WRAPPER_FILES):
         return False
@@ -306,5 +307,5 @@ def is_internal(closed: Any, name: str) -> bool:
 
 
 def is_jax_file(file: str | None) -> bool:
-    """Whether a file is jax's."""
+    """Whether a file belongs to jax."""
     return bool(file) and str(file).startswith(compat.package_folders())

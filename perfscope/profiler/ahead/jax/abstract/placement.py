@@ -1,4 +1,4 @@
-"""Where arrays without data are: results of operations and of ``jax.device_put``, and the devices of the target."""
+"""Placement of arrays without data: results of operations and of ``jax.device_put``, and the target's devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
 
 
 def abstract_result(aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> Any:
-    """The result of an operation; a small unknown one is zeros, and made up. What is no array stays."""
+    """The result of an operation; a small unknown one is zeros, marked as made up. Values other than arrays stay."""
     if not hasattr(aval, "dtype"):
         return aval
     if known is None:
@@ -25,7 +25,7 @@ def abstract_result(aval: Any, sharding: Any, *, committed: bool, known: Any = N
 
 
 def abstract_device_put(value: Any, device: Any) -> Any:
-    """``jax.device_put`` of one leaf: a device, a sharding, a format, a space of memory, or ``None``."""
+    """``jax.device_put`` of one leaf to a device, a sharding, a format, a memory space, or ``None``."""
     import jax
     from jax.sharding import Sharding, SingleDeviceSharding
 
@@ -56,12 +56,12 @@ def abstract_device_put(value: Any, device: Any) -> Any:
     return abstract_result(aval, where.with_memory_kind(kind), committed=True, known=kept, made_up=doubtful)
 
 
-# Functions of jax's that make arrays out of a program's data without an operation: here they take shapes alone.
+# Functions of jax that make arrays from a program's data without an operation; here they use shapes only.
 
 
 @contextlib.contextmanager
 def without_copies() -> Iterator[None]:
-    """Inside, none of them copies or asks for data that is not needed to know a shape or a small value."""
+    """Inside, these functions do not copy, and read data only for a shape or a small value."""
     import jax
 
     with contextlib.ExitStack() as stack:
@@ -88,10 +88,10 @@ def _unless_real(ours: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]
 
 
 def _from_callback(shape: Sequence[int], sharding: Any, data_callback: Callable[[Any], Any], dtype: Any = None) -> Any:
-    """``jax.make_array_from_callback``.
+    """Replacement of ``jax.make_array_from_callback``.
 
-    The callback is called for one part where only that tells the dtype, and for what is small and lies on every device
-    whole.
+    The callback is called for one part if the dtype is otherwise unknown, and for a small array replicated on every
+    device.
     """
     sharding = getattr(sharding, "sharding", sharding)  # of a Format
     shape = tuple(shape)
@@ -128,7 +128,7 @@ def _batched(
 
 
 def _abstract_full(real: Any) -> Callable[..., Any]:
-    """``jax.lax.full``, which lays out what is no array of jaxlib's without the requested sharding."""
+    """Replacement of ``jax.lax.full``, which places values other than jaxlib's arrays without their sharding."""
 
     def full(shape: Any, fill_value: Any, dtype: Any = None, *, sharding: Any = None) -> Any:
         import jax
@@ -142,7 +142,7 @@ def _abstract_full(real: Any) -> Callable[..., Any]:
 
 
 def _small_value(value: Any) -> Any:
-    """The value of an array where it is known and small, on the CPU."""
+    """The value of an array on the CPU if it is known and small."""
     import jax
 
     if value is None or isinstance(value, AbstractArray):
@@ -160,21 +160,21 @@ def _array(
     return abstract_result(aval, sharding, committed=committed, known=known, made_up=made_up)
 
 
-# The devices of results that were not computed, as far as they are known before a program is compiled.
+# Devices of results that were not computed, as far as known before a program is compiled.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultPlacement:
-    """Where the results of a call lie."""
+    """Placement of a call's results."""
 
     shardings: tuple[Any, ...]
     committed: bool
     guessed: tuple[bool, ...]
-    """Which of them the compiler decides, and were guessed here."""
+    """Results whose placement is the compiler's choice and was guessed."""
 
 
 def argument_type(value: Any) -> Any:
-    """What jax keeps of an argument of a compiled function."""
+    """The type that jax keeps of a compiled function's argument."""
     aval = compat.typeof(value)
     return compat.MetaTy(
         aval,
@@ -186,7 +186,7 @@ def argument_type(value: Any) -> Any:
 
 
 def result_placement(params: dict[str, Any], types: Sequence[Any]) -> ResultPlacement:
-    """Where the results of a compiled function lie."""
+    """Placement of a compiled function's results."""
     unspecified = compat.UNSPECIFIED
     closed = params["jaxpr"]
     taken = compat._resolve_in_shardings(types, params["in_shardings"])
@@ -211,7 +211,7 @@ def result_placement(params: dict[str, Any], types: Sequence[Any]) -> ResultPlac
 def _one_result_placement(
     aval: Any, asked: Any, devices: Any, mesh: Any, given: list[tuple[Any, Any]], unspecified: Any
 ) -> tuple[Any, bool]:
-    """Where one result lies, and whether that is sure. Of ``given``, arguments and their places, one is used up."""
+    """Placement of one result, and whether it is certain. One of the arguments in ``given`` is used up."""
     if asked is not unspecified:
         return asked, True
     if devices is not None and len(devices) == 1:
@@ -220,7 +220,7 @@ def _one_result_placement(
     if mesh is not None and own is not None and not own.mesh.empty and own.mesh.are_all_axes_explicit:
         return NamedSharding(mesh, own.spec), True
     number = not getattr(aval, "shape", ())
-    for index, (given_aval, where) in enumerate(given):  # a new state lies like the old one
+    for index, (given_aval, where) in enumerate(given):  # a new state is placed like the old one
         if not number and given_aval.shape == aval.shape and given_aval.dtype == aval.dtype:
             del given[index]
             return where, False
@@ -230,7 +230,7 @@ def _one_result_placement(
 
 
 def _mesh_of(context: Any, shardings: Sequence[Any]) -> Any:
-    """The mesh of a program: the first that a sharding names, or that of its context; ``None`` without one."""
+    """The mesh of a program: the first one named by a sharding, or that of its context; ``None`` without a mesh."""
     from jax.sharding import Mesh
 
     for sharding in shardings:
@@ -242,7 +242,7 @@ def _mesh_of(context: Any, shardings: Sequence[Any]) -> Any:
 def operation_sharding(
     primitive: Any, arguments: Sequence[Any], params: dict[str, Any], avals: Sequence[Any]
 ) -> tuple[list[Any], bool]:
-    """Where the results of an operation outside of jit lie, and whether the program said so."""
+    """Placement of the results of an operation outside of jit, and whether the program specified it."""
     given = [array for array in arguments if hasattr(array, "_committed")]
     placed = [array for array in given if array._committed]
     if "sharding" in params and isinstance(params["sharding"], NamedSharding):
@@ -271,15 +271,15 @@ def operation_sharding(
     return shardings, True
 
 
-# Devices that are not there: what jax answers a program that asks which it has.
+# Absent devices: jax's answers to a program that lists its devices.
 
 
 NAMES = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu",)}
-"""What a program may call a platform."""
+"""Names that a program may use for a platform."""
 
 
 class Backend:
-    """Stands for jax's default backend: the target's devices, seen from the first of its processes."""
+    """Replaces jax's default backend: the target's devices, seen from its first process."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self._devices = list(devices)
@@ -303,7 +303,7 @@ class Backend:
 
     @property
     def serialize_with_sdy(self) -> bool:
-        """How ``jax.export`` writes shardings: clients that only compile do not say, those of devices say yes."""
+        """How ``jax.export`` writes shardings: compile-only clients lack this attribute, real devices return True."""
         return bool(getattr(self._client, "serialize_with_sdy", True))
 
     def __getattr__(self, name: str) -> Any:
@@ -312,7 +312,7 @@ class Backend:
 
 @contextlib.contextmanager
 def target_devices(devices: Sequence[Any]) -> Iterator[None]:
-    """``jax.devices()`` and its like answer with ``devices`` inside; ``jax.devices("cpu")`` with the CPU, as ever."""
+    """Inside, ``jax.devices()`` and similar functions return ``devices``; ``jax.devices("cpu")`` returns the CPU."""
     backend = Backend(devices)
     names = NAMES.get(backend.platform, (backend.platform,))
 
@@ -344,11 +344,11 @@ def target_devices(devices: Sequence[Any]) -> Iterator[None]:
             compat.local_devices.cache_clear()
 
 
-# What a program asks of the machine and its job: memory in use, other processes, simulated devices.
+# Questions of a program to its machine and job: memory in use, other processes, simulated devices.
 
 
 IGNORED_SETTINGS = ("jax_num_cpu_devices",)
-"""Settings that jax refuses once a backend is up, as it is here before the program begins."""
+"""Settings that jax refuses after a backend is created, which is the case here before the program begins."""
 MEMORY_STATISTICS = (
     "bytes_in_use",
     "peak_bytes_in_use",
@@ -390,7 +390,7 @@ def single_process_job(devices: Sequence[Any], asked: Callable[[str], None]) -> 
         return update
 
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(TypeError):  # a class of jaxlib's that takes no replacements
+        with contextlib.suppress(TypeError):  # a jaxlib class whose attributes cannot be replaced
             stack.enter_context(compat.patched(type(devices[0]), "memory_stats", statistics))
         stack.enter_context(compat.patched(jax.distributed, "initialize", alone))
         stack.enter_context(compat.patched(type(jax.config), "update", settings))

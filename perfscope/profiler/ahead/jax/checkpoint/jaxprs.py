@@ -1,6 +1,6 @@
-"""Jaxprs with checkpoints put in, given another policy, or taken out: nothing is traced again.
+"""Insert, change or remove checkpoints in jaxprs, without tracing again.
 
-What is put around equations is the primitive that ``jax.checkpoint`` puts there, with its default parameters.
+Equations are wrapped in the primitive that ``jax.checkpoint`` uses, with its default parameters.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from perfscope.profiler.ahead.jax.checkpoint.rewrite import Checkpoints
 
 Policy = Callable[..., Any] | None
-"""What ``jax.checkpoint`` takes as ``policy``."""
+"""Type of the ``policy`` argument of ``jax.checkpoint``."""
 PREVENT_CSE = True
-"""As ``jax.checkpoint(layer)`` has it, in loops as well: the barrier keeps XLA from moving out what runs again."""
+"""As in ``jax.checkpoint(layer)``, also in loops: the barrier keeps XLA from removing the repeated work."""
 
 
 class Substitution(dict[Any, Any]):
-    """Variables that stand for others."""
+    """Replaces variables by others."""
 
     def __call__(self, atom: Any) -> Any:
-        """The atom that stands for one."""
+        """The replacement of an atom."""
         return atom if isinstance(atom, compat.Literal) else self.get(atom, atom)
 
 
 def is_checkpoint(eqn: Any) -> bool:
-    """Whether an equation is a ``jax.checkpoint`` as the program wrote it, not one that was differentiated."""
+    """Whether an equation is a ``jax.checkpoint`` as written by the program, not a differentiated one."""
     return eqn.primitive is compat.remat_p and not eqn.params["differentiated"]
 
 
@@ -43,17 +43,17 @@ def is_loop(eqn: Any) -> bool:
 
 
 def is_call(eqn: Any) -> bool:
-    """Whether an equation calls a function that is part of the same program: ``jax.jit``."""
+    """Whether an equation calls a function within the same program: ``jax.jit``."""
     return eqn.primitive is compat.jit_p
 
 
 def may_be_checkpointed(*effects: Any) -> bool:
-    """Whether ``jax.checkpoint`` takes what has these effects: printing, and not calls into Python, for instance."""
+    """Whether ``jax.checkpoint`` accepts these effects: printing yes, calls into Python no."""
     return not any(compat.remat_allowed_effects.filter_not_in(effect) for effect in effects)
 
 
 def with_policy(eqn: Any, policy: Policy) -> Any:
-    """A checkpoint with another policy; what else it was written with stays."""
+    """A checkpoint with another policy; its other parameters stay."""
     return eqn.replace(params={**eqn.params, "policy": policy})
 
 
@@ -75,7 +75,7 @@ def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug
     made = {variable for eqn in eqns for variable in eqn.outvars}
     read = dict.fromkeys(
         atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, compat.Literal) and atom not in made
-    )  # in their order
+    )  # in order
     given = [variable for variable in dict.fromkeys(v for eqn in eqns for v in eqn.outvars) if variable in used]
     stacks = [eqn.source_info.name_stack for eqn in eqns]
     shared = _common_scopes(stacks)
@@ -102,7 +102,7 @@ def wrapped_equations(eqns: Sequence[Any], used: set[Any], policy: Policy, debug
 
 
 def inlined(eqn: Any, within: Substitution) -> list[Any]:
-    """The equations of a checkpoint without it; what it gave is put into ``within``."""
+    """The equations of a checkpoint without it; its results are substituted in ``within``."""
     jaxpr = eqn.params["jaxpr"]
     inside = Substitution(zip(jaxpr.invars, eqn.invars, strict=True))
     equations = []
@@ -128,7 +128,7 @@ def inlined(eqn: Any, within: Substitution) -> list[Any]:
 
 
 def with_equations(jaxpr: Any, eqns: Sequence[Any], within: Substitution) -> Any:
-    """A jaxpr with other equations, and its results by what stands for them."""
+    """A jaxpr with other equations, and with its results substituted."""
     return jaxpr.replace(eqns=list(eqns), outvars=[within(variable) for variable in jaxpr.outvars])
 
 
@@ -138,7 +138,7 @@ def _checkpoint(inputs: list[Any], results: list[Any], jaxpr: Any, policy: Polic
 
 
 def _common_scopes(stacks: Sequence[Any]) -> int:
-    """How many of their first scopes all have."""
+    """Number of leading scopes that all have in common."""
     count = min(len(stack.stack) for stack in stacks)
     for index in range(count):
         if any(stack.stack[index] != stacks[0].stack[index] for stack in stacks):
@@ -146,16 +146,16 @@ def _common_scopes(stacks: Sequence[Any]) -> int:
     return count
 
 
-# What an equation has inside: the jaxpr that is differentiated with what is around it, and those that are not.
+# Jaxprs inside an equation: one that is differentiated with its surroundings, and those that are not.
 #
-# Loops, checkpoints, jitted functions and `shard_map` are differentiated as they are written. A function with a rule of
-# its own (`custom_vjp`, `custom_jvp`) is not: its rule runs in its place. Nor does a `while_loop` have a backward.
-# Branches of `cond` are not looked into.
+# Loops, checkpoints, jitted functions and `shard_map` are differentiated as written. A function with a custom rule
+# (`custom_vjp`, `custom_jvp`) is not: its rule runs instead. A `while_loop` has no backward. Branches of `cond` are
+# ignored.
 
 
 _RULED = ("custom_vjp_call", "custom_jvp_call")
 _SKIPPED = ("pallas_call", "checkpoint", "remat2", "remat")
-"""A kernel has nothing that XLA keeps; a checkpoint that is differentiated already was looked at before it was."""
+"""Skipped: XLA keeps no values of a kernel; an already differentiated checkpoint was handled before."""
 
 
 def inner_jaxpr(eqn: Any) -> Any:
@@ -165,14 +165,14 @@ def inner_jaxpr(eqn: Any) -> Any:
 
 
 def open_jaxpr(eqn: Any) -> Any | None:
-    """The jaxpr of an equation that is differentiated with what is around it."""
+    """The jaxpr of an equation that is differentiated with its surroundings."""
     if is_loop(eqn) or is_checkpoint(eqn) or is_call(eqn) or eqn.primitive.name == "shard_map":
         return inner_jaxpr(eqn)
     return None
 
 
 def with_open_jaxpr(eqn: Any, change: Callable[[Any], Any]) -> Any:
-    """The equation with ``change`` made to its `open_jaxpr`; the same object where nothing changes."""
+    """The equation with ``change`` applied to its `open_jaxpr`; the same object if nothing changes."""
     before = open_jaxpr(eqn)
     after = None if before is None else change(before)
     if after is before:
@@ -183,14 +183,14 @@ def with_open_jaxpr(eqn: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
-    """The jaxprs of an equation in which no checkpoint does anything, and why, as the report of a site says it."""
+    """The jaxprs of an equation in which checkpoints have no effect, and the reason for the report of a site."""
     if open_jaxpr(eqn) is not None or eqn.primitive.name in _SKIPPED:
         return (), ""
     return tuple(compat.jaxprs_in_params(eqn.params)), f"no checkpoint reaches into {eqn.primitive.name}"
 
 
 def custom_rule(eqn: Any) -> tuple[Any, ...]:
-    """The forward of a ``custom_vjp``, as a jaxpr: it may name what it keeps. Empty where there is none."""
+    """The forward of a ``custom_vjp`` as a jaxpr: it may name values to keep. Empty if there is none."""
     if eqn.primitive.name != "custom_vjp_call":
         return ()
     count = len(eqn.invars) - eqn.params["num_consts"]
@@ -200,17 +200,17 @@ def custom_rule(eqn: Any) -> tuple[Any, ...]:
 
 
 def called_function(eqn: Any) -> Any:
-    """What is known of the function that an equation calls without a frame of its own; None where it calls none."""
+    """The function that an equation calls without a separate frame; None if it calls none."""
     if eqn.primitive.name in _RULED:
         return eqn.params["call_jaxpr"].jaxpr.debug_info
     return inner_jaxpr(eqn).debug_info if is_call(eqn) else None
 
 
-# A function that is differentiated, by way of its jaxpr: traced, changed, and run in place of what was called.
+# Differentiation through a jaxpr: the function is traced, changed, and run in place of the original.
 
 
 def through_jaxpr(fun: Callable[..., Any], book: Checkpoints) -> Callable[..., Any]:
-    """The function by way of its jaxpr, as ``book`` makes it. What reads values is run as it is, and reported."""
+    """The function as a jaxpr changed by ``book``. A function that reads values runs unchanged and is reported."""
     import jax
 
     reads_values = (
@@ -256,7 +256,7 @@ def through_jaxpr(fun: Callable[..., Any], book: Checkpoints) -> Callable[..., A
 
 
 def in_derivative_rule() -> bool:
-    """Whether a derivative rule (``custom_vjp``, ``custom_jvp``) of the program runs now: by the frames around."""
+    """Whether a derivative rule (``custom_vjp``, ``custom_jvp``) of the program is running, by frames on the stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if compat.is_derivative_rule(frame.f_code):

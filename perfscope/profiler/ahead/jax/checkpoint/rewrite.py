@@ -1,9 +1,9 @@
 """``--checkpoint POLICY``: the layers of a JAX program under another checkpoint policy, without editing the program.
 
-What is differentiated (``jax.grad``, ``jax.value_and_grad``, ``jax.vjp``) is written down as a jaxpr first. There a
-checkpoint of the program's layers gets the policy, or is taken out; where layers have none, the body of their scan, or
-the function that a Python loop calls, gets what ``jax.checkpoint(layer, policy=...)`` would have put around it. The
-result is differentiated as jax does. Nothing else of the program changes; each change is reported in a line.
+A differentiated function (``jax.grad``, ``jax.value_and_grad``, ``jax.vjp``) is first traced to a jaxpr. There the
+checkpoints of the program's layers get the policy, or are removed; if layers have none, the body of their scan, or the
+function called by a Python loop, is wrapped as by ``jax.checkpoint(layer, policy=...)``. The result is differentiated
+by jax as usual. Nothing else in the program changes; each change is reported in one line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perfscope.profiler.ahead.jax.checkpoint.jaxprs import (
 from perfscope.profiler.ahead.jax.checkpoint.sites import Site, SiteKind, is_repeating_scan, sites_of
 from perfscope.profiler.ahead.jax.lines import SourceLine
 
-# The changes of one function that is differentiated, from its outermost jaxpr to those of its loops and calls.
+# The changes of one differentiated function, from its outermost jaxpr to those of its loops and calls.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class Edit:
     """Scans whose bodies are wrapped."""
     groups: list[Site]
     made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    """Jaxprs by identity, with what became of them: a function that is called twice stays one."""
+    """Identity of a jaxpr -> original and changed jaxpr, so that a function called twice stays one function."""
 
     def of(self, jaxpr: Any) -> Any:
-        """A jaxpr with them; the same object where nothing changes in it."""
+        """Apply the changes to a jaxpr; return the same object if nothing changes."""
         if id(jaxpr) not in self.made:
             self.made[id(jaxpr)] = jaxpr, self._of(jaxpr)
         return self.made[id(jaxpr)][1]
@@ -96,14 +96,14 @@ def _with_inputs(eqn: Any, within: Substitution) -> Any:
 
 
 def _last_reads(jaxpr: Any) -> dict[Any, int]:
-    """The last equation that reads each variable; after all of them for results."""
+    """The last equation that reads each variable; for results an index after all equations."""
     last: dict[Any, int] = {}
     for number, eqn in enumerate(jaxpr.eqns):
         last |= {atom: number for atom in eqn.invars if not isinstance(atom, compat.Literal)}
     return last | {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if not isinstance(atom, compat.Literal)}
 
 
-# What became of each place of a program under ``--checkpoint``, in words.
+# Outcome of ``--checkpoint`` for each place of a program, in words.
 
 
 SiteChange = Literal["wrapped", "replaced", "removed", "left"]
@@ -112,7 +112,7 @@ VERBS: dict[SiteChange, str] = {"wrapped": "checkpointed", "replaced": "under th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteOutcome:
-    """What became of one place."""
+    """The outcome for one place."""
 
     kind: SiteKind
     how: SiteChange
@@ -120,7 +120,7 @@ class SiteOutcome:
     written: SourceLine | None
     count: int
     why: str = ""
-    """Why it was left."""
+    """Why it was left unchanged."""
 
     def words(self) -> str:
         """``the scan at train.py:35 (12 turns)``."""
@@ -140,37 +140,37 @@ class SiteOutcome:
 
 
 MAX_REPORTED = 4
-"""Places that an error names."""
+"""Most places named in an error."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Checkpoints:
-    """What one request makes of a program."""
+    """The changes of one request to a program."""
 
     asked: CheckpointRequest
     outcomes: dict[SiteOutcome, None] = field(default_factory=dict)
-    """In the order they were met."""
+    """In the order of their occurrence."""
     differentiated: int = 0
-    """Functions that were looked at."""
+    """Differentiated functions that were examined."""
     unseen: list[str] = field(default_factory=list)
-    """Why functions could not be looked at."""
+    """Why functions could not be examined."""
     nameless: bool = False
-    """``names`` was asked for where the program names nothing, or not that."""
+    """``names`` was requested, but the program has no names, or not this one."""
     thread: int | None = None
-    """Only what this thread differentiates; None: what any does."""
+    """Only functions differentiated by this thread; None: by any thread."""
 
     @property
     def changed(self) -> list[SiteOutcome]:
-        """Where something was done."""
+        """Places that were changed."""
         return [outcome for outcome in self.outcomes if outcome.how != "left"]
 
     @property
     def left(self) -> list[SiteOutcome]:
-        """Loops and checkpoints that are no layers, or were not named."""
+        """Loops and checkpoints that are not layers, or were not selected."""
         return [outcome for outcome in self.outcomes if outcome.how == "left"]
 
     def notes(self) -> list[str]:
-        """What a reader of the compiled program must know. ``DataError`` where nothing could be done."""
+        """Notes for readers of the compiled program. ``DataError`` if nothing could be changed."""
         option = f"--checkpoint {self.asked}"
         if not self.changed and (self.asked.word != "none" or self.asked.spots or self.unseen):
             raise DataError(f"{option}: nothing could be checkpointed: {self._why()}")
@@ -195,7 +195,7 @@ class Checkpoints:
         return {"policy": str(self.asked), "places": places}
 
     def linearize(self, real: Any) -> Any:
-        """The replacement of ``linearize``, through which every reverse pass goes."""
+        """The replacement for ``linearize``, which every reverse pass uses."""
 
         def linearize(fun: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             apart = self.thread is not None and self.thread != threading.get_ident()
@@ -204,7 +204,7 @@ class Checkpoints:
         return linearize
 
     def rewritten(self, jaxpr: Any) -> Any:
-        """A function's jaxpr with the policy; the same object where nothing changes."""
+        """A function's jaxpr with the policy; the same object if nothing changes."""
         sites = sites_of(jaxpr)
         chosen = self._chosen(sites)
         policy = self._policy(jaxpr)
@@ -226,7 +226,7 @@ class Checkpoints:
             ):
                 how = "wrapped"
             elif site in chosen:
-                continue  # the checkpoints in it are reported, or it has none to take out
+                continue  # its checkpoints are reported, or it has none to remove
             if how == "wrapped" and site.kind == "scan":
                 loops.add(id(site.eqn))
             why = "" if how != "left" else site.why or "not named" if not self.nameless else "nothing is named"
@@ -240,7 +240,7 @@ class Checkpoints:
         return edit.of(jaxpr)
 
     def _chosen(self, sites: list[Site]) -> list[Site]:
-        """The layers, or what is at the lines that were named."""
+        """The layers, or the places at the selected lines."""
         if not self.asked.spots:
             return [site for site in sites if site.layer]
         named = [site for site in sites if not site.fixed and any(_is_at(site, spot) for spot in self.asked.spots)]
@@ -248,7 +248,7 @@ class Checkpoints:
         return [site for site in sites if site in named or id(site.eqn) in direct]
 
     def _policy(self, jaxpr: Any) -> Any:
-        """What ``jax.checkpoint`` gets; `_NAMELESS` where there is no such name."""
+        """The policy for ``jax.checkpoint``; `_NAMELESS` if there is no such name."""
         from jax import checkpoint_policies as policies
 
         word = self.asked.word
@@ -287,12 +287,12 @@ class Checkpoints:
 
 
 _NAMELESS = object()
-"""No policy: the names are not there."""
+"""Marker for a policy whose names do not exist."""
 
 
 @contextlib.contextmanager
 def checkpointed(asked: CheckpointRequest | None, *, thread: int | None = None) -> Iterator[Checkpoints | None]:
-    """Inside, what the program differentiates has the policy; None: the program as it is. ``thread``: only its own."""
+    """Inside, differentiated functions have the policy; None: unchanged. ``thread``: only those of this thread."""
     if asked is None:
         yield None
         return
@@ -307,7 +307,7 @@ def _is_at(site: Site, spot: Any) -> bool:
 
 
 def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
-    """Checkpoints of a loop's body that are in no loop of it."""
+    """Checkpoints of a loop's body that are not in an inner loop."""
     for eqn in jaxpr.eqns:
         if is_checkpoint(eqn):
             yield eqn
@@ -317,7 +317,7 @@ def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:
 
 
 def _names(jaxpr: Any) -> set[str]:
-    """What ``checkpoint_name`` names in a jaxpr and all inside of it, also in rules of ``custom_vjp``."""
+    """Names given by ``checkpoint_name`` in a jaxpr and its inner jaxprs, including rules of ``custom_vjp``."""
     names = {str(eqn.params["name"]) for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
     for eqn in jaxpr.eqns:
         names = names.union(*map(_names, (*compat.jaxprs_in_params(eqn.params), *custom_rule(eqn))))

@@ -1,7 +1,7 @@
-"""Where in a function that is differentiated its layers are: loops, checkpoints, and calls that are repeated.
+"""Finds the layers of a differentiated function: loops, checkpoints, and repeated calls.
 
-A loop is one over layers if nothing runs it more than once and its turns hand an array to each other; so the advisor
-tells layers, too. A loop within a layer (over time, over blocks of keys), and a checkpoint in such a loop, are none.
+A loop is one over layers if it runs only once and its iterations pass an array on; the memory advisor uses the same
+definition. A loop inside a layer (over time, over blocks of keys), and a checkpoint in such a loop, do not count.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ SiteKind = Literal["scan", "checkpoint", "calls"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
-    """One place whose checkpoint policy can be set."""
+    """A place whose checkpoint policy can be set."""
 
     kind: SiteKind
     eqn: Any
-    """A scan or a checkpoint; the first equation of calls that are repeated."""
+    """A scan or a checkpoint; for repeated calls their first equation."""
     count: int
-    """Turns of the loop, or calls."""
+    """Iterations of the loop, or number of calls."""
     at: SourceLine | None
-    """Where the program calls it."""
+    """Line of the program that calls it."""
     written: SourceLine | None
-    """Where its function begins."""
+    """First line of its function."""
     depth: int
-    """Loops around it."""
+    """Number of enclosing loops."""
     layer: bool
-    """It is a layer, or a loop over layers."""
+    """Whether it is a layer, or a loop over layers."""
     why: str = ""
-    """Why it is no layer."""
+    """Why it is not a layer."""
     fixed: bool = False
-    """Nothing can be done with it, not even where it is named."""
+    """It cannot be changed, even if it is selected by line."""
     pieces: tuple[tuple[int, int], ...] = ()
-    """Of repeated calls: positions of each in the equations of its jaxpr, half open."""
+    """For repeated calls: positions of each in the equations of its jaxpr, half open."""
     holder: Any = None
-    """Of repeated calls: that jaxpr."""
+    """For repeated calls: that jaxpr."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Visited:
-    """An equation on the way through the jaxprs."""
+    """An equation with its context on the way through the jaxprs."""
 
     eqn: Any
     loops: tuple[Any, ...]
-    """Around it, the outermost first."""
+    """Enclosing loops, outermost first."""
     checkpoints: tuple[Any, ...]
-    """Around it."""
+    """Enclosing checkpoints."""
     shut: str = ""
-    """Why no checkpoint does anything here: around it is what has no backward, or one of its own."""
+    """Why checkpoints have no effect here: an enclosing equation has no backward, or a custom one."""
 
 
 def sites_of(jaxpr: Any) -> list[Site]:
-    """All of a function's jaxpr, in program order. Linear in its equations."""
+    """All sites of a function's jaxpr, in program order. Linear in its equations."""
     met = list(_walk(jaxpr, (), (), ""))
     alike = _repetitions(jaxpr)
     bodies = {id(visited.loops[0]) for visited in met if is_checkpoint(visited.eqn) and len(visited.loops) == 1}
@@ -96,7 +96,7 @@ def _site(visited: _Visited, alike: Counter[Any], bodies: set[int], within_calls
 
 
 def _why_no_layer(visited: _Visited, alike: Counter[Any], bodies: set[int], within_calls: set[int]) -> str:
-    """Why a loop or a checkpoint is no layer; empty where it is one."""
+    """Why a loop or a checkpoint is not a layer; empty if it is."""
     eqn, loops, loop = visited.eqn, visited.loops, is_loop(visited.eqn)
     around = loops[0] if loops else eqn
     if len(loops) > (0 if loop else 1):
@@ -117,7 +117,7 @@ def _why_no_layer(visited: _Visited, alike: Counter[Any], bodies: set[int], with
 
 
 def _walk(jaxpr: Any, loops: tuple[Any, ...], checkpoints: tuple[Any, ...], shut: str) -> Iterator[_Visited]:
-    """Scans of more than one turn and checkpoints, with what is around them; inside of calls as well."""
+    """Scans of several iterations and checkpoints with their context, also inside calls."""
     for eqn in jaxpr.eqns:
         loop, checkpoint = is_repeating_scan(eqn), is_checkpoint(eqn)
         if loop or checkpoint:
@@ -132,7 +132,7 @@ def _walk(jaxpr: Any, loops: tuple[Any, ...], checkpoints: tuple[Any, ...], shut
 
 
 def _repetitions(jaxpr: Any) -> Counter[Any]:
-    """How many of each likeness run outside of loops."""
+    """Number of similar loops and checkpoints outside of loops."""
     counts: Counter[Any] = Counter()
     for eqn in jaxpr.eqns:
         loop = is_repeating_scan(eqn)
@@ -145,12 +145,12 @@ def _repetitions(jaxpr: Any) -> Counter[Any]:
 
 
 def is_repeating_scan(eqn: Any) -> bool:
-    """Whether an equation is a ``jax.lax.scan`` of more than one turn."""
+    """Whether an equation is a ``jax.lax.scan`` of several iterations."""
     return is_loop(eqn) and eqn.params["length"] > 1
 
 
 def _carries_gradient(eqn: Any) -> bool:
-    """Whether a turn of a loop gives the next one an array of numbers with a gradient: what a layer gives the next."""
+    """Whether an iteration passes on an array of numbers with a gradient, as a layer does."""
     first = eqn.params["num_consts"]
     carried = eqn.params["jaxpr"].in_avals[first : first + eqn.params["num_carry"]]
     kinds = ("float", "bfloat", "complex")
@@ -158,7 +158,7 @@ def _carries_gradient(eqn: Any) -> bool:
 
 
 def _likeness(eqn: Any) -> tuple[Any, ...]:
-    """Equal for copies of a loop or a checkpoint: the function's place, and the shapes it takes."""
+    """Equal for copies of a loop or a checkpoint: the function's place, and its input shapes."""
     inner = eqn.params["jaxpr"]
     info = getattr(inner, "jaxpr", inner).debug_info
     shapes = tuple(str(variable.aval) for variable in eqn.invars)
@@ -166,7 +166,7 @@ def _likeness(eqn: Any) -> tuple[Any, ...]:
 
 
 def user_line_of(eqn: Any, *around: Any) -> SourceLine | None:
-    """The innermost line of the user that an equation comes from, or one of those around it; else a library's."""
+    """The innermost line of the user for an equation, or for an enclosing one; else a line of a library."""
     library = None
     for equation in (eqn, *around):  # frames of a loop's body begin at the body
         for frame in compat.user_frames(equation.source_info.traceback):
@@ -186,14 +186,14 @@ def _written(jaxpr: Any) -> SourceLine | None:
     return SourceLine(file=display_path(file), line=info.func_lineno or 0)
 
 
-# Layers that a Python loop calls: the same function, called several times in a row, with the same operations.
+# Layers called by a Python loop: the same function, called several times in a row, with the same operations.
 #
-# Which function an equation comes from is in its frames. From the outermost call on, the first one whose operations
-# repeat, and that multiplies matrices, is a layer: ``x = block(weights, x)``, a module of Flax or Equinox in a list.
+# The frames of an equation name its functions. From the outermost call on, the first function whose operations repeat
+# and include a matrix product is a layer: ``x = block(weights, x)``, or a module of Flax or Equinox in a list.
 
 
 MAX_DEPTH = 80
-"""Frames that are followed."""
+"""Most frames that are followed."""
 
 Call = tuple[Any, ...]
 """A frame that calls another: code and line."""
@@ -201,14 +201,14 @@ Call = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InnerFunction:
-    """Stands for the code of a function whose frames are inside of its own jaxpr: jitted, or one with a rule."""
+    """Represents the code of a function whose frames are inside its own jaxpr: jitted, or with a custom rule."""
 
     co_filename: str
     co_firstlineno: int
 
 
 def repeated_calls(jaxpr: Any) -> list[Site]:
-    """Groups of calls of one function, of a jaxpr or else of what is jitted within it."""
+    """Groups of calls of one function in a jaxpr, or in a jitted function inside it."""
     paths = [_path(eqn) for eqn in jaxpr.eqns]
     sites: list[Site] = []
     _descend(jaxpr, paths, list(range(len(paths))), 0, sites)
@@ -221,7 +221,7 @@ def repeated_calls(jaxpr: Any) -> list[Site]:
 
 
 def _descend(jaxpr: Any, paths: Sequence[Sequence[Call]], numbers: list[int], depth: int, sites: list[Site]) -> None:
-    """Groups among equations that have ``depth`` calls in common."""
+    """Groups among equations whose first ``depth`` calls are equal."""
     if depth >= MAX_DEPTH:
         return
     callees: dict[tuple[Any, Any], list[int]] = defaultdict(list)
@@ -240,7 +240,7 @@ def _descend(jaxpr: Any, paths: Sequence[Sequence[Call]], numbers: list[int], de
 def _equal_calls(
     jaxpr: Any, paths: Sequence[Sequence[Call]], members: list[int], depth: int
 ) -> tuple[tuple[int, int], ...]:
-    """The calls among equations of one function: two or more with the same operations, else none."""
+    """The calls among equations of one function: two or more with the same operations, else empty."""
     runs: list[list[int]] = []
     for number in members:
         if runs and runs[-1][-1] + 1 == number:
@@ -262,9 +262,9 @@ def _equal_calls(
 
 
 def _periods(run: Sequence[int], signs: Sequence[Any]) -> list[tuple[int, int]]:
-    """A run of adjacent equations cut into equal parts, as many as can be, from its end on; whole where there are none.
+    """Divide a run of adjacent equations from its end into as many equal parts as possible; else one part.
 
-    What is in front of them (a first layer that takes something else) is less than half.
+    The remainder at the front (a first layer with another input) is less than half.
     """
     size, end = len(run), run[-1] + 1
     for period in range(1, size // 2 + 1):
@@ -294,7 +294,7 @@ def _call_site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[
 
 
 def _path(eqn: Any) -> tuple[Call, ...]:
-    """Frames outside of jax, the outermost first: (code, line). What is jitted, say, is a call of its function."""
+    """Frames outside of jax, outermost first: (code, line). Jitted code counts as a call of its function."""
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ()
@@ -312,14 +312,14 @@ def _path(eqn: Any) -> tuple[Call, ...]:
 
 
 def _signature(eqn: Any, path: Sequence[Call]) -> tuple[Any, ...]:
-    """What of an equation repeats with a call: operation, shapes, and the lines below the call."""
+    """The part of an equation that repeats with a call: operation, shapes, and the lines below the call."""
     shapes = tuple(str(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
     lines = tuple((code.co_filename, code.co_firstlineno, line) for code, line in path)
     return eqn.primitive.name, shapes, lines
 
 
 def _multiplies(eqn: Any) -> bool:
-    """Whether an equation is a product of matrices, or has one inside."""
+    """Whether an equation is a matrix product, or contains one."""
     if eqn.primitive.name in JAX_PRODUCTS:
         return True
     return any(_multiplies(eqn) for jaxpr in compat.jaxprs_in_params(eqn.params) for eqn in jaxpr.eqns)

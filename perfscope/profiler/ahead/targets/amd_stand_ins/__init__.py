@@ -1,9 +1,9 @@
-"""Stand-ins for the ROCm libraries that AMD's compiler plugin is linked to and does not need to compile.
+"""Stubs of the ROCm libraries that AMD's compiler plugin links to but does not need for compiling.
 
-The plugin cannot be loaded without HIP, MIOpen, rocBLAS and others, which are gigabytes and not among Python's
-packages. None of their functions does the compiling: XLA, LLVM and its linker are in the plugin itself. So each
-library that is not there is written as one with the functions the plugin looks for, each of which answers that there
-is no device. Libraries that are there are used.
+The plugin cannot be loaded without HIP, MIOpen, rocBLAS and others, which are gigabytes and not available as Python
+packages. Their functions are not used to compile: XLA, LLVM and its linker are in the plugin itself. So each missing
+library is written as a stub with the functions that the plugin looks up, each of which reports that there is no device.
+Installed libraries are used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perfscope.model.errors import DataError
 from perfscope.profiler.ahead.targets.amd_stand_ins.elf import ElfRequirements, StubFunction, asked_by, shared_object
 
 NO_DEVICE = 100
-"""``hipErrorNoDevice``; of the other libraries a number that is no success."""
+"""``hipErrorNoDevice``; for the other libraries any number that means failure."""
 
 FUNCTIONS = {
     "libMIOpen.so": r"miopen",
@@ -33,16 +33,16 @@ FUNCTIONS = {
     "librocsolver.so": r"rocsolver",
     "libroctracer64.so": r"roctracer",
 }
-"""Beginnings of the functions of a library, where symbols have no version that names it."""
+"""Prefixes of a library's functions, for symbols without a version that names it."""
 
 _TEXTS = re.compile(r"string|name$", re.IGNORECASE)
 
 
 def load_stand_ins(plugin: Path) -> tuple[str, ...]:
-    """Load a stand-in for every library that the plugin needs and this machine lacks; their names.
+    """Load a stub for every library that the plugin needs and this machine lacks; return their names.
 
-    Only in a process that compiles and ends: what is loaded stays. ``DataError`` where one is missing that
-    compiling may need.
+    Only for a process that compiles and ends, because loaded libraries stay. ``DataError`` if a missing library may be
+    needed to compile.
     """
     needed = asked_by(plugin)
     missing = [name for name in needed.libraries if not _is_available(name)]
@@ -56,12 +56,12 @@ def load_stand_ins(plugin: Path) -> tuple[str, ...]:
             try:
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
-                raise DataError(f"{name}: a stand-in for it cannot be loaded: {error}") from error
+                raise DataError(f"{name}: its stub cannot be loaded: {error}") from error
     return tuple(missing)
 
 
 def stand_in_library(name: str, asked: ElfRequirements) -> bytes:
-    """A library of that name with what is looked for in it."""
+    """A library with that name and the symbols looked up in it."""
     pattern = re.compile(_family(name) or "$^", re.IGNORECASE)
     answers = [
         StubFunction(

@@ -1,4 +1,4 @@
-"""ELF shared objects of 64 bits: what one asks of others, and a small one that answers.
+"""64-bit ELF shared objects: read the requirements of one, and write a small one that satisfies them.
 
 Layouts: System V ABI, chapters 4 and 5; symbol versions: Linux Standard Base, core, chapter 10.
 """
@@ -26,18 +26,18 @@ MAX_LIBRARIES = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredSymbol:
-    """A symbol that an object looks for in others."""
+    """A symbol that an object looks up in others."""
 
     name: str
     version: str = ""
-    """Empty where any version does."""
+    """Empty if any version is accepted."""
     library: str = ""
-    """That has this version; empty where it has none: any library may have it."""
+    """Library that has this version; empty without one: any library may have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElfRequirements:
-    """What an object asks of others."""
+    """Libraries and symbols that an object needs."""
 
     libraries: tuple[str, ...]
     symbols: tuple[RequiredSymbol, ...]
@@ -45,23 +45,23 @@ class ElfRequirements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StubFunction:
-    """A function of a written object. It takes nothing and does nothing."""
+    """A function of a written object. It ignores its arguments."""
 
     name: str
     version: str = ""
     number: int = 0
-    """What it returns, unless it returns a text."""
+    """Number that it returns, unless it returns a text."""
     text: bool = False
     """Return the address of an empty text."""
 
 
 def asked_by(path: Path) -> ElfRequirements:
-    """What the object in a file asks of others. ``DataError`` where it is no such object."""
+    """The requirements of the object in a file. ``DataError`` if it is not such an object."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse_requirements(data)
     except (OSError, ValueError, KeyError, StopIteration, struct.error, IndexError, OverflowError) as error:
-        raise DataError(f"{path.name}: no shared object of 64 bits that can be read ({error})") from error
+        raise DataError(f"{path.name}: not a readable 64-bit shared object ({error})") from error
 
 
 def _parse_requirements(data: mmap.mmap) -> ElfRequirements:
@@ -98,14 +98,14 @@ def _parse_requirements(data: mmap.mmap) -> ElfRequirements:
             versions[number] = (text(name), text(library))
             auxiliary += further
         position += following
-    # symbols that are looked for stand in front of the first that the object has itself
+    # undefined symbols come before the first one that the object defines
     (mine,) = struct.unpack_from("<4xI", data, offset(first[_GNU_HASH]))
     marks = offset(first[_VERSYM]) if _VERSYM in first else None
     wanted = []
     for number in range(1, min(mine, MAX_SYMBOLS)):
         name, info, _, section, _, _ = struct.unpack_from("<IBBHQQ", data, symbols + 24 * number)
         if section or info >> 4 != 1:
-            continue  # its own, or weak: it does without
+            continue  # defined here, or weak: not required
         mark = 0 if marks is None else struct.unpack_from("<H", data, marks + 2 * number)[0] & 0x7FFF
         version, library = versions.get(mark, ("", ""))
         wanted.append(RequiredSymbol(name=text(name), version=version, library=library))
@@ -113,7 +113,7 @@ def _parse_requirements(data: mmap.mmap) -> ElfRequirements:
 
 
 def shared_object(name: str, answers: Sequence[StubFunction]) -> bytes:
-    """An object for x86-64 with that SONAME and these functions."""
+    """A shared object for x86-64 with that SONAME and these functions."""
     texts = bytearray(b"\0")
 
     def text(word: str) -> int:
@@ -172,7 +172,7 @@ def shared_object(name: str, answers: Sequence[StubFunction]) -> bytes:
 
 
 def _code(answers: Sequence[StubFunction]) -> tuple[bytes, list[int]]:
-    """Functions of eight bytes each, and where each begins; after them a zero that is an empty text."""
+    """Functions of eight bytes each with their offsets; after them a zero byte as the empty text."""
     empty = 8 * len(answers)
     code = bytearray()
     for answer in answers:
@@ -196,7 +196,7 @@ def _version_definitions(name: str, soname: int, versions: Sequence[str], names:
 
 
 def _elf_hash(word: str) -> int:
-    """Of the ABI."""
+    """Hash function of the ABI."""
     value = 0
     for letter in word.encode():
         value = (value << 4) + letter
