@@ -10,7 +10,6 @@ COMMANDS: dict[str, str] = {
     "advise": "perfscope.commands.advise:advise",
     "analyze": "perfscope.commands.analyze:analyze",
     "baseline": "perfscope.commands.baseline:baseline",
-    "comment": "perfscope.commands.comment:comment",
     "compare": "perfscope.commands.compare:compare",
     "compile": "perfscope.commands.compile:compile_",
     "doctor": "perfscope.commands.doctor:doctor",
@@ -19,7 +18,6 @@ COMMANDS: dict[str, str] = {
     "history": "perfscope.commands.history:history",
     "parity": "perfscope.commands.parity:parity",
     "query": "perfscope.commands.query:query",
-    "replay": "perfscope.commands.replay:replay",
     "report": "perfscope.commands.report:report",
     "rules": "perfscope.commands.rules:rules",
     "run": "perfscope.commands.run:run",
@@ -32,10 +30,10 @@ COMMANDS: dict[str, str] = {
 
 TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
-    "Analyze": ("analyze", "query", "replay", "serve", "rules", "explain"),
+    "Analyze": ("analyze", "query", "serve", "rules", "explain"),
     "Fix": ("try",),
     "Compare": ("compare", "parity", "history", "baseline", "store"),
     "Compile for a machine that is not here": ("compile", "setup", "advise"),
-    "Share": ("report", "comment", "export"),
+    "Share": ("report", "export"),
 }
 """Task -> verbs, in the order in which the help lists them; each verb is in one of them."""

@@ -18,7 +18,11 @@ from click.shell_completion import ShellComplete
 from perfscope import __main__ as program
 from perfscope.commands import COMMANDS, TASKS, group
 from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.model.plugins import named
 from tests.conftest import REPOSITORY
+
+VERBS = sorted({*COMMANDS, *named("commands")})
+"""Of the core and of plug-ins."""
 
 
 @pytest.fixture
@@ -98,7 +102,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.run(["--help"]) == 0
     text = capsys.readouterr().out
     words = " ".join(text.split())
-    for name in COMMANDS:
+    for name in VERBS:
         assert f"\n  {name} " in text
         command = group.cli.get_command(click.Context(group.cli), name)
         assert command is not None
@@ -121,6 +125,8 @@ def test_without_a_command_a_short_help_is_the_answer(capsys: pytest.CaptureFixt
 
 def test_each_verb_has_one_task() -> None:
     assert sorted(name for names in TASKS.values() for name in names) == sorted(COMMANDS)
+    assert set(named("tasks")) == set(named("commands"))
+    assert set(named("tasks").values()) <= set(TASKS)
 
 
 @pytest.mark.parametrize("arguments", [["baseline"], ["store"], ["advise"], ["help", "baseline"]])
@@ -158,7 +164,7 @@ def test_a_run_that_is_misspelled_gets_a_suggestion(
             assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", VERBS)
 def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.run([name, "--help"]) == 0
     assert f"Usage: perfscope {name}" in capsys.readouterr().out

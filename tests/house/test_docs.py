@@ -20,9 +20,12 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.time import rules as time_rules
 from perfscope.commands import COMMANDS
 from perfscope.model.finding import AbstainError
+from perfscope.model.plugins import named
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 
+VERBS = sorted({*COMMANDS, *named("commands")})
+"""Of the core and of plug-ins."""
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -105,7 +108,7 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert broken_links(page) == ["gone.md", "#two", "gone.png"]
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+@pytest.mark.parametrize("command", VERBS)
 def test_every_command_is_in_the_readme(command: str) -> None:
     assert re.search(rf"perfscope {command}\b", (REPOSITORY / "README.md").read_text())
 
@@ -118,7 +121,7 @@ def test_commands_in_the_documents_exist() -> None:
         for verb in re.findall(r"^\$ perfscope ([a-z]+)", block, re.MULTILINE)
     }
     assert named
-    assert {(page, verb) for page, verb in named if verb not in COMMANDS} == set()
+    assert {(page, verb) for page, verb in named if verb not in VERBS} == set()
 
 
 def titled(page: Path) -> dict[str, str]:

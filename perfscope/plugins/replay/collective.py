@@ -7,10 +7,10 @@ from statistics import median
 
 from perfscope.analyzers.ops import canonical_dtype
 from perfscope.analyzers.ranks import Local, locals_of
-from perfscope.analyzers.replay.arguments import DTYPES, MOST_ELEMENTS
-from perfscope.analyzers.replay.template import COLLECTIVE_TEMPLATE, assignments
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import Trace
+from perfscope.plugins.replay.arguments import DTYPES, MOST_ELEMENTS
+from perfscope.plugins.replay.template import COLLECTIVE_TEMPLATE, assignments
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 

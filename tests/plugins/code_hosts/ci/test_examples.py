@@ -16,10 +16,10 @@ import yaml
 from perfscope.analyzers.compare.statistics.estimators import quantile
 from perfscope.analyzers.compare.statistics.paired import looks_for
 from tests.ab.repositories import git, sleeps
-from tests.ci.jobs import merge_checkout
-from tests.ci.runner import COMMENT, Job
 from tests.conftest import REPOSITORY
-from tests.hosts.fake_api import GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, serve_fake
+from tests.plugins.code_hosts.ci.jobs import merge_checkout
+from tests.plugins.code_hosts.ci.runner import COMMENT, Job
+from tests.plugins.code_hosts.fake_api import GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, serve_fake
 
 EXAMPLES = REPOSITORY / "ci" / "examples"
 ACTIONS = [REPOSITORY / "action.yml", COMMENT / "action.yml"]

@@ -18,7 +18,7 @@ from perfscope.__main__ import run
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.dashboards.report.compare import json as compare_json
 from tests.compare.runs import gpu_run
-from tests.hosts.fake_api import BOT, GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, pull, serve_fake
+from tests.plugins.code_hosts.fake_api import BOT, GITLAB_BOT, TOKEN, Fake, github_job, gitlab_job, pull, serve_fake
 
 MARKER = "<!-- perfscope-report:compare -->"
 OF_THE_JOB = ("GITHUB_", "GITLAB_", "CI_", "GH_")

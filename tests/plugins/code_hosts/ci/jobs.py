@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.ab.repositories import commit, git, repository
-from tests.ci.runner import Job, job
-from tests.hosts.fake_api import TOKEN, Fake, github_job
+from tests.plugins.code_hosts.ci.runner import Job, job
+from tests.plugins.code_hosts.fake_api import TOKEN, Fake, github_job
 
 PLACE = "https://github.com/octo/model/actions/runs/1/artifacts/2"
 CHEAP_WORK = "def more():\n    pass\n"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from perfscope.dashboards.hosts.client import Client, HostError, checked_token
-from perfscope.dashboards.hosts.sticky import Comment
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.untrusted_text import sanitize
+from perfscope.plugins.code_hosts.client import Client, HostError, checked_token
+from perfscope.plugins.code_hosts.sticky import Comment
 
 API = "https://api.github.com"
 GRAPHQL = "https://api.github.com/graphql"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from perfscope.dashboards.hosts.client import HostError, HostTroubleError
-from perfscope.dashboards.hosts.github import GitHub, graphql_beside
-from perfscope.dashboards.hosts.gitlab import GitLab
-from perfscope.dashboards.hosts.sticky import compose, marker, post
 from perfscope.model.errors import UsageError
-from tests.hosts.fake_api import (
+from perfscope.plugins.code_hosts.client import HostError, HostTroubleError
+from perfscope.plugins.code_hosts.github import GitHub, graphql_beside
+from perfscope.plugins.code_hosts.gitlab import GitLab
+from perfscope.plugins.code_hosts.sticky import compose, marker, post
+from tests.plugins.code_hosts.fake_api import (
     BOT,
     GITLAB_BOT,
     MISSING,

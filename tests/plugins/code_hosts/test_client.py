@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from perfscope.dashboards.hosts import client as client_module
-from perfscope.dashboards.hosts.client import Client, HostError, HostTroubleError, check_address, checked_token
-from perfscope.dashboards.hosts.github import Run, read_event
 from perfscope.model.errors import DataError, UsageError
-from tests.hosts.fake_api import TOKEN, Answer, Fake, RecordedRequest, serve_fake
+from perfscope.plugins.code_hosts import client as client_module
+from perfscope.plugins.code_hosts.client import Client, HostError, HostTroubleError, check_address, checked_token
+from perfscope.plugins.code_hosts.github import Run, read_event
+from tests.plugins.code_hosts.fake_api import TOKEN, Answer, Fake, RecordedRequest, serve_fake
 
 
 @pytest.fixture
@@ -266,6 +266,6 @@ def test_an_event_that_is_none(tmp_path: Path, held: Any) -> None:
 def test_an_event_that_is_not_there_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         read_event(str(tmp_path / "nothing"), None)
-    monkeypatch.setattr("perfscope.dashboards.hosts.github.MOST_BYTES", 10)
+    monkeypatch.setattr("perfscope.plugins.code_hosts.github.MOST_BYTES", 10)
     with pytest.raises(DataError, match="an event of more than"):
         read_event(event(tmp_path / "event.json", pull_request(None)), None)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from perfscope.dashboards.hosts.client import HostTroubleError
 from perfscope.dashboards.report.compare.render import marker
+from perfscope.plugins.code_hosts.client import HostTroubleError
 
 MOST_POSTS = 3
 """Attempts to create a comment. Before each it is searched for, because a failed request may have created it."""

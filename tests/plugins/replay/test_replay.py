@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.replay import replay_script
-from perfscope.commands.replay import replay
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import SliceKind, Trace
+from perfscope.plugins.replay.command import replay
+from perfscope.plugins.replay.script import replay_script
 from tests.build import TraceBuilder
 
 F, INT, N, L = "float", "long int", "Scalar", "ScalarList"

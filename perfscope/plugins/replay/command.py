@@ -25,8 +25,8 @@ def replay(path: str, op: str, output: Path | None, source: int, verbose: bool) 
     torchrun. The script contains values of the trace only as checked numbers.
     """
     from perfscope.analyzers.readers.load import load_paths
-    from perfscope.analyzers.replay import replay_script
     from perfscope.model.files import write_atomically
+    from perfscope.plugins.replay.script import replay_script
 
     traces = load_paths([path]).traces
     if source >= len(traces):

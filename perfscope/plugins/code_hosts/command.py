@@ -14,7 +14,7 @@ from perfscope.commands.options import quiet_option, tell, verbose_option
 from perfscope.model.errors import DONE, DataError, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.hosts import CodeHost
+    from perfscope.plugins.code_hosts.sticky import CodeHost
 
 HOSTS = ("github", "gitlab")
 FROM_FORK = "the change comes from a fork, whose jobs may not comment (docs/ci.md has the way around)"
@@ -70,8 +70,10 @@ def comment(
     The pull request comes from the variables of the GitHub or GitLab job. The comparison may come from a job that
     is not trusted: it is read as data, and everything in it is escaped.
     """
-    from perfscope.dashboards.hosts import GitHub, GitLab, compose, post
     from perfscope.dashboards.report.compare.render import marker
+    from perfscope.plugins.code_hosts.github import GitHub
+    from perfscope.plugins.code_hosts.gitlab import GitLab
+    from perfscope.plugins.code_hosts.sticky import compose, post
 
     marker(key)  # before anything is read: it may be no key
     if link is not None and _LINK.fullmatch(link) is None:
@@ -140,7 +142,7 @@ def _token(variable: str) -> str:
 
 def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The repository and the pull request; or why there is nothing to do."""
-    from perfscope.dashboards.hosts import Event, GitHub, read_event
+    from perfscope.plugins.code_hosts.github import Event, GitHub, read_event
 
     event = Event()
     if asked.number is None or unless_fork:
@@ -174,7 +176,7 @@ def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
 
 def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The project and the merge request. In a fork's pipeline CI_PROJECT_ID is the fork, the note is the target's."""
-    from perfscope.dashboards.hosts import GitLab
+    from perfscope.plugins.code_hosts.gitlab import GitLab
 
     of_target = "CI_MERGE_REQUEST_PROJECT" if os.environ.get("CI_MERGE_REQUEST_PROJECT_ID") else "CI_PROJECT"
     source = os.environ.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID")

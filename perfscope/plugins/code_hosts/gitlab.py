@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from perfscope.dashboards.hosts.client import Client, checked_token
-from perfscope.dashboards.hosts.sticky import Comment
 from perfscope.model.errors import UsageError
 from perfscope.model.untrusted_text import sanitize
+from perfscope.plugins.code_hosts.client import Client, checked_token
+from perfscope.plugins.code_hosts.sticky import Comment
 
 API = "https://gitlab.com/api/v4"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.replay.collective import COLLECTIVES, collective_script
-from perfscope.analyzers.replay.op import OP_NAME, op_script
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import Trace
+from perfscope.plugins.replay.collective import COLLECTIVES, collective_script
+from perfscope.plugins.replay.op import OP_NAME, op_script
 
 __all__ = ["COLLECTIVES", "replay_script"]
 

@@ -7,12 +7,12 @@ from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.replay.arguments import parse_recorded
-from perfscope.analyzers.replay.template import OP_TEMPLATE, assignments
 from perfscope.analyzers.time import work_time
 from perfscope.model.errors import UsageError
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import SliceKind, Trace
+from perfscope.plugins.replay.arguments import parse_recorded
+from perfscope.plugins.replay.template import OP_TEMPLATE, assignments
 
 OP_NAME = re.compile(r"[a-z_]\w{0,60}::[a-zA-Z_]\w{0,120}", re.ASCII)
 """Namespace and name of an op of torch: what a script may hold as such."""
