@@ -16,6 +16,7 @@ from perfscope.model.documents.ab import Launch
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, launch_once, profile_once, run_build
 from perfscope.profiler.launch.program import Target
+from tests import warm
 from tests.ab.repositories import PROGRAM, sleeps
 from tests.conftest import REPOSITORY
 from tests.session.programs import LOOP
@@ -47,7 +48,8 @@ def test_a_program_without_a_framework_is_timed_by_its_own_marks(tmp_path: Path)
 
 
 @pytest.mark.torch
-def test_steps_of_torch_are_found_and_nothing_is_recorded(tmp_path: Path) -> None:
+def test_steps_of_torch_are_found_and_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm.use_for_launches(monkeypatch)
     launch = launched(tmp_path, LOOP + "work(12)\nprint(torch.autograd.profiler._is_profiler_enabled)")
     assert launch.problem is None
     assert (launch.step_source, launch.steps_seen, len(launch.step_ns)) == ("optimizer.step", 12, 10)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import perfscope
 from perfscope.model.errors import UsageError
 from perfscope.profiler.ahead.targets import plugins
+from tests import warm
 from tests.ahead.compilers import require, require_checkpoint
 
 MLP = """
@@ -57,7 +57,7 @@ batch = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16, sharding=NamedSharding(me
 
 def compiled(folder: Path, target: str, arguments: str, devices: str = "") -> dict[str, object]:
     (folder / "mlp.py").write_text(MLP.format(devices=devices, arguments=arguments))
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "mlp.py", target], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]

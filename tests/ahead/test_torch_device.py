@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from perfscope.model.errors import DataError
+from tests import warm
 
 PROGRAM = """
 import torch
@@ -77,7 +77,7 @@ def test_tensors_without_data_are_copied_and_what_stands_for_a_class_is_a_class(
     """In one process: most of its time goes to loading torch."""
     pytest.importorskip("torch")
     both = [sys.executable, "-c", COPIES + PROGRAM]
-    done = subprocess.run(both, capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run(both, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 

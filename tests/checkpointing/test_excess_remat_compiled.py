@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, Graph, GraphNode
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
+from tests import warm
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 from tests.memory.build import MemoryBuilder
@@ -166,7 +166,7 @@ def test_the_bound_holds_for_the_program_that_saves_them(tmp_path: Path) -> None
     traces = {}
     for policy in ("again", "saved"):
         command = [sys.executable, "-m", "perfscope", "run", "--no-report", "-q", "-o", policy, "train.py", policy]
-        ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False)
+        ended = warm.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False)
         assert ended.returncode == 0, ended.stderr
         traces[policy] = load_one(tmp_path / policy / "latest")
     (again,) = traces["again"].fact(graph_recompute)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from perfscope.analyzers.hlo.parse.proto import module_of_proto
 from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.analyzers.hlo.protos import message
 from perfscope.analyzers.hlo.scope import scope_of
+from tests import warm
 from tests.hlo.modules import differences
 
 pytestmark = pytest.mark.jax
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("jax is not installed")
     place = tmp_path_factory.mktemp("live")
     (place / "train.py").write_text(PROGRAM)
-    subprocess.run([sys.executable, "train.py"], cwd=place, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    warm.run([sys.executable, "train.py"], cwd=place, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
     return place
 
 

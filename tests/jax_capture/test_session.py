@@ -22,6 +22,7 @@ from perfscope.analyzers.time.steps import steps_work
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax import memory as jax_memory
 from perfscope.profiler.jax.memory import MemoryLog
+from tests import warm
 from tests.conftest import REPOSITORY
 from tests.jax_capture.programs import LOOP, PRINT, run_folder
 from tests.session.programs import captured, environment, latest, only, passes, plain, write
@@ -522,7 +523,7 @@ ARGUMENTS = ("--size", "tiny", "--steps", "16")
 def perfscope(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "perfscope", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return warm.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow

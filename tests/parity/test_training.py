@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from perfscope.analyzers.parity.training import Metric, compare_trainings
 from perfscope.commands.parity import parity
 from perfscope.model.errors import DataError
 from perfscope.plugins.numerics.document import StepValues
+from tests import warm
 
 STEPS = 160
 
@@ -87,7 +87,7 @@ def test_command(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "perfscope", "run", "--numerics", "--no-report", "-q", "-o"]
     for side, start in (("a", "99"), ("b", "5")):
-        subprocess.run([*command, side, "train.py", start], cwd=tmp_path, check=True, timeout=300, capture_output=True)
+        warm.run([*command, side, "train.py", start], cwd=tmp_path, check=True, timeout=300, capture_output=True)
     asked = [str(tmp_path / "a"), str(tmp_path / "b")]
     answer = CliRunner().invoke(parity, [*asked, "--strict"], standalone_mode=False)
     assert "A and B differ from step 5 on; whether by more than noise is unknown" in answer.output

@@ -20,6 +20,7 @@ from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives
 from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.trace import Trace
 from perfscope.model.trace.trace import Tables
+from tests import warm
 from tests.build import TraceBuilder
 from tests.ranks.build import named
 
@@ -202,7 +203,7 @@ def run(folder: Path) -> list[Trace]:
         port = free.getsockname()[1]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     started = [
-        subprocess.Popen(
+        warm.Popen(
             [sys.executable, "-c", JAX, str(index), str(port), str(folder / f"process{index}")],
             env=environment,
             stdout=subprocess.DEVNULL,

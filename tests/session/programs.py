@@ -10,6 +10,7 @@ from typing import Any
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run
+from tests import warm
 from tests.conftest import REPOSITORY
 
 LOOP = """
@@ -42,9 +43,7 @@ def environment(**more: str) -> dict[str, str]:
 def plain(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """``python ARGUMENTS``."""
     options.setdefault("env", environment())
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=SECONDS, **options
-    )
+    return warm.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=SECONDS, **options)
 
 
 def captured(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -54,7 +53,7 @@ def captured(*arguments: str, cwd: Path, **options: Any) -> subprocess.Completed
 
 def start(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
     """The same, not waited for."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "perfscope", "run", "--no-report", *arguments],
         cwd=cwd,
         env=environment(),

@@ -19,6 +19,7 @@ import pytest
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run
+from tests import warm
 from tests.session.programs import LOOP, SECONDS, captured, environment, plain, write
 
 GLOO = (
@@ -74,7 +75,7 @@ def all_ended(tasks: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, st
 
 
 def begin(command: Sequence[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return warm.Popen(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def run_verb(*words: str) -> list[str]:

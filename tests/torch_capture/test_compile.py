@@ -6,7 +6,6 @@ import gzip
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from perfscope.model.documents import run_folders
 from perfscope.model.trace import Trace
 from perfscope.profiler.torch import compat, compile_log
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
+from tests import warm
 from tests.conftest import REPOSITORY
 from tests.session.programs import LOOP, captured, environment, latest, only, passes, plain, write
 
@@ -427,7 +427,7 @@ for step in range(12):
 def judged(folder: Path, *program: str, **env: str) -> dict[str, list[dict[str, Any]]]:
     """Findings of the four rules by rule; each was asked and could look."""
     command = [sys.executable, "-m", "perfscope", "run", "--no-report", *program]
-    ran = subprocess.run(command, cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=SECONDS)
+    ran = warm.run(command, cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=SECONDS)
     assert ran.returncode == 0, ran.stderr
     found = plain("-m", "perfscope", "analyze", "latest", "--format", "json", cwd=folder)
     report = json.loads(found.stdout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs
 from perfscope.analyzers.torch_compile.phases import compile_times
 from perfscope.model.trace import Trace
+from tests import warm
 from tests.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -59,7 +59,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     command = [sys.executable, "-m", "perfscope", "run", "--no-report", "-o", str(folder / "runs"), str(program)]
     # the repository's root is where perfscope lies; the tests may run from a checkout
     env = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False)
+    done = warm.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
     return load(folder / "runs")[0]
 

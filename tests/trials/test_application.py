@@ -15,6 +15,7 @@ from perfscope.profiler.ab.launch import ArmFolder, Changes, launch_once
 from perfscope.profiler.interventions import load_intervention
 from perfscope.profiler.interventions.base import Application
 from perfscope.profiler.launch.program import Target
+from tests import warm
 from tests.conftest import REPOSITORY
 from tests.session.programs import LOOP
 
@@ -32,6 +33,7 @@ print(loader.num_workers, torch.get_num_threads())
 def _finds_perfscope(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    warm.use_for_launches(monkeypatch)
 
 
 def launched(folder: Path, program: str, *names: str, record_steps: int = 3) -> Launch:

@@ -11,6 +11,7 @@ import pytest
 from perfscope.analyzers.compare.ab.results import compare_results
 from perfscope.profiler.interventions import load_intervention, transfers
 from perfscope.profiler.interventions.base import Application
+from tests import warm
 from tests.conftest import REPOSITORY
 from tests.trials.test_application import launched
 
@@ -50,6 +51,7 @@ print(sum(block.calls for block in model.blocks))
 def _finds_perfscope(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    warm.use_for_launches(monkeypatch)
 
 
 def calls(folder: Path) -> int:

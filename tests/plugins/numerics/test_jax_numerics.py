@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ import pytest
 
 from perfscope.model.trace import Source, Trace
 from perfscope.plugins.numerics.document import Numerics, dump_numerics
+from tests import warm
 from tests.rules import judged_by
 
 jax = pytest.importorskip("jax")
@@ -325,7 +325,7 @@ def test_run_and_report(tmp_path: Path) -> None:
         "    w, loss = train_step(w, jnp.ones((4, 8)), 0.0 if step < 3 else 9e9)\n"
     )
     command = [sys.executable, "-m", "perfscope", "run", "--numerics", "-o", "runs", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "is not finite from step 3 on" in done.stderr
     assert "train.py:4" in done.stderr

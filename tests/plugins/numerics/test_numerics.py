@@ -18,6 +18,7 @@ from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Source, Trace
 from perfscope.plugins.numerics.document import FORMATS, Numerics, dump_numerics, load_numerics
+from tests import warm
 from tests.rules import judged_by
 
 torch = pytest.importorskip("torch")
@@ -410,7 +411,7 @@ def test_run_and_report(tmp_path: Path) -> None:
         "    loss.backward(); optimizer.step(); optimizer.zero_grad()\n"
     )
     command = [sys.executable, "-m", "perfscope", "run", "--numerics", "--name", "x", "-o", "runs", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "log of the loss is not finite from step 3 on" in done.stderr
     assert "train.py:7" in done.stderr

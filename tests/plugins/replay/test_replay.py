@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from perfscope.model.errors import UsageError
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.plugins.replay.command import replay
 from perfscope.plugins.replay.script import replay_script
+from tests import warm
 from tests.build import TraceBuilder
 
 F, INT, N, L = "float", "long int", "Scalar", "ScalarList"
@@ -35,7 +35,7 @@ def ran(script: str, folder: Path, *arguments: str, launch: tuple[str, ...] = ()
     path = folder / "bench.py"
     path.write_text(script)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch, str(path), *arguments], capture_output=True, text=True, timeout=120,
+    done = warm.run([sys.executable, *launch, str(path), *arguments], capture_output=True, text=True, timeout=120,
                           env=environment, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -125,7 +125,7 @@ def test_an_op_that_torch_does_not_know_needs_its_package(tmp_path: Path) -> Non
     script = replay_script(recorded("vllm::moe_forward", [[8, 16]], [F], [""]), "vllm::moe_forward")
     path = tmp_path / "bench.py"
     path.write_text(script)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.strip() == "this torch has no op vllm::moe_forward; --import the package that registers it"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ranks.rendezvous import collective_skew
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.trace import Trace
+from tests import warm
 
 pytestmark = [pytest.mark.jax, pytest.mark.skipif(sys.platform != "linux", reason="thread names are Linux's")]
 
@@ -62,7 +62,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str,
     pytest.importorskip("jax")
     folder = tmp_path_factory.mktemp("profile")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    run = subprocess.run(
+    run = warm.run(
         [sys.executable, "-c", PROGRAM, str(folder)], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]

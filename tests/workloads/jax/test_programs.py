@@ -14,6 +14,7 @@ import pytest
 
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.readers.hlo import text
+from tests import warm
 from tests.conftest import REPOSITORY
 from tests.workloads.jax.numbers import options, workload
 
@@ -79,7 +80,7 @@ def meshes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
     """The folder of the compiled steps, and the losses on each mesh."""
     folder = tmp_path_factory.mktemp("hlo")
     command = [sys.executable, "-m", "tests.workloads.jax.eight_devices", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=ENVIRONMENT, check=False)
+    done = warm.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout.splitlines()[-1])
 
