@@ -1,6 +1,7 @@
 # make demo   install into .venv, profile the example program, print the findings, write the HTML report
 # make test   install into .venv with the test tools, check style, types and layers, run the everyday tests
 #
+# make test-core, make test-plugins    the two jobs of make test, which run side by side; NAME=numerics is one plug-in
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
 # make fuzz             mutated files of every reader; FUZZ_INPUTS=N of each (2000), failures are kept in fuzz-failures/
 # make docs              write the generated pages, and the documentation as a site that opens offline (build/site)
@@ -20,7 +21,8 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes of pytest, a file in one of them where it can be, so that fixtures are made once: of the everyday tests many wait for a browser or a child, so there is one more than cores.
-WORKERS ?= 3
+WORKERS ?= 2
+PLUGIN_WORKERS ?= 1
 SLOW_WORKERS ?= 2
 FUZZ_INPUTS ?= 2000
 OLDEST := $(VENV)/oldest-jax
@@ -29,14 +31,20 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo bench test test-slow fuzz test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
+.PHONY: demo bench test test-core test-plugins test-slow fuzz test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop --defect item --defect adam-loop
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -rs -m "not slow"
+	$(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-core test-plugins
+
+test-core: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -rs -m "not slow" --ignore=tests/plugins
+
+test-plugins: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(PLUGIN_WORKERS) --dist worksteal --durations=5 -rs -m "not slow" tests/plugins/$(NAME)
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal --durations=15 -rs -m slow

@@ -41,7 +41,7 @@ try:
 except ImportError:
     greenlet = None
 
-STAGES = {"torch": ("torch", "torch._dynamo", "torch._inductor.compile_fx"), "jax": ("jax",)}
+STAGES = {"torch": ("torch", "torch._dynamo"), "jax": ("jax",)}
 """Modules to import ahead by framework, in order. What one of them imports comes back together with it."""
 OURS = ("perfscope.commands", "perfscope.analyzers", "perfscope.dashboards.report", "perfscope.profiler.launch",
         "perfscope.profiler.session")  # fmt: skip
