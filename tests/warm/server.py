@@ -176,6 +176,8 @@ class Ahead:
                 vars(sys.modules[parent]).setdefault(child, module)
         for key, value in self.variables.get(name, {}).items():
             os.environb.setdefault(key, value)
+        if name == "torch":
+            self.modules[name].default_generator.seed()  # as each process has another
         if name == "jax" and os.environ.get("JAX_PLATFORMS") != self.platforms:
             self.modules[name].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))
 
