@@ -27,7 +27,8 @@ print([(stream.name, stream.mode, stream.encoding, stream.errors, stream.line_bu
 print(sorted({"torch", "torch._dynamo", "numpy", "perfscope", "tests", "pytest"} & set(sys.modules)))
 import torch
 print(sorted({"torch", "torch._dynamo", "torch.optim.adamw", "numpy", "perfscope", "tests"} & set(sys.modules)))
-print(torch.__spec__.origin, torch.__spec__.submodule_search_locations, torch.nn is sys.modules["torch.nn"], "_dynamo" in vars(torch))
+print(torch.__spec__.origin, torch.__spec__.submodule_search_locations)
+print(torch.nn is sys.modules["torch.nn"], "_dynamo" in vars(torch))
 torch.optim.AdamW([torch.ones(3, requires_grad=True)]).step()
 print("torch._dynamo" in sys.modules, torch._dynamo is sys.modules["torch._dynamo"])
 print(threading.current_thread() is threading.main_thread(), threading.active_count(), len(os.listdir("/proc/self/fd")))
