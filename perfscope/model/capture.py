@@ -49,7 +49,7 @@ class CaptureOptions:
     recorders: Mapping[str, str] = field(default_factory=dict)
     """Recorders of plug-ins that run in all steps, in place of a profile: key of the recording -> class."""
     times_only: bool = False
-    """Find the steps and time them, and record nothing: what the launches of an A/B comparison do."""
+    """Only find and time the steps, without recordings, as the launches of an A/B comparison do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ class Message:
     follow: bool
     """Whether processes that this process starts capture too."""
     recording: str | None = None
-    """Where the export of ``options.capture`` will lie, relative to the run directory."""
+    """Path of the export of ``options.capture``, relative to the run directory."""
     checkout: str | None = None
-    """Folder that the program must not import from: it runs a copy of what lies there (A/B)."""
+    """Folder that the program must not import from, because it runs a copy of it (A/B)."""
     tree: str | None = None
     """That copy."""
     worker_of: int | None = None
@@ -75,11 +75,11 @@ class Message:
     child: bool = False
     """Whether the program started the process that reads this: it captures if no process before it has steps."""
     trial: bool = False
-    """Whether this is a launch of `perfscope try`, whose processes report what became of the next two."""
+    """Whether this is a launch of `perfscope try`, whose processes report the results of the next two fields."""
     interventions: tuple[str, ...] = ()
     """Names of interventions that are applied to the program."""
     record_steps: int = 0
-    """Steps whose values are recorded, so that they can be held against those of another launch."""
+    """Steps whose values are recorded, to compare them with those of another launch."""
 
     def dump(self) -> str:
         """As JSON text."""
@@ -124,8 +124,8 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 # The true time of a step: some steps without a profiler, with the devices waited for before and after them all.
 #
-# A framework that dispatches and goes on makes the host's step as short as its dispatch. Two waits give what
-# the steps took, device included, and leave the program's own overlap between them as it is.
+# With a framework that dispatches without waiting, the host's step is as short as its dispatch. Two waits give the time
+# of the steps, device included, and keep the program's own overlap between them.
 
 
 WINDOW_SIZES = (4, 16, 64)
@@ -133,11 +133,11 @@ WINDOW_SIZES = (4, 16, 64)
 and a wait after the last step would include the work that follows it, so a short window comes first."""
 
 REPEATED_WINDOW_SIZES = (8,) * 1250
-"""Where nothing but times is taken: equal windows, one after the other. Of 8 steps a wait is a small part, and a
+"""Equal windows, one after the other, if only times are taken. A wait is a small part of 8 steps, and a
 program of 60 steps still gives several; no more steps than are kept one by one (10,000)."""
 
 MOST_RETRIES = 2
-"""Windows that are given up because a program was compiled in them; one that compiles in each step is measured so."""
+"""Windows that are discarded because a program was compiled in them; after that such a window counts."""
 
 
 class TimedWindows:
@@ -173,7 +173,7 @@ class TimedWindows:
         return self._sizes[0] if self._sizes else 0
 
     def before_step(self) -> bool:
-        """A step begins that no profiler sees: open a window if none is open. Whether it waited for all work."""
+        """Begin a step that no profiler sees: open a window if none is open. Return whether it waited for all work."""
         if self._begin_ns is not None or not self._sizes or not self._wait():
             return False
         self._inside = 0
@@ -200,5 +200,5 @@ class TimedWindows:
             self.ns, self.steps, self.compiled = duration, self._inside, compiled
 
     def drop(self) -> None:
-        """A profiler starts: what is open does not count."""
+        """Discard the open window, because a profiler starts."""
         self._begin_ns = None

@@ -1,7 +1,7 @@
 """Names of collectives: one spelling an operation, algorithm and protocol from a kernel's name, bytes of a message.
 
-Message sizes and bus factors are those of nccl-tests (``doc/PERFORMANCE.md``): all-gather counts what a rank holds
-afterwards, reduce-scatter and all-to-all what it holds before.
+Message sizes and bus factors are those of nccl-tests (``doc/PERFORMANCE.md``): all-gather counts the bytes of a rank
+afterwards, reduce-scatter and all-to-all the bytes it has before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIZES = {
 
 
 def operation_of(name: str) -> str:
-    """``_allgather_base`` -> ``all_gather``; a name that holds none of them stays as it is."""
+    """``_allgather_base`` -> ``all_gather``; a name without a known operation stays as it is."""
     plain = name.lower().replace("_", "").replace("-", "")
     for part, operation in _OPERATIONS:
         if part in plain:
@@ -46,13 +46,13 @@ def operation_of(name: str) -> str:
 
 
 def algorithm_of(kernel: str) -> tuple[str | None, str | None]:
-    """(algorithm, protocol) as NCCL writes them into its kernels' names: ``('RING', 'LL')``; None where it does not."""
+    """(algorithm, protocol) from the names of NCCL's kernels: ``('RING', 'LL')``; None if missing."""
     match = _KERNEL.search(kernel)
     return (None, None) if match is None else (match[1], match[2])
 
 
 def element_size(dtype: str | None) -> int | None:
-    """Bytes of an element of that type in any spelling of torch (``c10::Half``, ``BFloat16``); None if not known."""
+    """Bytes of an element of that type in any spelling of torch (``c10::Half``, ``BFloat16``); None if unknown."""
     if not dtype:
         return None
     plain = dtype.lower().removeprefix("c10::").replace(" ", "").replace("_t", "")
@@ -60,7 +60,7 @@ def element_size(dtype: str | None) -> int | None:
 
 
 def message_elements(operation: str, elements_in: int | None, elements_out: int | None, size: int | None) -> int | None:
-    """Elements that nccl-tests counts as the message of one rank in a group of ``size``; None where not recorded."""
+    """Elements that nccl-tests counts as the message of one rank in a group of ``size``; None if not recorded."""
     if operation == "all_gather":
         if elements_out is not None:
             return elements_out
@@ -69,7 +69,7 @@ def message_elements(operation: str, elements_in: int | None, elements_out: int 
 
 
 def bus_factor(operation: str, size: int) -> float | None:
-    """Bus bandwidth over algorithm bandwidth in a group of ``size``; None for what nccl-tests does not measure."""
+    """Bus bandwidth over algorithm bandwidth in a group of ``size``; None for operations outside of nccl-tests."""
     if size < 2:
         return None
     if operation == "all_reduce":
@@ -80,7 +80,7 @@ def bus_factor(operation: str, size: int) -> float | None:
 
 
 def bus_bytes(operation: str, message: int, ranks: int, algorithm: str | None) -> float | None:
-    """Bytes that a rank sends over the links of its node for a message; ``None`` for what nccl-tests does not measure.
+    """Bytes that a rank sends over the links of its node for a message; ``None`` for operations outside of nccl-tests.
 
     NVLS reduces in the switch: (1 + 1/n) of the message at most.
     """

@@ -26,7 +26,7 @@ def ancestry(commit: str | None) -> dict[str, int]:
 
 
 def commits_between(older: str, newer: str) -> int | None:
-    """Commits that ``newer`` has and ``older`` has not; ``None`` where git cannot tell."""
+    """Number of commits in ``newer`` that ``older`` lacks; ``None`` if git is not available."""
     if not (is_commit_hash(older) and is_commit_hash(newer)):
         return None
     text = ask("git", "rev-list", "--count", f"{older}..{newer}", "--")
@@ -40,7 +40,7 @@ def current_commit() -> str | None:
 
 
 def branch_of(commit: str | None) -> str | None:
-    """The branch of a commit that is checked out here; ``None`` for any other, as its branch is nowhere written."""
+    """The branch of a commit that is checked out here; ``None`` for another commit, because git does not store it."""
     if commit is None or commit != current_commit():
         return None
     return git_branch()

@@ -27,7 +27,7 @@ class CodeLine:
     line: int
     function: str | None = None
     code: str | None = None
-    """The text of the line, where the log holds it."""
+    """The text of the line, if the log has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Compile:
 
     compile_id: str
     function: str | None
-    """Dynamo's name of the frame; ``torch_dynamo_resume_in_f_at_4`` is what follows a graph break in ``f``."""
+    """Dynamo's name of the frame; ``torch_dynamo_resume_in_f_at_4`` continues ``f`` after a graph break."""
     place: CodeLine | None
     """First line of the frame (for a resume function the line after the break)."""
     stack: tuple[CodeLine, ...] = ()
@@ -60,7 +60,7 @@ class Compile:
     """1 + restarts."""
     start_ns: int | None = None
     duration_ns: int | None = None
-    """The whole of dynamo and its backend for this frame, as the log's metrics say; backward not included."""
+    """Time of dynamo and its backend for this frame, from the log's metrics; backward not included."""
     backward_ns: int | None = None
     """Compiling the backward graph, often later and in the first backward."""
     seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Compile:
     """Why a cache was bypassed, or what differed, in torch's words."""
     guards: int | None = None
     graph_ops: int | None = None
-    """Ops of its dynamo graph; 0 where a frame held nothing to compile."""
+    """Ops of its dynamo graph; 0 if the frame has nothing to compile."""
     fail_type: str | None = None
     fail_reason: str | None = None
     restart_reasons: tuple[str, ...] = ()
@@ -80,15 +80,15 @@ class Compile:
     symbols: Mapping[str, str] = field(default_factory=dict)
     """Dynamic sizes: symbol to where it comes from, ``s27`` to ``L['x'].size()[0]``."""
     traced_graphs: int = 0
-    """Graphs that dynamo handed to the backend in all attempts: 0 where a frame held nothing to compile."""
+    """Graphs that dynamo handed to the backend in all attempts: 0 if the frame has nothing to compile."""
     complete: bool = True
     """False: the log ends before this compilation did (the process died, or still runs)."""
     schedule: tuple[str, ...] = ()
-    """Collectives of its graphs in the order in which inductor calls them; empty where that is not logged."""
+    """Collectives of its graphs in the order in which inductor calls them; empty if not logged."""
     estimated_ns: float | None = None
     """Time of one call of its graphs by inductor's own model."""
     tensors: str | None = None
-    """Hash of the shapes, strides and dtypes of what each of its calls returns."""
+    """Hash of the shapes, strides and dtypes of the results of each call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class Graph:
     inputs: tuple[GraphNode, ...] = ()
     """Inputs of the graph, op ``placeholder``, with dtype and shape."""
     outputs: tuple[str, ...] = ()
-    """Names of nodes and inputs it returns; the forward's are the results and what it saves for the backward."""
+    """Names of nodes and inputs it returns; for a forward the results and the tensors saved for the backward."""
     after_passes: bool = True
     """False: AOT autograd's graph, before inductor's passes; the log has no later one."""
 
@@ -172,7 +172,7 @@ class CompiledKernel:
     calls: int = 1
     """Times the output code calls it."""
     nodes: tuple[str, ...] = ()
-    """Nodes of the graph it computes. Empty where not logged: torch 2.13 does not say it of a backward graph that is
+    """Nodes of the graph it computes. Empty if not logged: torch 2.13 does not log it for a backward graph that is
     compiled on its own, when the first backward runs; ``places`` are there."""
     ops: tuple[str, ...] = ()
     """ATen ops of those nodes."""
@@ -200,9 +200,9 @@ class FusionRefusal:
     first_kernel: str | None = None
     second_kernel: str | None = None
     shared_bytes: int | None = None
-    """Bytes the second reads of what the first writes; ``None`` where not known."""
+    """Bytes that the first writes and the second reads; ``None`` if unknown."""
     common_read_bytes: int | None = None
-    """Bytes the second reads of what the first reads as well; ``None`` where not known."""
+    """Bytes that both read; ``None`` if unknown."""
     times: int = 1
     """Rounds of the scheduler with this refusal; repeats are merged."""
 
@@ -212,14 +212,14 @@ class StepSpan:
     """From the first to the last record of a step in which something was compiled (`perfscope run`)."""
 
     step: int | None
-    """Steps of the whole run, counted from 0; what ran before the first step counts to it. ``None``: not known."""
+    """Step of the whole run, counted from 0; work before the first step counts for it. ``None``: unknown."""
     start_ns: int
     end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileLog:
-    """All that one process logged."""
+    """The log of one process."""
 
     path: str
     rank: int | None = None
@@ -249,8 +249,8 @@ class CompileLog:
     steps: tuple[StepSpan, ...] = ()
     """Steps of the run in which something was compiled, in order of time; empty if no steps were counted."""
     executed: tuple[str, ...] = ()
-    """Compile ids of inductor's graphs in the order in which they ran, where the program recorded that
-    (``torch._inductor.debug.record_and_log_graph_execution_order``) and torch knew the ids of all."""
+    """Compile ids of inductor's graphs in the order in which they ran, if the program recorded that
+    (``torch._inductor.debug.record_and_log_graph_execution_order``) and torch had the ids of all."""
     scheduled_graphs: int | None = None
     """Graphs whose fusion inductor decided while it was watched; those from its caches were decided before."""
     settings: tuple[str, ...] = ()
@@ -258,6 +258,6 @@ class CompileLog:
     a hit without perfscope."""
 
     def step_at(self, time_ns: int) -> int | None:
-        """The step of the run that a time of this log lies in, or is nearest to; ``None`` where not known."""
+        """The step of the run at a time of this log, or the nearest one; ``None`` if unknown."""
         nearest = min(self.steps, key=lambda span: max(span.start_ns - time_ns, time_ns - span.end_ns, 0), default=None)
         return None if nearest is None else nearest.step

@@ -32,7 +32,7 @@ PACKAGES = (
 """Packages whose version can explain a change of speed."""
 
 BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
-"""Where GitHub (of a pull request, else of a push) and GitLab say the branch."""
+"""Variables with the branch: GitHub (pull request, else push) and GitLab."""
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -68,7 +68,7 @@ def platform_facts() -> dict[str, str]:
 
 
 def cpu_model() -> str | None:
-    """The processor as it calls itself; ``None`` where it does not (many ARM ones)."""
+    """Name of the processor; ``None`` if the system has none (many ARM processors)."""
     try:
         with CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
             text = next((line for line in lines if line.startswith("model name")), "")
@@ -78,7 +78,7 @@ def cpu_model() -> str | None:
 
 
 def git_facts() -> dict[str, str | bool] | None:
-    """Commit, branch and dirty flag of the folder we are in, or ``None`` outside a repository."""
+    """Commit, branch and dirty flag of the current folder, or ``None`` outside a repository."""
     commit = ask("git", "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -97,7 +97,7 @@ def git_branch() -> str | None:
 
 
 def nvidia_gpus() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists; none where it is absent or fails."""
+    """The GPUs that nvidia-smi lists; empty if it is absent or fails."""
     text = ask("nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
     gpus = []
     for line in (text or "").splitlines():

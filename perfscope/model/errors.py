@@ -53,9 +53,9 @@ def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``'; did you mean host_sync?'``, the end of an error about ``name``: known names that are alike or contain it.
+    """``'; did you mean host_sync?'``, the end of an error about ``name``: known names that are similar or contain it.
 
-    Case, dashes and underscores make no difference. ``''`` where none comes close.
+    Case, dashes and underscores make no difference. ``''`` if no name is close.
     """
     from difflib import get_close_matches
 

@@ -24,7 +24,7 @@ TITLE_LENGTH = 90
 """Characters of a finding's title: one line of a report."""
 
 NAME_LENGTH = 12
-"""Characters that a shortened name in a title keeps at least: fewer say nothing."""
+"""Least length of a shortened name in a title: shorter ones are meaningless."""
 
 PLACE_KEYS = frozenset({"site", "line", "file", "path", "allocated_at", "at"})
 """Keys of evidence whose words are source lines."""
@@ -45,7 +45,7 @@ Cell = str | int | float | None
 
 
 class Where(Struct, frozen=True, kw_only=True):
-    """Where a finding is. ``file`` and ``line`` are the user's, never the framework's."""
+    """The place of a finding. ``file`` and ``line`` are the user's, never the framework's."""
 
     op: str | None = None
     kernel: str | None = None
@@ -79,7 +79,7 @@ class Span(Struct, frozen=True, kw_only=True):
     start_ns: int
     end_ns: int
     rank: int | None = None
-    """Whose clock that is, where a rule compares the ranks of a job."""
+    """Rank of that clock, if a rule compares the ranks of a job."""
     source: int = 0
     """The trace: its place in ``Analysis.sources`` (filled by the engine)."""
 
@@ -96,7 +96,7 @@ class Removed(Struct, frozen=True, kw_only=True, eq=False):
     left: float | np.ndarray = 0.0
     """Share of their time that remains, 0 to 1: one number, or one per row. Always 0 for intervals."""
     rank: int | None = None
-    """Whose trace, where a rule compares the ranks of a job."""
+    """Rank of the trace, if a rule compares the ranks of a job."""
 
 
 ONCE = "once"
@@ -111,7 +111,7 @@ class Once(Struct, frozen=True, kw_only=True):
     steps: int | None = None
     """Steps of the run as far as they are known: findings are ordered by the cost spread over them."""
     last_step: int | None = None
-    """Number of the last step that paid; ``None``: not known, or before the first step."""
+    """Number of the last step that paid; ``None``: unknown, or before the first step."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -142,7 +142,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Part of ``cost_ns_per_step`` that remains in a step without a profiler (filled by the engine, or by a rule that
     measures such steps); ``None`` if no such step was timed."""
     once: Once | None = None
-    """That ``cost_ns`` is paid a few times and not in each step; ``cost_ns_per_step`` is then ``None``."""
+    """Set if ``cost_ns`` is paid a few times and not in each step; ``cost_ns_per_step`` is then ``None``."""
     path_ns: int | None = None
     """Reduction of all steps together when the recorded dependencies are replayed without the removed work:
     ``cost_ns`` is at most that and 5 % (filled by the engine). ``None``: ``cost_ns`` is the rule's own bound."""
@@ -161,7 +161,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Rows, worst first, all with the same keys; a key carries its unit (``wait_ns``). ``start_ns`` is a moment on the
     clock of the trace, as in its tables; every other time is a duration."""
     spans: tuple[Span, ...] = ()
-    """Where it shows in time, the costliest first and not all of them; empty where that is not known."""
+    """Its pieces of time, the costliest first and not all of them; empty if unknown."""
     ranks: tuple[int, ...] = ()
     """Ranks that show it (filled by the engine)."""
     covers_ns: Mapping[str, int] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     fix_line: int | None = None
     """Line in the file of ``where`` that the fix changes, if it is another one (filled by the engine)."""
     excerpt: Excerpt | None = None
-    """The line of ``where`` and two around it, where its file is here and unchanged (filled by the engine)."""
+    """The line of ``where`` and two around it, if its file is here and unchanged (filled by the engine)."""
     silenced: str | None = None
     """The reason that a comment at its line or the configuration gives for silencing it (filled by the engine)."""
 
@@ -226,7 +226,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     findings: tuple[Finding, ...] = field(default_factory=tuple)
     examined: int = 0
-    """Records that the rule looked at, all sources together; never 0 where it is clean."""
+    """Records that the rule examined in all sources together; never 0 if it is clean."""
     examined_what: str = ""
     """Name of these records, in the plural."""
     missing: tuple[str, ...] = ()
@@ -251,7 +251,7 @@ class AbstainError(Exception):
 
 
 def covered_ns(found: Iterable[tuple[str, Finding]]) -> dict[str, int]:
-    """Time by cause that findings explain, ns. Findings of one rule name different time, those of two may not."""
+    """Time by cause that findings explain, ns. Findings of one rule are disjoint in time, those of two may overlap."""
     of_rules: dict[tuple[str, str], int] = defaultdict(int)
     for rule, finding in found:
         for cause, value in finding.covers_ns.items():

@@ -81,7 +81,7 @@ class FlightRecord:
     calls: tuple[RecordedCall, ...] = ()
     """In the order they were enqueued. A ring buffer: earlier ones may have been overwritten or left out."""
     progress: Mapping[str, Progress] = field(default_factory=dict)
-    """By group name, where it is recorded and known to be of that group."""
+    """By group name, if it is recorded and known to belong to that group."""
 
     def group(self, name: str) -> RecordedGroup | None:
         """The group of that name, if the rank is in it."""

@@ -1,4 +1,4 @@
-"""Python frames as Kineto names them, and whose code they are.
+"""Python frames as Kineto names them, and the owner of their code: the user, a library or perfscope.
 
 Kineto writes ``file.py(12): function``. The line is where the function's definition begins, not the
 line that runs (PyTorch 2.13: the frame's line is read when the function is entered); for a function
@@ -25,7 +25,7 @@ _PROGRAMS = "perfscope/workloads/"
 """Programs to profile that come with perfscope: a user's own, as far as a stack is concerned."""
 
 _PROFILER = re.compile(r"(^|/)perfscope/(profiler/|commands/|__main__\.py$)")
-"""Files of perfscope that a profiled program's stack goes through, also where it is installed from a checkout."""
+"""Files of perfscope on a profiled program's stack, also if it is installed from a checkout."""
 
 _STANDARD = (
     "_weakrefset", "abc", "ast", "asyncio", "collections", "concurrent", "contextlib", "copy", "copyreg",
@@ -58,7 +58,7 @@ class Owner(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One Python function on a stack. ``line``: where its definition begins (see the module)."""
+    """One Python function on a stack. ``line``: begin of its definition (see the module)."""
 
     file: str
     line: int

@@ -59,9 +59,9 @@ def complement(busy: Intervals, start: int, end: int) -> Intervals:
 
 
 def covered(busy: Intervals, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64:
-    """For each given interval, how many ns of it lie inside ``busy``.
+    """Number of ns of each given interval that are inside ``busy``.
 
-    Only the part of ``busy`` between the first start and the last end is looked at.
+    Only the part of ``busy`` between the first start and the last end is read.
     """
     starts, ends = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
     if not len(starts):

@@ -31,7 +31,7 @@ class CompileEvent:
     duration_ns: int | None = None
     """Duration; that of a ``trace`` includes the traces inside it."""
     step: int | None = None
-    """The step that ran; ``None`` before steps were found, and between them."""
+    """The running step; ``None`` before steps were found, and between them."""
     function: str | None = None
     file: str | None = None
     """File of the user's line that called it."""
@@ -69,4 +69,4 @@ class HostRead:
     line: int | None = None
     function: str | None = None
     library: str | None = None
-    """``package/file.py:line`` of the installed package that reads, where that is called by the user's line."""
+    """``package/file.py:line`` of the installed package that reads, if the user's line calls it."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 Int64 = npt.NDArray[np.int64]
 
 NEVER = np.iinfo(np.int64).max
-"""Position of what does not come any more: the end of a block that nothing frees."""
+"""Position of an event that does not occur: the end of a block that is never freed."""
 
 
 class Curve(Struct, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class Curve(Struct, frozen=True, kw_only=True):
     bytes: Int64
 
     def at(self, positions: Int64, *, before: bool = False) -> Int64:
-        """Bytes at each position (``before``: right before it), 0 where the curve has not begun; shape of the input."""
+        """Bytes at each position (``before``: right before it), 0 before the begin of the curve; shape of the input."""
         index = np.searchsorted(self.positions, positions, side="left" if before else "right")
         values: Int64 = np.concatenate(([0], self.bytes))[index]
         return values
@@ -35,7 +35,7 @@ class Curve(Struct, frozen=True, kw_only=True):
         return int(self.positions[index]), int(self.bytes[index])
 
     def plus(self, starts: Int64, ends: Int64, sizes: Int64) -> Curve:
-        """With further blocks; negative sizes take away what was there."""
+        """The curve with further blocks; negative sizes remove bytes."""
         more = curve(starts, ends, sizes)
         positions = np.union1d(self.positions, more.positions)
         return Curve(positions=positions, bytes=self.at(positions) + more.at(positions))
@@ -44,7 +44,7 @@ class Curve(Struct, frozen=True, kw_only=True):
 def curve(starts: Int64, ends: Int64, sizes: Int64) -> Curve:
     """Bytes of the blocks that are live, of each from its start up to its end (`NEVER`: not freed). Shapes (blocks,).
 
-    At one position what is freed goes before what is allocated. A block that ends where it starts counts nowhere.
+    At one position frees go before allocations. A block that ends where it starts counts nowhere.
     """
     freed = ends != NEVER
     positions, inverse = np.unique(np.concatenate((starts, ends[freed])), return_inverse=True)

@@ -1,4 +1,4 @@
-"""One memory over time: the blocks it held, who owned them, and what lay around them.
+"""One memory over time: its blocks, their owners, and the memory around them.
 
 The same for a device's memory as an allocator saw it (PyTorch, XLA), as the driver saw it, and for the memory that a
 compiled program will need. The axis differs: nanoseconds, numbers of events, or instructions in the order they run.
@@ -36,7 +36,7 @@ class KnownBy(IntEnum):
     RECORDED = 1
     """Recorded by the source."""
     ADDRESS = 2
-    """It lies where the program's own list of tensors has one."""
+    """Its address is in the program's own list of tensors."""
     PHASE = 3
     """From the phases of the step it was made and let go in."""
     STACK = 4
@@ -85,7 +85,7 @@ class MemoryPhase(IntEnum):
 
 
 class SourceLine(Struct, frozen=True, kw_only=True):
-    """A place in the user's program. ``file`` as recorded; made fit to show where it is shown."""
+    """A place in the user's program. ``file`` as recorded; sanitized where it is shown."""
 
     file: str
     line: int | None
@@ -103,7 +103,7 @@ class MemoryTimeline(Struct, frozen=True, kw_only=True):
     """Such as ``allocator events of torch.profiler``, ``CUDA memory snapshot``, ``XLA buffer assignment``."""
     axis: Axis
     basis: Basis
-    """``measured`` for what an allocator did, ``modelled`` for what a program will need."""
+    """``measured`` for the events of an allocator, ``modelled`` for the needs of a program."""
     first: int
     last: int
     """First and last position of the recording; every block lies in [first, last + 1)."""
@@ -125,10 +125,10 @@ class MemoryTimeline(Struct, frozen=True, kw_only=True):
     detail: bool = False
     """Recorded in `Trace.detail`: ``op`` and ``frame`` of the blocks are rows of that trace."""
     of_driver: bool = False
-    """The blocks are what a framework's allocator took from the driver, and not what tensors lie in."""
+    """Whether the blocks are those that a framework's allocator took from the driver, not those of tensors."""
     sums_only: bool = False
-    """The events name no block and no total of the allocator: sums over time are exact, who holds them and what was
-    held before the recording is not known."""
+    """Whether the events have neither blocks nor totals: sums over time are exact, but owners and the memory from
+    before the recording are unknown."""
     notes: tuple[str, ...] = ()
     """Notes for the reader, one sentence each."""
 
@@ -152,7 +152,7 @@ class MemoryTimeline(Struct, frozen=True, kw_only=True):
     def peak(self) -> tuple[int, int]:
         """``(position, bytes)`` of the first moment at which most bytes were in use.
 
-        At one position what is freed goes before what is allocated, as in the allocator; a source whose events
+        At one position frees go before allocations, as in the allocator; a source whose events
         share positions and must not be netted gives each its own.
         """
         return self.live().peak()
@@ -170,7 +170,7 @@ class MemoryTimeline(Struct, frozen=True, kw_only=True):
 # that comes first at its address ends a block that was held before the recording began. An allocation with no free
 # after it is still held at the end. Other events are counted, not repaired by a guess: a free after a free (the
 # allocation between them is missing), and an allocation after an allocation (the free between them is missing: the
-# earlier block ends where the later one begins, since no address is handed out twice).
+# earlier block ends where the later one begins, because no address is handed out twice).
 
 
 class Pairs(Struct, frozen=True, kw_only=True):
@@ -238,7 +238,7 @@ def strictly_increasing(times: Int64) -> Int64:
     return np.asarray(np.maximum.accumulate(times - steps) + steps, np.int64)
 
 
-# Counters of an allocator that a run of ours read before its first pass and after its last one.
+# Counters of an allocator that a run read before its first pass and after its last one.
 
 
 _IN_USE = ("allocated_bytes.all.current", "bytes_in_use")
@@ -257,7 +257,7 @@ class AllocatorCounters(Struct, frozen=True, kw_only=True):
 
     @property
     def grown_bytes(self) -> int | None:
-        """In use at the end beyond what was in use at the beginning; None where that was not counted."""
+        """Bytes in use at the end minus bytes in use at the beginning; None if not counted."""
         first, last = _first_counter(self.before, _IN_USE), _first_counter(self.after, _IN_USE)
         return None if first is None or last is None else last - first
 
@@ -301,4 +301,4 @@ def _first_counter(counters: Mapping[str, int], names: tuple[str, ...]) -> int |
 
 
 ALLOCATION_ROUNDING = 512
-"""Bytes: what is handed out is a multiple of it (``kMinBlockSize`` in ``c10/core/AllocatorConfig.h``)."""
+"""Bytes: allocated sizes are multiples of it (``kMinBlockSize`` in ``c10/core/AllocatorConfig.h``)."""

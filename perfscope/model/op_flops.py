@@ -1,13 +1,13 @@
 """Floating-point operations of one dispatched op, from the shapes of its arguments. No torch needed.
 
 A multiply-add counts as two. Matrix products, convolutions and attention have formulas; data movement
-has none to do (0); every other op answers None: we do not know, which is not zero.
+has none to do (0); every other op returns None, which means unknown and not zero.
 
 Sources: a matrix product of (M, K) and (K, N) is M*N*K multiply-adds; attention is its two (forward) or
 five (backward, with the scores recomputed) products as counted in the FlashAttention paper (Dao et al.
 2022, appendix B) and ``torch.utils.flop_counter``, which counts neither the CPU kernel nor ``_grouped_mm``.
 
-Causal policy: a causal kernel skips what lies above the diagonal, so we count the pairs it must visit:
+Causal policy: a causal kernel skips the part above the diagonal, so we count the pairs it must visit:
 query ``i`` of ``Lq`` sees ``min(Lk, i + 1)`` keys (upper-left aligned, as torch documents ``is_causal``; the
 flash-attn package aligns the lower right corner: ``i`` sees ``Lk - Lq + i + 1``).
 ``torch.utils.flop_counter`` counts the full square. An explicit mask skips nothing and counts in full.
@@ -38,7 +38,7 @@ JAX_PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot", "
 
 
 def flops_of(name: str, arguments: Arguments, outputs: Sequence[Any]) -> int | None:
-    """FLOPs of the op ``aten.mm.default`` ...; None without a formula (0 for views is the caller's to say)."""
+    """FLOPs of the op ``aten.mm.default`` ...; None without a formula (the caller decides on 0 for views)."""
     packet = name.rpartition(".")[0]
     if packet in MOVES_DATA:
         return 0
@@ -59,7 +59,7 @@ def product_flops(m: int, k: int, n: int, batch: int = 1) -> int:
 def attended_pairs(queries: int, keys: int, causal: bool, *, lower_right: bool = False) -> int:
     """(query, key) pairs a kernel visits: all, or with ``causal`` those on and left of the diagonal.
 
-    ``lower_right``: the diagonal ends in the lower right corner, as where the queries are the last of the keys.
+    ``lower_right``: the diagonal ends in the lower right corner, because the queries are the last of the keys.
     """
     if not causal:
         return queries * keys

@@ -66,9 +66,9 @@ class GraphStorage:
     """The memory after tensors. It is held for ops ``born`` to ``died``, half open."""
 
     bytes: int
-    """As the program asked for it, before an allocator rounds; where it is resized, the largest that was seen."""
+    """Requested size, before an allocator rounds; for a resized storage, the largest size seen."""
     born: int | None
-    """Index of the op that made it. None: it was there before the step, or came to be out of sight of the ops
+    """Index of the op that made it. None: it existed before the step, or was made outside of ops
     (``torch.from_numpy``)."""
     died: int | None
     """Index of the op before which it was freed (the number of ops: after the last one). None: it outlives the
@@ -77,11 +77,11 @@ class GraphStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpGraph:
-    """Ops in execution order, the tensors they touch, and what outlives the step."""
+    """Ops in execution order, the tensors they touch, and the storages that outlive the step."""
 
     step: int
     device: str
-    """Where the program's tensors live: ``cpu``, ``cuda`` ..."""
+    """Device of the program's tensors: ``cpu``, ``cuda`` ..."""
     ops: tuple[GraphOp, ...]
     tensors: tuple[GraphTensor, ...]
     live_out: frozenset[int]
@@ -89,7 +89,7 @@ class OpGraph:
     parameters: frozenset[int]
     """Storages of parameters and buffers, where known."""
     storages: tuple[GraphStorage, ...] | None = None
-    """By id. None: the recording is older and does not say."""
+    """By id. None: the recording is older and has none."""
     truncated: bool = False
     """True if the op limit was reached and the step's tail is missing."""
 

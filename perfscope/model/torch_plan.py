@@ -122,7 +122,7 @@ class CategoryRow:
 
 
 def memory_as_run(plan: TorchPlan) -> StepMemory | None:
-    """The memory of the step as the program runs it: eagerly where it compiles nothing. ``None``: not known."""
+    """The memory of the step as the program runs it: eagerly if it compiles nothing. ``None``: unknown."""
     if plan.memory is None:
         return None
     return plan.memory.planned if plan.compiled_by == "program" else plan.memory.eager
@@ -150,7 +150,7 @@ def category_label(category: MemoryOwner) -> str:
 
 
 def fits(step: StepMemory, memory_bytes: int | None) -> bool | None:
-    """Whether the peak is no more than the memory of a device; ``None``: its size is not known."""
+    """Whether the peak is no more than the memory of a device; ``None``: its size is unknown."""
     return None if memory_bytes is None else step.peak_bytes <= memory_bytes
 
 

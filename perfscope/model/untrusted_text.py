@@ -88,7 +88,7 @@ _NOT_PLAIN = re.compile(r"[^\n\t -~]")
 
 def _harmless(character: str) -> str:
     category = unicodedata.category(character)
-    if category in ("Zl", "Zp"):  # a name of theirs must not begin a line of ours
+    if category in ("Zl", "Zp"):  # a name from a file must not begin a line of the report
         return " "
     if category in ("Cc", "Cf"):
         return ""
@@ -104,7 +104,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def scrub(text: str) -> str:
-    """``text`` with home directories as ``~`` and what looks like a secret masked."""
+    """``text`` with home directories as ``~`` and secret-looking parts masked."""
     return _scrubbed(text, os.environ.get("HOME", ""))
 
 

@@ -31,7 +31,7 @@ class _TruncatedError(WireError):
 
 
 class Field(NamedTuple):
-    """One field of a message: where its key begins, and its content."""
+    """One field of a message: the position of its key, and its content."""
 
     number: int
     kind: int
@@ -55,7 +55,7 @@ def varint(data: Data, index: int, end: int) -> tuple[int, int]:
 
 
 def fields(data: Data, start: int, end: int, *, lenient: bool = False) -> Iterator[Field]:
-    """The fields of the message at ``[start, end)`` in written order; ``WireError`` for one that is not whole.
+    """The fields of the message at ``[start, end)`` in written order; ``WireError`` for an incomplete field.
 
     ``lenient``: the data may be cut off at ``end``. The last field may then claim to end beyond it, and a field whose
     key or length is cut off is left out.

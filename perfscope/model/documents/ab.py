@@ -1,4 +1,4 @@
-"""Launches of an A/B and their pairs, as plain values: what is kept on disk, and what is judged."""
+"""Launches of an A/B and their pairs, as plain values, for the disk and for the judge."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Launch:
     step_ns: tuple[int, ...] = ()
     """Duration of each step after the first two, in order, as the host saw it."""
     windows_ns: tuple[int, ...] = ()
-    """Where a device works on its own: duration of windows of ``window_steps`` steps, waited for at both ends."""
+    """Durations of windows of ``window_steps`` steps, waited for at both ends, if the device is asynchronous."""
     window_steps: int = 0
     exact: Mapping[str, int] = field(default_factory=dict)
     """Counters that the program's speed does not change."""
@@ -75,7 +75,7 @@ class Launch:
 
 
 Pair = tuple[Launch, Launch]
-"""Base and head; of a calibration the one that ran first, and second."""
+"""Base and head; for a calibration the launch that ran first, and the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:
     return tuple(result[pair] for pair in sorted(result))
 
 
-# Interventions instead of commits: what each arm is, and what came of its launches.
+# Interventions instead of commits: the changes of each arm, and the results of its launches.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +208,12 @@ class AbState:
 
     @property
     def log(self) -> Path:
-        """Where the output of a launch goes."""
+        """File with the output of a launch."""
         return self.directory / LOG_FILE
 
     @property
     def profiled(self) -> Path:
-        """Where the runs of profiled launches lie, each a folder as `perfscope run` makes it."""
+        """Folder of the runs of profiled launches, each a folder as `perfscope run` makes it."""
         return self.directory / PROFILED_FOLDER
 
     def add(self, launch: Launch) -> None:
@@ -245,7 +245,7 @@ def begin(directory: Path, plan: AbPlan) -> AbState:
 
 
 def redacted_build(build: str | None) -> str | None:
-    """The build command as it may be kept: the values of what looks like a secret replaced."""
+    """The build command for storage, with secret-looking values replaced."""
     return None if build is None else " ".join(scrub_command(build.split(" ")))
 
 

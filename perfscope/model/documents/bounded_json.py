@@ -1,4 +1,4 @@
-"""JSON documents of ours, read as untrusted input: bounded, of one schema, and what is wrong is one line."""
+"""JSON documents of perfscope, read as untrusted input: bounded, of one schema, with errors of one line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from perfscope.model.errors import DataError
 Document = TypeVar("Document")
 
 MOST_SAID = 300
-"""Characters of what a reader of JSON complains of."""
+"""Largest length of a reader's error message."""
 
 MANY = 100_000
 """Entries of a list of which a job may have many: findings, places, ranks."""
 SOME = 10_000
-"""Entries of the other lists."""
+"""Largest number of entries of the other lists."""
 
 _LARGEST = 1e30
 """Largest number: more than the FLOPs of any step, and short enough to be printed."""
@@ -43,7 +43,7 @@ class _Head(msgspec.Struct):
 def read_bytes(file: Path, most_bytes: int, what: str) -> bytes:
     """The content of a file, unpacked if it is gzip.
 
-    ``DataError`` in one line where it is missing, cut off, or larger than ``most_bytes``.
+    ``DataError`` in one line if the file is missing, cut off, or larger than ``most_bytes``.
     """
     try:
         with file.open("rb") as stream:
@@ -70,8 +70,8 @@ def read_document(
 ) -> Document:
     """The document in a file, also gzip.
 
-    ``what``: what it should be, ``a manifest``; ``renamed`` as of `decode_document`.
-    ``DataError`` in one line where it is missing, larger than ``most_bytes``, no JSON, or of another schema.
+    ``what``: the expected document, ``a manifest``; ``renamed`` as in `decode_document`.
+    ``DataError`` in one line if the file is missing, larger than ``most_bytes``, not JSON, or of another schema.
     """
     content = read_bytes(file, most_bytes, what)
     return decode_document(content, file, kind, schema, what=what, most_bytes=most_bytes, renamed=renamed)
@@ -87,9 +87,9 @@ def decode_document(
     most_bytes: int,
     renamed: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Document:
-    """The document in ``content``; ``path`` is named in errors, which are those of ``read_document``.
+    """Parse the document in ``content``; errors name ``path`` and are those of ``read_document``.
 
-    ``renamed``: gives the keys of the file the names of the fields.
+    ``renamed``: maps the keys of the file to the names of the fields.
     """
     if len(content) > most_bytes:
         raise DataError(f"{path}: larger than {most_bytes >> 20} MiB, not {what}")

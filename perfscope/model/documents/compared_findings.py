@@ -1,4 +1,4 @@
-"""Findings of two runs in the document of a comparison, and what of the change of the step time they carry."""
+"""Findings of two runs in the document of a comparison, and their part of the change of the step time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Carried(Value, frozen=True, kw_only=True):
 
 
 class Where(Value, frozen=True, kw_only=True):
-    """Where a finding is."""
+    """The place of a finding."""
 
     op: str | None = None
     kernel: str | None = None
@@ -57,13 +57,13 @@ class Finding(Value, frozen=True, kw_only=True):
 
 
 class FindingChange(Value, frozen=True, kw_only=True):
-    """A finding on both sides; one of them at least has it."""
+    """A finding on both sides; at least one of them has it."""
 
     rule: str
     change: Change
     by_time: bool = False
     carries: bool = False
-    """Its cost changed by a large part of what the step time changed by."""
+    """Whether the change of its cost is a large part of the change of the step time."""
     base: Finding | None = None
     head: Finding | None = None
 

@@ -137,7 +137,7 @@ class Cause(Value, frozen=True, kw_only=True):
 
 
 class Key(Value, frozen=True, kw_only=True):
-    """Where and what some work is; ``name``: short, for people."""
+    """Identity and place of a piece of work; ``name``: short, for people."""
 
     kind: str
     phase: str = ""
@@ -184,7 +184,7 @@ class Amount(Value, frozen=True, kw_only=True):
 
 
 class Account(Value, frozen=True, kw_only=True):
-    """Where the mean step goes by cause; the causes sum to it. ``on_host``: no device worked, so it is the host's."""
+    """Mean step time by cause; the causes sum to it. ``on_host``: no device worked, so it is the host's."""
 
     base_ns: Ns
     head_ns: Ns
@@ -248,7 +248,7 @@ class TreeRow(Value, frozen=True, kw_only=True):
     change: Literal["added", "removed", "moved", "slower", "faster"]
     path: Texts
     was: Texts = ()
-    """Where it was, of what moved."""
+    """Former path of a moved node."""
     nodes: Count = 1
     """Number of nodes of the subtree that was added, removed or moved; otherwise 1."""
     base_calls: Number = 0
@@ -289,7 +289,7 @@ class Tree(Value, frozen=True, kw_only=True):
     """Rows that were not written."""
     others_ns: Ns = 0
     flame: Annotated[tuple[TreeNode, ...], msgspec.Meta(max_length=SOME)] = ()
-    """Both trees as one, callers first; what is too short to be seen counts with its caller."""
+    """Both trees as one, callers first; calls that are too short to be seen count for their callers."""
 
     def problem(self) -> str | None:
         """The sum that does not add up or the order that is wrong; ``None``: all is consistent."""
@@ -356,7 +356,7 @@ class Kernel(Value, frozen=True, kw_only=True):
     effect: Number | None = None
     p: Number | None = None
     q: Number | None = None
-    """``p`` corrected for how many were tested; no ``effect``, ``p`` and ``q`` of what is new or gone."""
+    """``p`` corrected for the number of tests; new and gone kernels have no ``effect``, ``p`` and ``q``."""
 
 
 class Launch(Value, frozen=True, kw_only=True):
@@ -408,7 +408,7 @@ Amounts = Annotated[tuple[ProgramAmount, ...], msgspec.Meta(max_length=SOME)]
 
 
 class ProgramRow(Value, frozen=True, kw_only=True):
-    """One change at one line; ``source``: the line of the program as written that changed, where it is known."""
+    """One change at one line; ``source``: the changed line of the program as written, if known."""
 
     change: str
     what: str = ""
@@ -448,7 +448,7 @@ class ProgramWritten(Value, frozen=True, kw_only=True):
 
 
 class Span(Value, frozen=True, kw_only=True):
-    """Time of a run by the model, in ns: between the peaks of the hardware and what kernels usually reach."""
+    """Modelled time of a run, in ns: from the peaks of the hardware to usual kernels."""
 
     low: Whole
     high: Whole
@@ -503,7 +503,7 @@ class Document(Value, frozen=True, kw_only=True):
     carried: Annotated[tuple[Carried, ...], msgspec.Meta(max_length=MANY)] = ()
     """Largest parts of the change of the step time, largest first; empty if unknown."""
     settle: str = ""
-    """The command that settles whether the step time changed, where one launch on each side does not."""
+    """The command that settles whether the step time changed, if one launch per side does not."""
     failed: Texts = ()
     gates: Texts = ()
     """Conditions of ``--fail-on``."""
@@ -514,7 +514,7 @@ class Document(Value, frozen=True, kw_only=True):
     step: Step | None = None
     worst_rank: Step | None = None
     account: Account | None = None
-    """Where the step goes, of the rank of ``step``."""
+    """Step time by cause, for the rank of ``step``."""
     tree: Tree | None = None
     """Call trees of the rank of ``step``."""
     path: CriticalPath | None = None

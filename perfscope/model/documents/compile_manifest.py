@@ -1,4 +1,4 @@
-"""``compile.json``: what was compiled or planned, for what, from what. The manifest of a run folder of `compile`."""
+"""``compile.json``, the manifest of a run folder of `compile`: programs, targets and sources."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SCHEMA = "perfscope.compiled/1"
 FILE = COMPILED_FILE
 PROGRAMS = "programs"
 MOST_BYTES = 64 << 20
-"""A manifest of a thousand programs takes some MB; a larger file is not one of ours."""
+"""A manifest of a thousand programs takes some MB; perfscope never writes a larger file."""
 
 
 class CompiledLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the user's code, relative to the folder the program was started in where it lies below it."""
+    """A line of the user's code, relative to the folder the program was started in if it is below it."""
 
     file: str
     line: int
@@ -73,7 +73,7 @@ class NotCompiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSite(msgspec.Struct, frozen=True, kw_only=True):
-    """A loop, a checkpoint or a function of the program, and what ``--checkpoint`` made of it."""
+    """A loop, a checkpoint or a function of the program, and the effect of ``--checkpoint`` on it."""
 
     kind: Literal["scan", "checkpoint", "calls"]
     how: Literal["wrapped", "replaced", "removed", "left"]
@@ -105,7 +105,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     git: dict[str, str | bool] | None = None
     sources: str | None = None
-    """SHA-256 over the sources it was compiled from (`build_key.sources_digest`); None where they were too many."""
+    """SHA-256 over the sources it was compiled from (`build_key.sources_digest`); None if they were too many."""
     functions: tuple[str, ...] = ()
     """Functions that the user selected; empty for all."""
     until_exit: bool = False
@@ -120,7 +120,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str | None = None
     """Why the program was not run to its end."""
     complete: bool = False
-    """False: killed, out of time or memory; what had been compiled by then is here."""
+    """False: killed, out of time or memory; the programs compiled by then are here."""
     seconds: float | None = None
     """The whole command."""
 

@@ -139,7 +139,7 @@ class CheckpointRequest:
     names: tuple[str, ...] = ()
     """Names of ``names:a+b``; empty for all names in the program."""
     spots: tuple[Spot, ...] = ()
-    """Only what is at these lines; empty for the layers, as they are found."""
+    """Only the code at these lines; empty for the layers, as they are found."""
 
     def __str__(self) -> str:
         named = f":{'+'.join(self.names)}" if self.names else ""

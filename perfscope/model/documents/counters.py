@@ -33,7 +33,7 @@ class HeldName:
     dict, set or deque that grew."""
     file: str
     line: int | None
-    """Line that makes it grow: one that reads and assigns the variable, or calls a method that adds to it."""
+    """Line that makes it grow, by an assignment that reads the variable or by a call of a method that adds to it."""
     function: str
     step: tuple[int, ...]
     """Numbers of the steps after which it was looked at."""

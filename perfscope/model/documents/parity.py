@@ -52,7 +52,7 @@ class Layer(Value, frozen=True, kw_only=True):
     weights: Texts = ()
     """Weights that it uses itself; ``NAME[i]`` of weights that are stacked by layer."""
     follows: Count | None = None
-    """The layer whose result it goes on with: a product before its bias."""
+    """The layer whose result this layer takes: a product before its bias."""
     dtype: str = ""
     roundings: Count = 0
     """Ops on floating point from the inputs up to here, each of which rounds its result."""
@@ -90,14 +90,14 @@ class Recording(Value, frozen=True, kw_only=True):
 
 
 def save_recording(folder: Path, recording: Recording, arrays: Arrays) -> None:
-    """Write a recording into ``folder``, which is made where it is not there."""
+    """Write a recording into ``folder``, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / ARRAYS, **arrays)  # type: ignore[arg-type]
     (folder / RECORDING).write_bytes(msgspec.json.encode(recording))
 
 
 def load_recording(folder: Path) -> tuple[Recording, Arrays]:
-    """The recording in a folder. ``DataError`` in one line where it is missing, corrupt or of another schema."""
+    """Read the recording in a folder. ``DataError`` in one line if it is missing, corrupt or of another schema."""
     recording = read_document(
         folder / RECORDING, Recording, RECORDING_SCHEMA, what="a recording of a model", most_bytes=MOST_BYTES
     )
@@ -157,14 +157,14 @@ class Row(Value, frozen=True, kw_only=True):
 
 
 class Divergence(Value, frozen=True, kw_only=True):
-    """Where both part first."""
+    """The first layer in which the sides differ."""
 
     row: Row
     after: str = ""
-    """The last layer before it that agrees; ``''``: none does."""
+    """The last layer before it that agrees; ``''``: no layer does."""
     common_a: str = ""
     common_b: str = ""
-    """The last op of each side, between both layers, whose result the other side has too: ``'bmm at model.py:38'``."""
+    """The last op of each side, between both layers, whose result both have: ``'bmm at model.py:38'``."""
     next_a: str = ""
     next_b: str = ""
     """The next op of each side."""

@@ -1,4 +1,4 @@
-"""Files with a program before a compiler has optimized it: told by their first bytes, and what to do with them."""
+"""Files with a program before a compiler has optimized it, recognised by their first bytes, and advice on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES: dict[ProgramFile, str] = {
     "jax_export": "an artifact of jax.export",
     "torch_export": "a program of torch.export",
 }
-"""Kind -> what a person calls it."""
+"""Kind -> its name for people."""
 
 HEAD_BYTES = 65_536
 MAX_BYTES = 2 << 30
@@ -28,7 +28,7 @@ _DIALECT = re.compile(rb"\b(?:stablehlo|mhlo|chlo|vhlo|sdy)\b|func\.func\b")
 _ZIP = b"PK\x03\x04"
 _TORCH_MEMBERS = re.compile(r"(?:^|/)(?:models/[^/]+\.json|serialized_exported_program\.json)$")
 _LARGEST_TABLE = 1 << 16
-"""Where the root table of a flatbuffer of jax.export lies at most."""
+"""Largest offset of the root table of a flatbuffer of jax.export."""
 
 
 def program_file(path: Path, head: bytes) -> ProgramFile | None:
@@ -38,7 +38,7 @@ def program_file(path: Path, head: bytes) -> ProgramFile | None:
     if head.startswith(_ZIP):
         return "torch_export" if _is_torch_export(path) else None
     root = int.from_bytes(head[:4], "little")
-    # a flatbuffer has no magic: its first number leads to its root table; in it lies the module as bytecode
+    # a flatbuffer has no magic: its first number is the offset of its root table, which holds the module as bytecode
     if 4 <= root < min(_LARGEST_TABLE, len(head)) and _BYTECODE + b"\rStableHLO" in head:
         return "jax_export"
     return None

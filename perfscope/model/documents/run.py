@@ -1,7 +1,7 @@
 """A run: its versioned manifest, with the program, the outcome and the captures.
 
 Only the standard library is imported at the top: the same types are written from inside the user's
-process, where nothing of ours but this may be assumed to be installed.
+process, where no package but this may be assumed to be installed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAILURES_FILE = "failures.txt"
 """One line per internal error of perfscope inside the program."""
 
 MOST_BYTES = 64 << 20
-"""A manifest of 4096 ranks with 10,000 step times each stays below; a larger file is not one of ours."""
+"""A manifest of 4096 ranks with 10,000 step times each stays below; perfscope never writes a larger file."""
 
 RunState = Literal["running", "finished", "interrupted", "killed"]
 """``killed``: ended by a signal other than SIGINT, or perfscope itself was killed while it ran."""
@@ -54,7 +54,7 @@ class Capture:
     steps: tuple[int, int] | None = None
     """Complete steps in it, half open; ``None`` if there is none."""
     reason: str | None = None
-    """Why it is missing, or what is missing in it."""
+    """Reason why the file is missing, or why a part of it is."""
     artifact: str | None = None
     """Path of the file, relative to the run directory."""
 
@@ -101,9 +101,9 @@ class Process:
     window_compilations: int = 0
     """Programs that jax compiled, and frames that torch compiled, in the window."""
     windows_ns: tuple[int, ...] = ()
-    """Where nothing but times was taken: all such windows in order, each of ``window_steps`` steps."""
+    """All windows in order, each of ``window_steps`` steps, if only times were taken."""
     torch_compilations: int | None = None
-    """Frames that torch.compile began to compile in the whole program; ``None``: not known."""
+    """Frames that torch.compile began to compile in the whole program; ``None``: unknown."""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by purpose when the first pass began, and allow-listed allocator counters."""
     memory_after: Mapping[str, int] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A recorded file of a run: whose it is, which pass wrote it, and where it lies."""
+    """A recorded file of a run: its rank, its pass, and its path."""
 
     rank: int
     pass_name: str
@@ -138,14 +138,14 @@ class Run:
     state: RunState
     schema: str = RUN_SCHEMA
     task: int = 0
-    """Number of the ``perfscope run`` that wrote this, where a job started several of them into one run."""
+    """Number of the ``perfscope run`` that wrote this, if a job started several of them into one run."""
     tasks: int | None = None
-    """How many it started; ``None`` for one alone, or where nothing told it."""
+    """Number of tasks of the job; ``None`` for a single one, or if unknown."""
     script: str | None = None
     """Relative to the folder it was started in, ``None`` for a module or a command."""
     exit_code: int | None = None
     error: str | None = None
-    """Type of the exception that ended the program and the first line of its message, where one did and it failed."""
+    """Type and first line of the message of the exception that ended the program, if it failed with one."""
     git: Mapping[str, str | bool] | None = None
     python: str = ""
     platform: Mapping[str, str] = field(default_factory=dict)
@@ -240,7 +240,7 @@ def _check_contained(path: Path, process: Process) -> None:
             raise DataError(f"{path}: {name!r} leads out of the run directory")
 
 
-# One run of several tasks: what became of each, and which ranks left nothing. No file is touched here.
+# One run of several tasks: the result of each, and the missing ranks. No file is touched here.
 
 
 MOST_NAMED = 8
@@ -281,7 +281,7 @@ def failure_of(state: str, exit_code: int | None, error: str | None) -> str | No
 
 
 def missing_ranks(ranks: Collection[int], world_size: int | None) -> str | None:
-    """``'rank 3 of 4 left nothing here'``; ``None`` if all are there or their number is not known."""
+    """``'rank 3 of 4 left nothing here'``; ``None`` if all are there or their number is unknown."""
     world = world_size or 0  # a corrupt manifest may claim any number
     first = list(itertools.islice((rank for rank in range(world) if rank not in ranks), MOST_NAMED))
     count = world - sum(0 <= rank < world for rank in set(ranks))
@@ -289,7 +289,7 @@ def missing_ranks(ranks: Collection[int], world_size: int | None) -> str | None:
 
 
 def ranks_of(run: Run) -> tuple[set[int], int | None]:
-    """The ranks that recorded something, and how many there were: as they told, else as many as tasks."""
+    """The ranks that recorded something, and their world size: as reported, else the number of tasks."""
     ranks = {process.rank for process in run.processes if any(capture.artifact for capture in process.captures)}
     worlds = {process.world_size for process in run.processes if process.world_size is not None}
     return ranks, max(worlds, default=run.tasks)

@@ -64,7 +64,7 @@ MOST_TRIES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRun:
-    """A directory as a listing shows it: a run, or what was compiled; ``problem``: why its manifest cannot be read."""
+    """A directory as a listing shows it: a run or a compiled program; ``problem``: why its manifest cannot be read."""
 
     directory: Path
     run: Run | None
@@ -75,7 +75,7 @@ class ListedRun:
 def create(root: Path, name: str, *, latest: bool = True) -> Path:
     """A new, empty run directory ``<utc>-<name>-<4 hex>`` below ``root``, which ``latest`` points to if it is a run.
 
-    It is made by an atomic mkdir and never is one that existed. ``NotStartedError`` if it cannot be made.
+    It is made by an atomic mkdir, so it never existed before. ``NotStartedError`` if it cannot be made.
     """
     label = directory_label(name)
     try:
@@ -131,7 +131,7 @@ def is_alive(directory: Path, task: int = 0) -> bool:
 
 
 def liveness(directory: Path, task: int = 0) -> bool | None:
-    """As `is_alive`; ``None`` where the file system has no locks to tell by."""
+    """As `is_alive`; ``None`` if the file system has no locks."""
     try:
         with (directory / alive_name(task)).open() as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -184,7 +184,7 @@ def read_processes(directory: Path) -> tuple[tuple[Process, ...], tuple[str, ...
 
 
 def _readable(files: Iterable[Path], load: Callable[[Path], Manifest]) -> tuple[list[Manifest], tuple[str, ...]]:
-    """The manifests that can be read: a machine that went down must not take the other ranks' along."""
+    """The readable manifests: a damaged one must not hide the other ranks'."""
     readable: list[Manifest] = []
     damaged = []
     for file in files:
@@ -207,7 +207,7 @@ def directories(root: Path) -> list[Path]:
 
 
 def kept_directories(root: Path) -> list[Path]:
-    """Directories below ``root`` that hold a run or what was compiled, the newest first."""
+    """Directories below ``root`` with a run or a compiled program, the newest first."""
     if not root.is_dir():
         return []
     results = [
@@ -219,7 +219,7 @@ def kept_directories(root: Path) -> list[Path]:
 
 
 def _age(directory: Path) -> tuple[str, str]:
-    """The time that a name begins with; one that does not (a job's) is as old as its manifest."""
+    """The time at the beginning of a name; for another name (a job's) the age of its manifest."""
     if _STAMPED.match(directory.name):
         return directory.name[:STAMP_LENGTH], directory.name
     written = (manifests(directory) or [directory / COMPILED_FILE])[0].stat().st_mtime
@@ -369,7 +369,7 @@ def discard(directory: Path) -> bool:
 
 
 def _remove(directory: Path, present: Iterable[Path]) -> None:
-    """``present``: its manifests. They go first: what a broken-off removal leaves no longer looks like a run."""
+    """Remove a run. ``present``: its manifests, which go first, so that an interrupted removal leaves no run."""
     for file in present:
         file.unlink()
     shutil.rmtree(directory)
@@ -397,7 +397,7 @@ def point_latest(root: Path, name: str) -> None:
 
 
 def step_ns_of(run: Run) -> int | None:
-    """The step time of a run (`step_time`) as far as its manifest holds it, in ns; ``None`` where no step was timed."""
+    """The step time of a run (`step_time`) as far as its manifest has it, in ns; ``None`` if no step was timed."""
     from perfscope.model.documents.step_time import middle, step_time_of
 
     times = (

@@ -117,7 +117,7 @@ class _Finding(msgspec.Struct):
         return next((cost for cost in costs if cost is not None), None)
 
     def order(self) -> float:
-        """As findings are ordered: what is paid once by its part of each known step; -1 where no time is known."""
+        """Sort key of findings: a cost paid once is divided by the known steps; -1 if no time is known."""
         cost = self.cost()
         steps = 1 if self.once is None else max(1, self.once.steps or 1)
         return -1 if cost is None else cost / steps
@@ -176,7 +176,7 @@ def _findings(report: _Report | None) -> dict[str, Any]:
 
 
 def worst_words(row: dict[str, Any]) -> str:
-    """The rule of the worst finding, ``none``, or ``no report``; ``""`` of what cannot be read."""
+    """The rule of the worst finding, ``none``, or ``no report``; ``""`` for an unreadable run."""
     if "findings" not in row:
         return ""
     worst = row["worst_finding"]

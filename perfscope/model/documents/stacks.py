@@ -82,7 +82,7 @@ class StackSamples:
     """By how much later than due it was taken: the sampler waited for the interpreter's lock, or for a processor."""
     thread: tuple[int, ...]
     frame: tuple[int, ...]
-    """Innermost frame; -1: none of the program's."""
+    """Innermost frame; -1: not a frame of the program."""
     cpu_ns_of: tuple[int, ...]
     """Processor time of the thread since its sample before; -1: not known."""
     steps: tuple[tuple[int, int, int], ...] = ()

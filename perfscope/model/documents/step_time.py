@@ -48,7 +48,7 @@ def step_time_of(
     uneven: bool = False,
     rank: int | None = None,
 ) -> StepTime | None:
-    """The step time of one rank; ``None`` where no step was timed.
+    """The step time of one rank; ``None`` if no step was timed.
 
     ``window``: (ns, steps). ``unprofiled``, ``profiled``: durations, ns. ``uneven``: slow steps are the program's own.
     """
@@ -73,7 +73,7 @@ def step_time_of(
 
 
 def middle(times: Iterable[StepTime]) -> StepTime | None:
-    """The step time of a job: that of the rank in the middle, of ranks that were timed alike; ``None`` without any."""
+    """The step time of a job: that of the median rank, among ranks that were timed alike; ``None`` without any."""
     ordered = sorted(times, key=lambda time: time.ns)
     for of in ("window", "unprofiled", "profiled"):
         alike = [time for time in ordered if time.of == of]

@@ -57,7 +57,7 @@ class StoredSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFinding:
-    """A finding by rule, subject and place, with what it costs."""
+    """A finding by rule, subject and place, with its cost."""
 
     rule: str
     subject: str
@@ -130,7 +130,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """A run under a name. ``digest``: of its packed files, ``None`` where only its numbers are kept."""
+    """A run under a name. ``digest``: of its packed files, ``None`` if only its numbers are kept."""
 
     name: str
     run: StoredRun

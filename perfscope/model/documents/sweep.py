@@ -1,6 +1,6 @@
-"""The document of a sweep, ``perfscope.sweep/1``: what was varied, what became of each variant, the front.
+"""The document of a sweep, ``perfscope.sweep/1``: the axes, the result of each variant, the front.
 
-It is read as untrusted input: bounded, and what is wrong is one line.
+It is read as untrusted input: bounded, with errors of one line.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Sweep(Value, frozen=True, kw_only=True):
     """The same in sentences."""
     notes: Texts = ()
     complete: bool = True
-    """False: interrupted; what was done by then is here."""
+    """False: interrupted; the variants done by then are here."""
 
 
 def dump(sweep: Sweep) -> bytes:

@@ -39,7 +39,7 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHolder:
-    """Blocks of one category that one line made and that lie in memory at the peak."""
+    """Blocks at the peak of one category that one line made."""
 
     category: MemoryOwner
     bytes: Bytes
@@ -61,8 +61,8 @@ class StepMemory:
     start_bytes: Bytes
     """Held when the step begins."""
     given_bytes: Bytes = 0
-    """Parameters, and what is there before the forward begins and the step looks at: steps of the same work have equal
-    ones. Before rounding."""
+    """Parameters, and other memory from before the forward that the step uses: steps of the same work have equal
+    values. Before rounding."""
     phase: StepPhase
     """Phase of the step at the peak."""
     op: Text | None = None
@@ -70,16 +70,16 @@ class StepMemory:
     file: Text | None = None
     line: Count | None = None
     graph: Text | None = None
-    """``0/0 backward``: the planned graph in which it is; ``None``: outside of any."""
+    """``0/0 backward``: the planned graph in which it is; ``None``: outside of all graphs."""
     holders: Annotated[tuple[MemoryHolder, ...], msgspec.Meta(max_length=MAX_HOLDERS)] = ()
-    """Largest first; with what is left they sum to the peak."""
+    """Largest first; with the unlisted bytes they sum to the peak."""
     left_bytes: Bytes = 0
     left_blocks: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMemory:
-    """Peaks of a program's step. ``None``: such a step was not seen whole."""
+    """Peaks of a program's step. ``None``: no complete step was seen."""
 
     eager: StepMemory | None = None
     """Without torch.compile."""
@@ -151,9 +151,9 @@ class PlannedCollective:
     at: StepPosition
     """When the host enqueues it; inside a graph: the number of kernels before it."""
     after: StepPosition
-    """It begins when what the program's own stream was given until then is done."""
+    """It begins when all earlier work of the program's own stream is done."""
     until: StepPosition | None = None
-    """From then on the program's own stream waits for it; ``None``: it does not in this step."""
+    """The program's own stream waits for it from then on; ``None``: it does not wait in this step."""
     behind: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)] = ()
     """Others of the same step (by index) that must be done before it begins."""
     pairs: tuple[Count, Count] | None = None
@@ -208,7 +208,7 @@ MAX_GRAPHS = 2_000
 MAX_KERNELS = 100_000
 """Kernels of one graph."""
 MAX_REFUSALS = 1_000
-"""Written of one graph, those with the most shared bytes first."""
+"""Refusals written per graph, those with the most shared bytes first."""
 MAX_ROWS = 1_000
 """Breaks, recompilations, made-up values, notes."""
 ALL_STEPS = "after five steps: one as it is, one eagerly, two planned, one eagerly again"
@@ -216,7 +216,7 @@ ALL_STEPS = "after five steps: one as it is, one eagerly, two planned, one eager
 
 KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention", "collective", "extern"]
 """``product``: a matrix product, which a library computes; ``collective``: an exchange with other processes;
-``extern``: any other op that inductor calls as it is."""
+``extern``: any other op that inductor calls unchanged."""
 Direction = Literal["forward", "backward", "inference"]
 
 
@@ -241,7 +241,7 @@ class PlannedKernel:
     ops: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_KERNELS)]
     """ATen ops it computes, ``aten.gelu``, sorted, without repeats; inductor decomposes some further."""
     places: Annotated[tuple[PlanLine, ...], msgspec.Meta(max_length=MAX_ROWS)]
-    """The user's lines it computes, without repeats; of a backward kernel those of its forward."""
+    """The user's lines it computes, without repeats; for a backward kernel those of its forward."""
     read_bytes: Bytes
     """Each buffer once, of a part that is read only that part."""
     written_bytes: Bytes
@@ -264,7 +264,7 @@ class PlannedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRefusal:
-    """Two kernels of a graph that inductor's scheduler did not fuse, said once."""
+    """Two kernels of a graph that inductor's scheduler did not fuse; repeats are merged."""
 
     first: Count
     """Index in ``PlannedGraph.kernels``."""
@@ -272,7 +272,7 @@ class PlannedRefusal:
     reason: Text
     """In inductor's words, which name its own nodes and ranges."""
     times: Count = 1
-    """Rounds of the scheduler that said so."""
+    """Rounds of the scheduler with this refusal."""
     shared_bytes: Bytes | None = None
     """Bytes that the first writes and the second reads."""
     common_read_bytes: Bytes | None = None
@@ -358,7 +358,7 @@ class TorchPlan:
     """Parts of the program that the plan excludes, one sentence each."""
     notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     stopped: Text = ""
-    """Where the program was stopped, in words."""
+    """Place where the program was stopped, in words."""
     float32_products: Literal["float32", "tf32"] = "float32"
     """Precision of products of float32 operands, as set by the program."""
     optimizers: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
@@ -373,7 +373,7 @@ class TorchPlan:
     outside_file: Text | None = None
     """Beside this file: the ops of the planned step outside of its graphs (loss, optimizer ...)."""
     memory: PlanMemory | None = None
-    """The most that a step holds at once; ``None``: a plan of an earlier perfscope."""
+    """Peak memory of a step; ``None``: a plan of an earlier perfscope."""
     processes: PlannedProcesses | None = None
     """Exchanges with the other processes of its job; ``None``: there are no others."""
     fingerprint: Text = ""
@@ -381,7 +381,7 @@ class TorchPlan:
 
 
 def fingerprint_of(plan: TorchPlan) -> str:
-    """Sha-256 (hex, 16 digits) of what was planned: two builds of the same source have the same."""
+    """Sha-256 (hex, 16 digits) of the plan: two builds of the same source have the same."""
     parts: tuple[object, ...] = (plan.graphs, plan.breaks, plan.recompiles)
     if plan.processes is not None:
         parts += (plan.processes,)

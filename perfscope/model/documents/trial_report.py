@@ -53,7 +53,7 @@ class ProcessTrial:
 
     rank: int = 0
     applied: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Intervention -> what it changed."""
+    """Intervention -> its changes."""
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Intervention -> why it changed nothing somewhere."""
     values: tuple[RecordedValue, ...] = ()

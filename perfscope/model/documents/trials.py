@@ -1,6 +1,6 @@
-"""The document ``perfscope.try/1``: interventions that were tried on a program, and what came of each.
+"""The document ``perfscope.try/1``: interventions that were tried on a program, and their results.
 
-It is read as untrusted input: bounded, and what is wrong is one line.
+It is read as untrusted input: bounded, with errors of one line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ResultsState = Literal["same", "different", "not compared"]
 
 
 class Results(Value, frozen=True, kw_only=True):
-    """The values of a launch against those of the baseline."""
+    """The values of a launch compared with those of the baseline."""
 
     state: ResultsState
     compared: Count = 0
@@ -44,11 +44,11 @@ class Results(Value, frozen=True, kw_only=True):
     tolerance: Number | None = None
     """Relative, of the value with the largest error."""
     first_step: Count | None = None
-    """Where the first value differs."""
+    """Step of the first value that differs."""
     what: str = ""
     """That value: ``'loss'``, ``'output of Model'``."""
     layer: str = ""
-    """Where it shows: the first module whose output differs, or the parameter that differs most; empty where no name
+    """The first module whose output differs, or the parameter that differs most; empty if no name
     is known."""
     reason: str = ""
     """Why values were not compared, or could not be."""
@@ -65,7 +65,7 @@ class Baseline(Value, frozen=True, kw_only=True):
 
 
 class Trial(Value, frozen=True, kw_only=True):
-    """One intervention, or several together, and what came of it. Times are measured unless they say otherwise."""
+    """One intervention, or several together, with the result. Times are measured unless marked otherwise."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ class Trial(Value, frozen=True, kw_only=True):
     with_others: Texts = ()
     """Interventions that were in both arms: the rungs below, or in the last trial all that are tried together."""
     in_place_of: Texts = ()
-    """Interventions that were in the other arm: a rung below of the same kind."""
+    """Interventions in the other arm: a lower rung of the same kind."""
     answers: Texts = ()
     """Rules with a finding in this program that it answers, and signs that its launches show: garbage collection in
     steps, or by the name of the intervention a setting that costs."""
@@ -172,7 +172,7 @@ def keep(document: Try, name: str) -> None:
 
 
 def kept() -> list[Try]:
-    """The documents that are kept, oldest first, without those that cannot be read."""
+    """The kept documents, oldest first, without unreadable ones."""
     documents = []
     for file in kept_folder().glob("*.json"):
         with contextlib.suppress(DataError):

@@ -1,4 +1,4 @@
-"""The model: declared tables, and a trace that is held to them."""
+"""The model: declared tables, and a trace that is checked against them."""
 
 from perfscope.model.trace.builder import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Column, Rows, Table

@@ -48,7 +48,7 @@ class TraceBuilder:
 
     @classmethod
     def of(cls, trace: Trace) -> TraceBuilder:
-        """A builder that holds what ``trace`` does; ``trace`` stays as it is."""
+        """A builder with the content of ``trace``, which stays unchanged."""
         source = trace.source
         builder = cls(source.path, source.format)
         builder.rank, builder.rank_source = source.rank, source.rank_source
@@ -93,7 +93,7 @@ class TraceBuilder:
         return self.thread(process, f"{name}/{number & 0xFFFFFFFFFFFFFFFF}", number)
 
     def threads_table(self) -> None:
-        """Make the table ``threads`` of those that ``thread`` gave rows to."""
+        """Make the table ``threads`` of the rows from ``thread``."""
         self.table(
             "threads",
             {
@@ -108,13 +108,13 @@ class TraceBuilder:
         return self.rows[name]
 
     def record(self, *keys: str) -> None:
-        """Say that these keys of ``RECORDED`` were recorded."""
+        """Mark these keys of ``RECORDED`` as recorded."""
         self.recorded.update(keys)
 
     def record_tables(self, *, without: Iterable[str] = ()) -> None:
-        """Record the keys whose rows are here, but those in ``without``, which the source cannot vouch for.
+        """Mark the keys as recorded whose rows are here, except those in ``without``, which the source may lack.
 
-        ``waiting_calls`` is taken for recorded with any call: a profiler that records all calls shows those that wait.
+        ``waiting_calls`` counts as recorded with any call: a profiler that records all calls shows those that wait.
         """
         self.recorded |= _keys_with_rows(self.rows) - set(without)
 
@@ -141,7 +141,7 @@ class TraceBuilder:
         return merged
 
     def relocate(self, copy: str, shown: str) -> None:
-        """Say where the trace lies, and not where its temporary copy lay."""
+        """Set the path of the trace, in place of that of its temporary copy."""
         self.path = self.path.replace(copy, shown)
         self.notes = [note.replace(copy, shown) for note in self.notes]
         if "hlo" in self.attached:

@@ -1,4 +1,4 @@
-"""Columns declared once: name, dtype, unit, meaning. Readers are held to the declaration."""
+"""Columns declared once: name, dtype, unit, meaning. Readers are checked against the declaration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 MISSING = -1
-"""Stored in a nullable integer column where the source said nothing; ``<NA>`` at the public edge."""
+"""Stored in a nullable integer column for unknown values; ``<NA>`` at the public edge."""
 
 
 class Column(Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Column(Struct, frozen=True, kw_only=True):
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """A declared table: its name, what a row is, and its columns."""
+    """A declared table: its name, the meaning of a row, and its columns."""
 
     name: str
     doc: str

@@ -1,4 +1,4 @@
-"""Tables of what a run of ours counts at the boundaries of its steps, with a profiler and without."""
+"""Tables of counters that a run reads at the boundaries of its steps, with a profiler and without."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class MemoryCategory(IntEnum):
     OUTPUT = 10
     CONSTANT = 11
     CODE = 12
-    """Compiled programs that lie in device memory."""
+    """Compiled programs in device memory."""
     KV_CACHE = 13
     """Keys and values of earlier tokens, kept for the next call of a model that generates text."""
 

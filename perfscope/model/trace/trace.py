@@ -81,7 +81,7 @@ FactT = TypeVar("FactT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a trace came from and what was read of it. Counts are events of the file."""
+    """Origin of a trace, and numbers on its reading. Counts are events of the file."""
 
     path: str
     format: str
@@ -101,9 +101,9 @@ class Source:
     events_only: bool = False
     """The source has an order of events and no times: ``time_ns`` of its tables counts events."""
     part: str | None = None
-    """Which part of the recording the trace is, where the user chose one, in words; ``None``: all of it."""
+    """The part of the recording that the user chose, in words; ``None``: all of it."""
     programs: int | None = None
-    """Compiled programs, where the source is nothing else; several of them were handed in together."""
+    """Number of compiled programs, if the source has nothing else; several of them were handed in together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Part:
     origin_ns: int
     """When the whole recording begins: what reports count times from."""
     facts: Mapping[Any, Any] = field(default_factory=dict)
-    """Facts that need rows of the rest: function -> what it gives for the part."""
+    """Facts that need rows outside of the part: function -> its result for the part."""
 
 
 class Tables(Mapping[str, Rows]):
@@ -178,9 +178,9 @@ class Trace:
     hlo: tuple[HloModule, ...] = ()
     """The XLA programs that ran, or that were handed in alone."""
     compile_events: tuple[CompileEvent, ...] = ()
-    """Compilations and retraces of jax that a run of ours noted."""
+    """Compilations and retraces of jax that a run logged."""
     host_reads: tuple[HostRead, ...] = ()
-    """Reads of jax arrays by the host that a run of ours noted."""
+    """Reads of jax arrays by the host that a run logged."""
     compile_log: CompileLog | None = None
     """The log of torch.compile."""
     documents: Mapping[str, Any] = field(default_factory=dict)
@@ -192,15 +192,15 @@ class Trace:
     allocator_counters: AllocatorCounters | None = None
     """Counters of the process' allocator before and after the passes of a run."""
     loaders: tuple[SampledLoader, ...] = ()
-    """The ``DataLoader``s that a run of ours saw the program iterate over."""
+    """The ``DataLoader``s over which the program iterated in a run."""
     core_facts: CoreFacts | None = None
     """Cores of the process, as a run recorded them."""
     program_facts: tuple[ProgramFact, ...] = ()
-    """Settings of the program that a run of ours noted."""
+    """Settings of the program that a run logged."""
     why_no_step: str | None = None
-    """Why a run of ours has neither an op graph nor a compiled program, and what to record to have one."""
+    """Reason why a run has neither an op graph nor a compiled program, and the recording that would have one."""
     judged_device: str | None = None
-    """A device the user named: programs whose recording names none are judged for it."""
+    """Device chosen by the user for programs whose recording names none."""
     torch_plans: tuple[LoadedPlan, ...] = ()
     """Plans of a PyTorch program for a device that is not there."""
     topology: Topology | None = None
@@ -210,7 +210,7 @@ class Trace:
     checkpoint: str | None = None
     """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
     part: Part | None = None
-    """The part of a recording that this is, where the user chose one; ``None``: all of it."""
+    """The part of a recording that this is, if the user chose one; ``None``: all of it."""
     _facts: dict[Any, Any] = field(init=False, default_factory=dict)
     """Cached facts: the one part that grows. They follow from the rest, and a copy derives them again."""
 
@@ -255,16 +255,16 @@ class Trace:
 
     @property
     def memory_pass(self) -> Trace:
-        """The recording that the memory tables are of: this one, or ``detail`` where this one has no memory.
+        """The recording with the memory tables: this one, or ``detail`` if this one has no memory.
 
-        A run of ours records memory in its detail pass. Their times and the rows in ``slices`` and ``threads`` they
+        A run records memory in its detail pass. Their times and the rows in ``slices`` and ``threads`` they
         name are that recording's: ``trace.memory_pass.slices``.
         """
         recorded_here = any(len(self.rows[table]) for table in ("memory", "held", "segments"))
         return self if recorded_here or self.detail is None else self.detail
 
     def frame(self, table: str) -> pd.DataFrame:
-        """A table as pandas, with the rank as first column where it is known; of memory, that of ``memory_pass``."""
+        """A table as pandas, with the rank, if known, as first column; for memory, that of ``memory_pass``."""
         recording = self.memory_pass if table in MEMORY_TABLES else self
         shown = recording.rows[table].frame(recording.strings)
         if self.source.rank is not None:
@@ -350,12 +350,12 @@ class Trace:
 
     @property
     def devices(self) -> pd.DataFrame:
-        """Accelerators that did work; the row is what ``device`` of the other frames names."""
+        """Accelerators that did work; column ``device`` of the other frames has the row."""
         return self.frame("devices")
 
     @property
     def threads(self) -> pd.DataFrame:
-        """Host threads; the row is what ``thread`` of the other frames names."""
+        """Host threads; column ``thread`` of the other frames has the row."""
         return self.frame("threads")
 
     @property
