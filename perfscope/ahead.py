@@ -1,4 +1,4 @@
-"""``perfscope.compile_for``: a function compiled for a machine that is not here, and what would come of it."""
+"""``perfscope.compile_for``: a function compiled for an absent machine, and its report."""
 
 from __future__ import annotations
 

@@ -36,4 +36,4 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Compile for a machine that is not here": ("compile", "setup", "advise"),
     "Share": ("report", "export"),
 }
-"""Task -> verbs, in the order in which the help lists them; each verb is in one of them."""
+"""Task -> verbs, in the order in which the help lists them; each verb has one task."""

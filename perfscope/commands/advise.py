@@ -29,7 +29,7 @@ MOST_VERIFIED = 9_999
 
 @click.group(cls=VerbGroup)
 def advise() -> None:
-    """Say what to change, with what it is predicted to gain and cost."""
+    """Advise changes, with their predicted gain and cost."""
 
 
 @advise.command()

@@ -84,7 +84,7 @@ def verified_plans(
 
 
 def with_compiled_peaks(trace: Trace, model: StepModel, *, quiet: bool) -> tuple[StepModel, str]:
-    """The model with the compiler's peak of each policy for all layers; else as it is, with the reason in one line.
+    """The model with the compiler's peak of each policy for all layers; else unchanged, with the reason in one line.
 
     A policy that the compiler refuses, or that is out of time, keeps its estimate.
     """
@@ -110,12 +110,12 @@ def with_compiled_peaks(trace: Trace, model: StepModel, *, quiet: bool) -> tuple
 
 
 def _is_new(model: StepModel, policy: str) -> bool:
-    """Whether all layers can be given a policy that none of them has."""
+    """Whether all layers can get a policy that no layer has."""
     return all(region.offers(policy) and region.today != policy for region in model.regions)  # type: ignore[arg-type]
 
 
 def exact_command(trace: Trace) -> str | None:
-    """The command that compiles the policies of a run; ``None`` where the recording names no program."""
+    """The command that compiles the policies of a run; ``None`` if the recording has no program's name."""
     if trace.source.format == "run":
         return _of_recording(trace)
     if trace.source.format != "compiled" or trace.target is None:
@@ -156,7 +156,7 @@ def _of_recording(trace: Trace) -> str | None:
 
 
 def exact_note(command: str, *, verifiable: bool) -> str:
-    """The sentence with it, in place of the one that has no program's name."""
+    """The note with the command, in place of the note without a program's name."""
     here = "--verify compiles the plans above and shows them next to their predictions; " if verifiable else ""
     return f"compiling a policy gives its exact number: {here}{command} compiles all of them (docs/compile-sweeps.md)"
 
@@ -185,7 +185,7 @@ def _program(trace: Trace, folder: Path, manifest: Compiled, model: StepModel) -
 
 
 def _unchanged(folder: Path, manifest: Compiled) -> None:
-    """``DataError`` in one line unless the program is there as it was compiled."""
+    """``DataError`` in one line if the program has changed since it was compiled."""
     from perfscope.profiler.ahead.common.build_key import sources_digest
 
     words, module = _words(manifest)
@@ -211,7 +211,7 @@ def _words(manifest: Compiled) -> tuple[tuple[str, ...], bool]:
 
 
 def _run_of(trace: Trace, model: StepModel) -> _CompiledRun:
-    """The run that a trace is of; ``UsageError``, ``DataError`` where its program cannot be compiled again."""
+    """The run of a trace; ``UsageError``, ``DataError`` if its program cannot be compiled again."""
     folder, manifest = compiled_run(trace)
     program = _program(trace, folder, manifest, model)
     if trace.target is None:
@@ -248,7 +248,7 @@ def _compared(plan: VerifiedPlan, program: PolicyProgram, run: _CompiledRun) -> 
 def _with_policies(
     run: _CompiledRun, words: Sequence[PolicyName], *, quiet: bool
 ) -> Mapping[PolicyName, PolicyProgram]:
-    """The run's program with each policy: what is kept, the rest compiled as many at once as the machine allows."""
+    """The run's program with each policy: kept ones, and the others compiled in parallel, as the machine allows."""
     from perfscope.profiler.ahead.sweep.pool import Job, Outcome, run_jobs
 
     result: dict[PolicyName, PolicyProgram] = {}

@@ -118,7 +118,7 @@ def analyze(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Say where the time goes and what fixing it would gain.
+    """Show where the time goes and the gain of fixing it.
 
     PATH is a run (`latest`, or its name), a trace file, or a folder with the traces of one job's
     ranks. Several are taken as ranks of one job; compiled programs (HLO) alone are judged one by
@@ -172,7 +172,7 @@ def _show(analysis: Analysis, form: str, options: dict[str, dict[str, Any]]) -> 
 def _judged(
     paths: Sequence[str], rules: Sequence[str] | None, *, again: bool, quiet: bool, jobs: int | None, **how: Any
 ) -> Kept:
-    """The analysis, as it was kept when the same files were judged before, unless they are to be judged ``again``."""
+    """The analysis that was kept when the same files were judged before, unless ``again`` requests a new one."""
     from perfscope.analyzers.analysis_cache import entry_for, keep, recall
 
     entry = entry_for(paths, rules, **how)
@@ -220,7 +220,7 @@ def _what_ifs(loaded: Loaded, changes: Sequence[Hypothesis]) -> tuple[WhatIf, ..
 def gate(analysis: Analysis, fail_on: str | None) -> bool:
     """True if a finding is as severe as ``fail_on`` or worse; an abstention and a silenced finding do not count.
 
-    Without ``fail_on`` (or with ``none``) never.
+    Without ``fail_on`` (or with ``none``) always False.
     """
     if fail_on is None or fail_on == NO_GATE:
         return False

@@ -29,7 +29,7 @@ class CompileCommand(RunCommand):
     """As of `run`, without commands of any kind: it must be Python."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """The usage line names the two ways to say what to compile."""
+        """The usage line names the two ways to select the program."""
         return ["[OPTIONS]", "script.py ARGS... | -m module ARGS... | FILE"]
 
 

@@ -1,4 +1,4 @@
-"""``perfscope compile --sweep`` and ``--fit``: variants of one program, compiled and held against each other."""
+"""``perfscope compile --sweep`` and ``--fit``: variants of one program, compiled and compared."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FILES = "file"
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Runs of the folder, newest first, with their tags; paths where none begins so."""
+    """Runs of the folder, newest first, with their tags; paths if no run begins so."""
     from perfscope.model.documents.run_folders import LATEST, RUNS_FOLDER, kept_directories, tags_of
 
     folder = context.params.get("folder") or context.params.get("output") or RUNS_FOLDER

@@ -20,7 +20,7 @@ HEADING = re.compile(r"([A-Z][A-Za-z ]{2,40}):(?:\s+(.*))?$")
 """A section of a page: ``Why it costs:`` at the margin, its text after it or below."""
 
 FIRST = ("", "Why it costs", "Fix")
-"""Sections that answer first; the others follow in the order of the docstring."""
+"""Sections that come first; the others follow in the order of the docstring."""
 
 NO_NEEDS = "nothing in every case; it uses the recorded data, and abstains with the reason if they are too little"
 
@@ -29,7 +29,7 @@ NO_NEEDS = "nothing in every case; it uses the recorded data, and abstains with 
 @click.argument("rule_id", metavar="RULE", shell_complete=complete_rules)
 @verbose_option
 def explain(rule_id: str, verbose: bool) -> int:
-    """Say what a rule finds, why that costs, how to fix it, what the rule needs and how it decides."""
+    """Explain a rule: its finding, cost and fix, its needs, and its decision."""
     from perfscope.analyzers.registry import load_rule
 
     show_page(load_rule(rule_id))
@@ -37,7 +37,7 @@ def explain(rule_id: str, verbose: bool) -> int:
 
 
 def show_page(rule: Rule) -> None:
-    """Print the sections of the rule's docstring, what it needs, its thresholds, and how to silence it."""
+    """Print the sections of the rule's docstring, its needs and thresholds, and how to silence it."""
     from rich.table import Table
     from rich.text import Text
 

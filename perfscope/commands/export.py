@@ -85,7 +85,7 @@ def _named_after(path: str, suffix: str) -> Path:
 
 
 def _spare_inputs(paths: Sequence[str], traces: Sequence[Trace], target: Path) -> None:
-    """Refuse to write over what is exported, or over a file of a folder that is."""
+    """Refuse to write over an exported file, or over a file in an exported folder."""
     spare([*paths, *(trace.source.path for trace in traces)], [str(target)])
     folder = target.resolve()
     for path in paths:

@@ -80,7 +80,7 @@ class LazyGroup(VerbGroup):
         return sorted({*COMMANDS, *named("commands")})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb's command, imported now; ``None`` if there is no such verb."""
+        """The verb's command, imported now; ``None`` for an unknown verb."""
         home = COMMANDS.get(cmd_name) or named("commands").get(cmd_name)
         if home is None:
             return None
@@ -124,7 +124,7 @@ class LazyGroup(VerbGroup):
 
 
 def _broken(name: str, error: Exception) -> click.Command:
-    """Stands for a verb whose import failed, so that ``--help`` and the other verbs still work."""
+    """A placeholder for a verb whose import failed, so that ``--help`` and the other verbs still work."""
 
     def fail(**_: Any) -> None:
         raise PerfscopeError(f"{name}: this command cannot be loaded: {error}") from error
@@ -160,5 +160,5 @@ def _show_version(context: click.Context, _: click.Parameter, value: bool) -> No
 )
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Where the time of a PyTorch or JAX program goes, why, and what fixing it would gain."""
+    """Show where the time of a PyTorch or JAX program goes, why, and what fixing it would gain."""
     context.ensure_object(Flags)

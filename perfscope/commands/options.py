@@ -47,7 +47,7 @@ def _remember_verbose(context: click.Context, _: click.Parameter, value: bool) -
 
 
 def verbose_option(command: Decorated) -> Decorated:
-    """``-v``: say more, and show the traceback of an error. The command gets ``verbose: bool``."""
+    """``-v``: show more, and the traceback of an error. The command gets ``verbose: bool``."""
     return click.option(
         "-v", "--verbose", is_flag=True, callback=_remember_verbose, help="Say more; show tracebacks of errors."
     )(command)
@@ -73,7 +73,7 @@ def selection_options(command: Decorated) -> Decorated:
 
 
 def output_folder_option(what: str) -> Callable[[Decorated], Decorated]:
-    """``-o``: the folder that keeps runs, `perfscope-runs` unless said. The command gets ``output: Path``."""
+    """``-o``: the folder of runs, `perfscope-runs` by default. The command gets ``output: Path``."""
     return click.option(
         "-o",
         "--output",
@@ -103,7 +103,7 @@ def records(plugin: Plugin, key: str) -> Callable[[click.Context, click.Paramete
 
 
 def device_named(name: str) -> Device:
-    """The device a person named; one line with close names where there is none of that name."""
+    """The device with that name; an error lists close names."""
     from perfscope.analyzers.devices import DEVICES, close_names, named_device
 
     device = named_device(name)
@@ -213,7 +213,7 @@ def tell(line: str, *, quiet: bool = False) -> None:
 
 
 def write_answers(answers: Iterable[tuple[str | None, Callable[[], str]]], *, quiet: bool) -> None:
-    """Write each text to its file; ``-`` is stdout, and what has no file is not made. ``DataError`` as `write`."""
+    """Write each text to its file; ``-`` is stdout, and texts without a file are not made. ``DataError`` as `write`."""
     from perfscope.dashboards.report import write
 
     for file, make in answers:
@@ -244,7 +244,7 @@ def color_wanted(stream: TextIO) -> bool:
 
 
 def width_of(stream: TextIO) -> int:
-    """``COLUMNS`` where it is set, else the columns of the terminal that ``stream`` is, else ``PLAIN_WIDTH``."""
+    """``COLUMNS`` if it is set, else the columns of the terminal behind ``stream``, else ``PLAIN_WIDTH``."""
     if stream.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     return PLAIN_WIDTH

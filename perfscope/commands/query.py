@@ -36,7 +36,7 @@ def query(
 ) -> int:  # fmt: skip
     """Answer SQL over the tables of a run, a trace file or a folder of traces.
 
-    SQL is a query of your own, or the name of one that is ready: `perfscope query latest op_times`. Without SQL the
+    SQL is your query, or the name of a ready one: `perfscope query latest op_times`. Without SQL the
     ready ones are listed. Nothing but the traces can be read. The tables are documented in docs/query.md.
     """
     from perfscope.analyzers.query import QUERIES, Database

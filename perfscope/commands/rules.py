@@ -1,4 +1,4 @@
-"""``perfscope rules``: what is looked for, and one rule's page."""
+"""``perfscope rules``: the list of rules, and one rule's page."""
 
 from __future__ import annotations
 

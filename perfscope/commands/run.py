@@ -35,7 +35,7 @@ class RunCommand(click.Command):
         return super().parse_args(ctx, ours)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """The usage line names the ways to say what to run."""
+        """The usage line names the ways to select the program."""
         return ["[OPTIONS]", "script.py ARGS... | torchrun ARGS... | -m module ARGS... | -- command ARGS..."]
 
     def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], str]:
@@ -158,9 +158,9 @@ def run(
 ) -> int:
     """Run a PyTorch or JAX program under profilers and report what costs time in it.
 
-    Options before the program are perfscope's, everything after it is the program's. It sees what it
-    sees under plain python; its steps are found by themselves. A launcher on the path (torchrun, accelerate,
-    deepspeed, mpirun ...) is started as it is, and the Python processes that it starts are captured.
+    Options before the program are perfscope's, everything after it is the program's. The program runs as
+    under plain python; its steps are found automatically. A launcher on the path (torchrun, accelerate,
+    deepspeed, mpirun ...) is started unchanged, and the Python processes that it starts are captured.
     """
     from perfscope.analyzers.configuration import NO_CONFIGURATION, find_configuration
     from perfscope.profiler.launch.record import record
@@ -194,7 +194,7 @@ def run(
 
 
 def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool) -> None:
-    """Say what was captured, and show the report."""
+    """Print the captures, and show the report."""
     from perfscope.profiler.launch.record import discard_if_empty
 
     discarded = recorded.lost is None and discard_if_empty(recorded)
@@ -235,7 +235,7 @@ def _target(context: click.Context) -> Target:
 
 
 def _say_alone(recorded: Recorded, *, quiet: bool) -> int:
-    """Say where the run of a task is that no manifest of task 0 joins: the job has no name, or task 0 writes elsewhere.
+    """Print the folder of a task's run that no manifest of task 0 joins: no job name, or task 0 writes elsewhere.
 
     Return the program's exit code.
     """
@@ -302,7 +302,7 @@ def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) ->
 
 
 def _serving(directory: Path) -> str:
-    """The line that opens a run in the browser, and what is to be installed for it."""
+    """The line that opens a run in the browser, and the missing packages for it."""
     from importlib.util import find_spec
 
     from perfscope.commands.serve import NEEDED

@@ -1,4 +1,4 @@
-"""``perfscope runs``: what was captured here."""
+"""``perfscope runs``: the runs of this folder."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def _change(
 
 COLUMNS = ("run", "when", "state", "step", "worst finding", "tags", "device", "commit", "program")
 DROPPED = ("commit", "device", "when")
-"""Columns that go first where the line is too short; the JSON has all."""
+"""Columns that are dropped first if the line is too short; the JSON has all."""
 
 
 def _table(rows: Sequence[dict[str, Any]], width: int, now: datetime) -> list[tuple[str, ...]]:
-    """Heads and cells, without the columns that no run fills and those that the line has no room for."""
+    """Heads and cells, without empty columns and columns for which the line is too short."""
     from rich.cells import cell_len
 
     from perfscope.model.untrusted_text import sanitize

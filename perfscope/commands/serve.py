@@ -158,7 +158,7 @@ def _perfetto_page(
 
 
 def _address(url: str) -> str:
-    """The address of a page, as it was given; ``UsageError`` for anything else."""
+    """The address of a page, unchanged; ``UsageError`` for an invalid one."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -170,7 +170,7 @@ def _address(url: str) -> str:
 
 
 def _editor(text: str) -> str:
-    """The address that opens a line in an editor; ``UsageError`` where a browser could not ask an editor with it."""
+    """The address that opens a line in an editor; ``UsageError`` if a browser could not open it."""
     url = EDITORS.get(text, text)
     scheme, mark, _ = url.partition("://")
     if not mark or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) or scheme in _NO_EDITOR:

@@ -29,8 +29,8 @@ def setup(*, targets: tuple[str, ...], remove: bool, quiet: bool, verbose: bool)
     h100: JAX for NVIDIA GPUs. v5e: JAX for TPUs. mi300: JAX for AMD GPUs. torch: PyTorch for GPUs. Any other name
     that --target takes is one of the first three.
 
-    They fit the installed jax or torch, and lie in a folder of the user, apart from the environment: only the process
-    that compiles loads them.
+    They fit the installed jax or torch, and are kept in a folder of the user, outside of the environment: only the
+    process that compiles loads them.
     """
     from perfscope.profiler.ahead.targets import plugins
 
@@ -60,7 +60,7 @@ def kind_of(name: str) -> Kind:
 
 
 def set_up(kind: Kind, *, quiet: bool) -> None:
-    """Install the compiler of a kind if it is not there, and say what is ready. ``DataError`` as `install`."""
+    """Install the compiler of a kind if it is missing, and print what is ready. ``DataError`` as `install`."""
     from perfscope.profiler.ahead.targets.plugins import SETUP_NAMES, install
 
     def tell(line: str) -> None:
@@ -73,7 +73,7 @@ def set_up(kind: Kind, *, quiet: bool) -> None:
 
 
 def set_up_for(request: Request, *, quiet: bool) -> None:
-    """Install what a request to compile needs."""
+    """Install the compiler for a request to compile."""
     from perfscope.profiler.ahead.common.build_key import compiler_kind
 
     set_up(compiler_kind(request), quiet=quiet)

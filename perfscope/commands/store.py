@@ -1,4 +1,4 @@
-"""``perfscope store``: runs into the store and out of it, what is in it, and its schema."""
+"""``perfscope store``: import and export of runs, the content of the store, and its schema."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def export_(
 @store_option
 @verbose_option
 def status(as_json: bool, store: str | None, verbose: bool) -> None:
-    """Say where the store is and what is in it."""
+    """Show the place and the content of the store."""
     run_store = opened(store)
     facts = _status(run_store)
     if as_json:

@@ -105,7 +105,7 @@ def try_(context: click.Context, /, **settings: Any) -> int:
     from perfscope.profiler.launch.program import Target
 
     target = Target(arguments=words, module=kind == "module", command=kind == "command")
-    target.command_line()  # what is not there is a usage error before anything runs
+    target.command_line()  # a missing program is a usage error before anything runs
     folder = new_folder(settings["output"], "try")
     promised, notes = ({}, []) if settings["no_profile"] else _profiled(target, folder, settings)
     return _measure(target, folder, chosen, promised, notes, deadline, settings)
@@ -134,7 +134,7 @@ def _chosen(only: str | None) -> list[Intervention] | None:
 
 
 def _profiled(target: Target, folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Promise], list[str]]:
-    """Run the program under capture; what its findings promise, and what went wrong with it."""
+    """Run the program under capture; return the savings that its findings predict, and its problems."""
     from perfscope.analyzers.compare.ab.trials import promises
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.judge import judge_paths
@@ -159,7 +159,7 @@ def _measure(
     deadline: float | None,
     settings: dict[str, Any],
 ) -> int:
-    """Launch the baseline and the interventions, and show what came of them."""
+    """Launch the baseline and the interventions, and show the results."""
     from perfscope.analyzers.compare.ab.trials import TrialJudge, signs
     from perfscope.profiler.ab.trials import Trials
     from perfscope.profiler.interventions import intervention_names, load_intervention
@@ -184,7 +184,7 @@ def _measure(
     document = _document(trials, judge, promised, settings, target, notes=notes, complete=complete)
     _show(document, folder, settings)
     if interrupted is not None:
-        raise interrupted  # what was measured before is shown
+        raise interrupted  # earlier measurements are shown
     return 0
 
 

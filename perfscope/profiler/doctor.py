@@ -260,7 +260,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
 """Checks besides torch, in the order of the output."""
 
 
-# Which machines `perfscope compile` can compile for here: compilers are looked for, none is loaded.
+# Targets of `perfscope compile` on this machine: compilers are looked up, but not loaded.
 
 
 NAMES = {
@@ -273,7 +273,7 @@ MOVE = "the folder in which `perfscope setup` puts it is not on its path"
 
 
 def target_checks() -> list[Check]:
-    """One line a platform; the command that brings what is not here."""
+    """One line per platform, with the command that installs a missing compiler."""
     from perfscope.profiler.ahead.targets import plugins
 
     checks = []
@@ -305,7 +305,7 @@ def installed(framework: str) -> bool:
 
 
 def capture_known(framework: str, scratch: Path, *, twin: bool, seconds: float) -> tuple[Path, dict[str, Any]] | Check:
-    """Run the known program under ``perfscope run``: its run and what it did; a problem if there is no capture."""
+    """Run the known program under ``perfscope run``: its run and its amounts; a problem if there is no capture."""
     name = f"{framework}{'-twin' if twin else ''}"
     truth, runs = scratch / f"{name}.json", scratch / name
     own = ("run", "--quiet", "--no-report", "--output", str(runs), "--name", name)

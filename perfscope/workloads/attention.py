@@ -101,7 +101,7 @@ def evaluate(options: Options) -> list[float]:
 
 
 def main(options: Options) -> list[float]:
-    """Trains, or evaluates where the variant cannot be trained; the losses."""
+    """Trains, or evaluates if the variant cannot be trained; the losses."""
     if options.variant == "flex" and options.device == "cpu":
         print("flex_attention has no backward on the CPU: forward only, no training")
         return evaluate(options)

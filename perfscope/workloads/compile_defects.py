@@ -19,7 +19,7 @@ import torch.nn.functional as F
 Stage = Callable[[torch.Tensor, "float | torch.Tensor"], torch.Tensor]
 
 LIMIT = 30.0
-"""Activations beyond it are scaled down; those of the workloads stay far below."""
+"""Larger activations are scaled down; those of the workloads are far smaller."""
 
 RATE, ANNEALED = 0.1, 0.01
 """Dropout rate of the first step, and by how much it falls a step."""

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from perfscope.workloads.options import Options
 
 WINDOWS = 64
-"""Sequences a document holds. Tokenising all of it to use one is a usual mistake, and what makes ``loader`` slow."""
+"""Sequences of a document. Tokenising all of it to use one is a usual mistake, and makes ``loader`` slow."""
 
 
 class Text(Dataset):

@@ -1,4 +1,4 @@
-"""Writes tokens one after the other: each step is a call of the model, and none of them trains.
+"""Writes tokens one after the other: each step is a call of the model, without training.
 
     python -m perfscope.workloads.generate --defect item
 
@@ -19,7 +19,7 @@ from perfscope.workloads.training import build
 VARIANTS = ("parallel", "scan")
 DEFECTS = {"item": "read every token, to see whether it ends the text"}
 END = -1
-"""The token that ends a text: none does, so that all variants write as many."""
+"""The token that ends a text: it never occurs, so that all variants write as many tokens."""
 
 
 def generate(options: Options) -> list[int]:

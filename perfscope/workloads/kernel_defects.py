@@ -38,7 +38,7 @@ class Adapter(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds tables of positions: x_BLD -> x_BLD. The sums are the same however the tables lie in memory."""
+    """Adds tables of positions: x_BLD -> x_BLD. The sums do not depend on the tables' layout in memory."""
 
     def __init__(self, length: int, dim: int, defective: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Work of known amount for ``perfscope doctor --self-test``; the program writes down what it did.
+"""Work of known amount for ``perfscope doctor --self-test``; the program writes down its amounts.
 
     python -m perfscope.workloads.known TRUTH.json
     python -m perfscope.workloads.known TRUTH.json --twin
@@ -74,7 +74,7 @@ def work(device: str, twin: bool) -> list[dict[str, int]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Do the work and write what was done."""
+    """Do the work and write its amounts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("truth", type=Path, help="file for what was done")
     parser.add_argument("--twin", action="store_true", help="without the planted defects")

@@ -1,4 +1,4 @@
-"""Which run a comparison is made against where the command line names a baseline and no path."""
+"""Choice of the run to compare with, if the command line names a baseline and no path."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _none(run_store: RunStore, name: str | None, program: str | None = None) -> 
 
 
 def _path_of(run_store: RunStore, baseline: Baseline) -> Path:
-    """The run's own folder if it is as it was, else its files unpacked."""
+    """The run's own folder if it is unchanged, else its files unpacked."""
     from perfscope.dashboards.run_store import fetch, unpack
 
     folder = Path(RUNS_FOLDER)
@@ -235,7 +235,7 @@ def _is_whole(own: Path, baseline: Baseline) -> bool:
 
 
 def _tidy(folder: Path, *, keep: Path) -> None:
-    """Remove what was unpacked longest ago; all of it can be unpacked again."""
+    """Remove the oldest unpacked runs; all can be unpacked again."""
     others = sorted((path for path in folder.iterdir() if path != keep), key=lambda path: -path.stat().st_mtime)
     for path in others[KEPT_UNPACKED - 1 :]:
         if time.time() - path.stat().st_mtime > YOUNG_SECONDS:

@@ -206,7 +206,7 @@ def end(result: AbResult, launched: Pairs, state: AbState, outputs: Outputs) -> 
 
 
 def gates_not_met(result: AbResult, profiles: Profiles, fail_on: Sequence[str]) -> Iterator[str]:
-    """Why a build must fail, one line each: of the launches, and of what the profiled ones say exactly."""
+    """Reasons why a build must fail, one line each: from the launches, and from exact metrics of the profiled ones."""
     gated = {metric.name: metric.verdict for metric in result.gating if metric.gates}
     if "regression" in fail_on:
         yield from (f"{name}: regression" for name, verdict in gated.items() if verdict == "regression")

@@ -34,7 +34,7 @@ _HELP = {
 
 GATES = ("regression", "inconclusive", "finding:low", "finding:medium", "finding:high")
 NOTHING = "none"
-"""No gate, not even those that programs for one target have by default."""
+"""No gate, not even the default gates of programs for one target."""
 RESULT_FILE = "result.json"
 
 
@@ -50,12 +50,12 @@ class Outputs:
     """Annotations on stdout, and the job's summary."""
     fail_on: tuple[str, ...] = ()
     strict: bool = False
-    """Exit 3 where a metric could not be judged."""
+    """Exit 3 if a metric could not be judged."""
     quiet: bool = False
     verbose: bool = False
 
     def files(self) -> dict[str, str]:
-        """Form -> file, of those that are files."""
+        """Form -> file, without stdout."""
         return {form: file for form, file in self._asked().items() if file != STDOUT}
 
     def on_stdout(self) -> str | None:
@@ -63,7 +63,7 @@ class Outputs:
         return next((form for form, file in self._asked().items() if file == STDOUT), None)
 
     def check(self) -> None:
-        """Before the work: ``UsageError`` where two go to one place, ``DataError`` where a folder is missing."""
+        """Before the work: ``UsageError`` if two outputs have one path, ``DataError`` if a folder is missing."""
         asked = [file if file == STDOUT else os.path.abspath(file) for file in self._asked().values()]
         twice = next((file for file in asked if asked.count(file) > 1), None)
         if twice is not None:
@@ -162,7 +162,7 @@ def finish(
 
 
 def new_folder(root: Path, kind: str) -> Path:
-    """A new folder for a comparison, ``ab-...``; `latest` goes on naming a run. ``DataError``: it cannot be made."""
+    """A new folder for a comparison, ``ab-...``; `latest` still names a run. ``DataError``: it cannot be made."""
     path = root / f"{kind}-{datetime.now(UTC).strftime(STAMP)}-{os.urandom(2).hex()}"
     try:
         path.mkdir(parents=True)
@@ -188,7 +188,7 @@ def show_screen(document: Document, failed: Sequence[str] = (), *, verbose: bool
 
 
 def rendered(document: Document, form: str, **options: Any) -> str:
-    """A document as ``markdown``, ``html`` or ``junit``; ``options`` are those of its function."""
+    """A document as ``markdown``, ``html`` or ``junit``; ``options`` are passed to its function."""
     from perfscope.dashboards.report.compare import junit
     from perfscope.dashboards.report.compare.render import render_html, render_markdown
 

@@ -34,7 +34,7 @@ class ProgramsCommand(AbCommand):
     """As `compare commits` splits its line, for programs that are Python."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """The usage line names the two ways to say what to compile."""
+        """The usage line names the two ways to select the program."""
         return ["[OPTIONS]", "-- script.py ARGS... | -m module ARGS..."]
 
 
@@ -154,7 +154,7 @@ def end(folders: dict[Arm, Path], method: dict[str, Any], directory: Path, outpu
 
 
 def _planned(sides: Sequence[Sequence[Trace]]) -> dict[str, str]:
-    """The method where nothing was compiled, only planned."""
+    """The method if programs were only planned, not compiled."""
     traces = [trace for side in sides for trace in side]
     machines = {trace.target.shown for trace in traces if trace.target is not None}
     planned = any(trace.torch_plans for trace in traces)

@@ -29,7 +29,7 @@ class _A:
     values: Arrays
     torch: bool
     process: SideProcess | None
-    """``None`` of a recording."""
+    """``None`` for a recording."""
     folder: Path
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HOSTS = ("github", "gitlab")
 FROM_FORK = "the change comes from a fork, whose jobs may not comment (docs/ci.md has the way around)"
 MOST_MARKDOWN = 16 << 20
-"""Bytes of a Markdown file: what is beyond a comment's limit is cut anyway."""
+"""Bytes of a Markdown file: a comment's limit is lower."""
 
 _LINK = re.compile(r"https://[A-Za-z0-9._~:/?#@!$&*+,;=%-]{1,2000}")
 """Characters allowed in ``[text](...)``: no space, bracket or quote that ends it."""
@@ -27,7 +27,7 @@ _LINK = re.compile(r"https://[A-Za-z0-9._~:/?#@!$&*+,;=%-]{1,2000}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """The options that say where."""
+    """The options that select the comment."""
 
     host: Literal["github", "gitlab"]
     repository: str | None

@@ -1,9 +1,9 @@
 """Runs at the start of every Python process of the program, takes itself out again, and waits for torch and jax.
 
-Where only times are taken (A/B) a program with neither is of use too: there it waits for our own marks as well.
+If only times are taken (A/B), a program with neither is useful, too: there it also waits for our own marks.
 
-It sees the program's interpreter before anything else does, so it does almost nothing: no import of
-ours happens before the program imports torch or jax, and an error of ours never stops the program.
+It runs in the program's interpreter before all other code, so it does almost nothing: no module of perfscope
+is imported before the program imports torch or jax, and an error of perfscope never stops the program.
 """
 
 from __future__ import annotations

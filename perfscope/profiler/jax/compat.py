@@ -73,7 +73,7 @@ def version() -> tuple[str, str]:
 
 
 def package_folders() -> tuple[str, ...]:
-    """Folders of jax and jaxlib with a trailing slash: what lies below is not the user's code."""
+    """Folders of jax and jaxlib with a trailing slash: files below are not the user's code."""
     folders = []
     for name in ("jax", "jaxlib"):
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -83,7 +83,7 @@ def package_folders() -> tuple[str, ...]:
 
 
 def find(module: str, name: str) -> Any:
-    """An attribute of a module of jax's own, ``None`` where either is not there."""
+    """An attribute of one of jax's modules, ``None`` if either is missing."""
     try:
         return getattr(importlib.import_module(module), name, None)
     except ImportError:
@@ -121,7 +121,7 @@ def backends() -> tuple[str, ...]:
 
 
 def devices() -> list[Any]:
-    """Local devices of the default backend; empty while none is up, so that looking starts nothing."""
+    """Local devices of the default backend; empty while none is up, so that the call starts nothing."""
     if not backends():
         return []
     import jax
@@ -184,7 +184,7 @@ def has_session() -> bool:
 
 
 def options(*, host_tracer_level: int) -> Any:
-    """Options of a trace: no Python tracer, the compiled programs embedded; ``None`` where there are none."""
+    """Options of a trace: no Python tracer, the compiled programs embedded; ``None`` if this jax has none."""
     profiler = _profiler()
     kind = find("jax.profiler", "ProfileOptions") or getattr(profiler, "ProfileOptions", None)
     if kind is None:
@@ -210,7 +210,7 @@ def is_tracing() -> bool:
 
 @functools.cache
 def trace_state_clean() -> Callable[[], bool] | None:
-    """jax's question whether the calling thread traces nothing; ``None`` where it is not where it is expected."""
+    """jax's check whether the calling thread traces nothing; ``None`` if it is not in its expected place."""
     question: Callable[[], bool] | None = find("jax._src.core", "trace_state_clean")
     return question
 
@@ -274,7 +274,7 @@ _CACHE_MESSAGES = ("PERSISTENT COMPILATION CACHE MISS", "Not writing persistent 
 
 
 def on_explained_miss(explained: Callable[[str], None]) -> Undo | None:
-    """Have jax say why it traces, to us and not to the program's log. ``None`` if it cannot, or already does."""
+    """Make jax explain its traces, to us and not to the program's log. ``None`` if it cannot, or already does."""
     flag = _explain_flag()
     if flag is None or flag.value:
         return None
@@ -331,14 +331,14 @@ def _transformation(verb: str) -> Any:
 
 
 def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
-    """Give each scheduled module (serialized HloModuleProto) away as it is compiled; ``None`` before jaxlib 0.10.2."""
+    """Pass on each scheduled module (serialized HloModuleProto) as it is compiled; ``None`` before jaxlib 0.10.2."""
     register, clear = _transformation("register"), _transformation("clear")
     stages = find("jax.extend.xla", "PipelineStage")
     if register is None or clear is None or stages is None:
         return None
 
     def look(module: bytes) -> None:
-        compiled(module)  # its answer, None, leaves the module as it is
+        compiled(module)  # its result, None, leaves the module unchanged
 
     register(look, name=TRANSFORMATION, stage=stages.POST_SCHEDULER)
 
@@ -350,7 +350,7 @@ def on_compiled_module(compiled: Callable[[bytes], None]) -> Undo | None:
 
 @functools.cache
 def array_class() -> Any:
-    """The class of arrays; ``None`` where it is not where it is expected."""
+    """The class of arrays; ``None`` if it is not in its expected place."""
     return find("jax._src.array", "ArrayImpl")
 
 
@@ -374,7 +374,7 @@ def _global_jit_state() -> Any:
 
 
 def on_fast_call(called: Called) -> Undo | None:
-    """Report every jitted call that its compiled program served at once; a hook that was there goes on.
+    """Report every jitted call that its compiled program served at once; an existing hook is called, too.
 
     jax calls it after the dispatch, on the calling thread, and never for calls inside a function that is traced.
     """
@@ -392,7 +392,7 @@ def on_fast_call(called: Called) -> Undo | None:
         return after_call
 
     # Both forms set the hook again whenever ``jax_debug_nans`` changes, which jax itself does while it
-    # differentiates a scan: what is set then must hold ours too.
+    # differentiates a scan: the new hook must include ours.
     state = find("jax._src.api", "_post_hook_state")
     undo = _hook_old_state(with_ours) if state is None else _hook_state(state, with_ours)
 
@@ -423,7 +423,7 @@ def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
 
         def set_local(self, hook: Any) -> None:
             self.theirs_here = hook
-            state.set_local(with_ours(hook))  # nothing, too, hides what is set for all threads
+            state.set_local(with_ours(hook))  # None, too, hides the hook for all threads
 
     stand = Stand()
     stand.set_global(stand.theirs)
@@ -454,7 +454,7 @@ def _hook_old_state(with_ours: Callable[[Any], Any]) -> Undo:
 
 
 def miss_path() -> tuple[Any, str, int] | None:
-    """Module, name and the position of the function among the arguments of what serves all other calls."""
+    """Module, name and the position of the function among the arguments of the function that serves all other calls."""
     for name, position in (("_run_python_pjit", 2), ("_python_pjit_helper", 0)):
         if find("jax._src.pjit", name) is not None:
             return sys.modules["jax._src.pjit"], name, position
@@ -482,7 +482,7 @@ def on_slow_call(called: Called) -> Undo | None:
 
 
 def _hide_our_frames() -> None:
-    """Jax names the user's frames, in errors and in programs: those of this file are not."""
+    """Hide the frames of this file, because jax names the user's frames in errors and in programs."""
     for of in ("traceback_util", "source_info_util"):
         exclude = find(f"jax._src.{of}", "register_exclusion")
         if exclude is not None:
@@ -560,7 +560,7 @@ def on_disable_jit(disabled: Callable[[], None]) -> Undo:
 
 
 def on_interpreted_kernel(interpreted: Callable[[], None]) -> Undo | None:
-    """Tell of each Pallas kernel that is lowered to be interpreted; ``None`` while Pallas is not imported."""
+    """Report each Pallas kernel that is lowered to be interpreted; ``None`` while Pallas is not imported."""
     module = sys.modules.get("jax._src.pallas.hlo_interpreter")
     if not hasattr(module, "pallas_call_hlo_interpret"):
         return None

@@ -43,7 +43,7 @@ class UnusableDonation:
 
 
 def on_unusable_donation(heard: Callable[[UnusableDonation], None]) -> Undo | None:
-    """Give away each such warning as jax makes it; ``None`` where this jax does not make it in the place we know."""
+    """Pass on each such warning of jax; ``None`` if this jax does not issue it in the known place."""
     original = find(_MODULE, "warnings")
     if original is not warnings:
         return None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 
 MIN_TURNS = 3
-"""Turns of a loop before it is taken for the program's steps."""
+"""Turns of a loop before it counts as the program's steps."""
 MIN_OPERATIONS = 10
 """Operations per turn: with fewer the loop around it is the step."""
 FEW_TURNS = 12

@@ -21,7 +21,7 @@ from perfscope.profiler.jax.record_log import CallSites, RecordLog
 
 PASS = "events"  # noqa: S105 (the name of a pass)
 MOST_EVENTS = 20_000
-"""Some 3 MB. A large program compiles a thousand functions; one that retraces each step reaches it in hours."""
+"""Some 3 MB. A large program compiles a thousand functions; a program that retraces each step needs hours for it."""
 MOST_REASON = 2_000
 """Characters of a reason: a pytree of thousands of leaves that all differ is cut."""
 
@@ -90,7 +90,7 @@ class EventLog:
         self._lines.forget_steps()
 
     def save(self, directory: Path, run: Path) -> Capture:
-        """Write what came so far."""
+        """Write the events so far."""
         path = directory / EVENTS_FILE
         jax, jaxlib = compat.version()
         self._lines.save(path, jax=jax, jaxlib=jaxlib, explained=self._explains)
@@ -135,7 +135,7 @@ class EventLog:
                 file=site and site.file,
                 line=site and site.line,
             )
-        except Exception:  # the program compiles: nothing of ours may stop it
+        except Exception:  # the program compiles: an error of perfscope must not stop it
             self._lines.dropped += 1
 
     def _unusable(self, donation: UnusableDonation) -> None:

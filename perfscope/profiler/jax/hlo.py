@@ -20,7 +20,7 @@ from perfscope.profiler.jax.compat import Undo
 
 # The little of protobuf that a capture needs: compiled programs out of a trace.
 #
-# Capture runs in the user's process, where no protobuf package can be assumed; readers have the whole schema.
+# Capture runs in the user's process, which may lack a protobuf package; readers have the whole schema.
 # Field numbers: xplane.proto and hlo.proto of XLA.
 
 
@@ -127,7 +127,7 @@ SUFFIX = ".hlo.pb"
 MOST_KEPT = 64 << 20
 """Bytes of programs kept as they are compiled; a large training program has 10 MB of them."""
 MOST_WRITTEN = 512 << 20
-"""Bytes written: beyond, the largest are left out and said."""
+"""Bytes written: beyond it the largest programs are left out and reported."""
 MOST_NAME = 120
 """Characters of a file name that come from a program's name."""
 
@@ -219,7 +219,7 @@ def _file_name(name: str) -> str:
 
 
 def _write(path: Path, files: dict[str, bytes]) -> set[str]:
-    """Add what is not there yet, the smallest first; names of those left out. A program never changes."""
+    """Add new files, the smallest first; return the names of omitted ones. A program never changes."""
     path.mkdir(exist_ok=True)
     there = {file.name: file.stat().st_size for file in path.glob(f"*{SUFFIX}")}
     written = sum(there.values())

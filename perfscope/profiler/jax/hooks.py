@@ -1,4 +1,4 @@
-"""The hooks in jax that step sources need; each can be taken out again and leaves jax as it was."""
+"""The hooks in jax that step sources need; each can be removed and restores jax."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEFT_BEHIND = 4
 """Calls of another function, with none of the followed one between them, after which the followed one was
 not the loop: a jitted initialiser is called for each layer, and never again."""
 FEW_CALLS = 12
-"""A function with more calls than that was the loop, and what comes after it is an evaluation."""
+"""A function with more calls than that was the loop, and later calls of others are an evaluation."""
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -60,7 +60,7 @@ class CalledFunctions:
         self._other: int | None = None
         self._others = 0
         self.eager = ""
-        """The function that a loop of single operations calls, where the program jits none; else empty."""
+        """The function that a loop of single operations calls, if the program jits none; else empty."""
         files = SourceFiles(Path.cwd(), compat.package_folders())
         self.beside = SingleOperations(lambda path: files.is_user(path) and not files.is_installed(path))
         """Operations outside the followed function."""
@@ -72,7 +72,7 @@ class CalledFunctions:
 
     @property
     def unjitted(self) -> EagerLoop | None:
-        """The loop of single operations that the steps are turns of; ``None``: the program jits."""
+        """The loop of single operations whose turns are the steps; ``None``: the program jits."""
         return self._eager if self.eager else None
 
     def _turned(self, name: str, before: int) -> None:
@@ -119,8 +119,8 @@ class CalledFunctions:
     def _know(self, function: Any) -> tuple[int, str] | None:
         """The function's identity and name, ``None`` for jax's own.
 
-        The same code is the same function, so that one which is jitted again in each step is still one.
-        No function is kept: what it closes over would live on.
+        The same code is the same function, also if it is jitted again in each step.
+        No function is kept, because its closure would stay alive.
         """
         code = code_of(function)
         if (mapped := compat.under_pmap(function, code)) is not function:
@@ -146,7 +146,7 @@ class JaxHooks:
 
     @property
     def unjitted(self) -> EagerLoop | None:
-        """The loop of single operations that the steps are turns of; ``None``: the program jits."""
+        """The loop of single operations whose turns are the steps; ``None``: the program jits."""
         return None if self._calls is None else self._calls.unjitted
 
     @property

@@ -64,9 +64,9 @@ class SyncLog:
         self._undo: list[Undo] = []
         self._inside = threading.local()
         self.traced = False
-        """Whether a trace of ours runs: then each sync is a range in it too."""
+        """Whether a trace of perfscope runs: then each sync is also a range in it."""
         self.disturbed = False
-        """Whether we waited for the devices when this step began: what it reads may be ready only for that."""
+        """Whether we waited for the devices when this step began: its arrays may be ready only because of that."""
 
     @property
     def on(self) -> bool:
@@ -109,7 +109,7 @@ class SyncLog:
             self._inside.now = before
 
     def save(self, directory: Path, run: Path) -> Capture:
-        """Write what came so far."""
+        """Write the syncs so far."""
         path = directory / SYNCS_FILE
         self._lines.save(path)
         reason = f"the first {MOST_SYNCS} syncs; the rest was not looked at" if self._lines.full else None
@@ -178,7 +178,7 @@ class SyncLog:
             )
             if self._lines.full:
                 self.stop()
-        except Exception:  # the program reads its array: nothing of ours may stop it
+        except Exception:  # the program reads its array: an error of perfscope must not stop it
             self._lines.dropped += 1
 
 

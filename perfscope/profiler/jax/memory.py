@@ -45,7 +45,7 @@ class MemoryLog:
             self._reason = f"{type(error).__name__}: {error}"
 
     def save(self, directory: Path, run: Path) -> Capture:
-        """Write what was taken."""
+        """Write the profiles."""
         path = directory / FOLDER
         if len(self._profiles) > self._written:
             self._written = len(self._profiles)

@@ -72,7 +72,7 @@ class JaxProfilerCapture:
         """Remark on the recording for its reader."""
 
     def start(self, step: int) -> None:
-        """Wait for what was dispatched before, and begin to record."""
+        """Wait for all earlier work, and begin to record."""
         self._synchronise()
         self._session = compat.session(host_tracer_level=HOST_TRACER_LEVEL)
         if self._session is None:

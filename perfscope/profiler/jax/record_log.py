@@ -43,7 +43,7 @@ class RecordLog:
                 self._records.append({key: value for key, value in record.items() if value is not None})
 
     def forget_steps(self) -> None:
-        """The numbers of steps so far were those of another source: the records are of no known step."""
+        """Forget the numbers of steps so far, because they were another source's: the records have no known step."""
         with self._lock:
             for record in self._records:
                 record.pop("step", None)
@@ -73,7 +73,7 @@ class Site(NamedTuple):
 class CallSites(SourceFiles):
     """Finds the user's line: the innermost frame that is not of jax, numpy, the standard library or perfscope.
 
-    A line of another installed package is taken only where no line of the program itself is around it.
+    A line of another installed package is taken only if no line of the program itself is around it.
     """
 
     def __init__(self, working_folder: Path) -> None:

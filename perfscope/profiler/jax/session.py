@@ -40,7 +40,7 @@ COUNTERS = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit", "largest_alloc_s
 
 
 class JaxSession:
-    """Everything of jax's in a session. ``step``: the number of the step that runs, ``None`` between steps."""
+    """The jax part of a session. ``step``: the number of the running step, ``None`` between steps."""
 
     def __init__(self, options: CaptureOptions, run: Path, step: Callable[[], int | None]) -> None:
         """Nothing is hooked yet."""
@@ -103,7 +103,7 @@ class JaxSession:
         )
 
     def save(self, directory: Path, *, last: bool = False) -> list[Capture]:
-        """Write what came so far, and say what is there. Nothing for a program that imports jax without using it."""
+        """Write all files so far, and return their captures. Nothing for a program that does not use jax."""
         if not compat.backends() or self._options.recorders:
             return []
         captures = [self._events.save(directory, self._run)]

@@ -24,7 +24,7 @@ class SingleOperations:
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget what was counted: the steps so far were not steps."""
+        """Forget the counts, because the steps so far were not steps."""
         self._step: tuple[CodeType, ...] = ()
         self._steps = 0
         self._done = 0
@@ -36,7 +36,7 @@ class SingleOperations:
         """The jitted function of the steps was called, at or inside of ``frame``."""
         if not self._steps:
             self._step = tuple(code for code, _ in self._stack(frame))
-        else:  # what comes before the first step or after the last one is not part of any
+        else:  # operations before the first step or after the last one belong to no step
             self._done += self._since
         self._steps += 1
         self._since = 0
@@ -63,7 +63,7 @@ class SingleOperations:
         return round(self._done / (self._steps - 1)) if self._steps > 1 else 0
 
     def place(self) -> tuple[str, str | None, int | None]:
-        """Name of the function that calls most of them (``""``: none does), file, and line of it or of the call."""
+        """Name of the function that calls most of them (``""``: no function), file, and line of it or of the call."""
         whole = self._lines.total()
         for code, count in self._functions.most_common(1):
             if count > HALF * whole:

@@ -71,7 +71,7 @@ class Ended:
 
 
 def launch(target: Target, message: Message) -> Ended:
-    """Start the program, wait for it, and say how it ended; ``NotStartedError`` if it cannot be started."""
+    """Start the program, wait for it, and return its end; ``NotStartedError`` if it cannot be started."""
     line = target.command_line()
     own_group = not _in_foreground()
     received = (signal.SIGCHLD, *PASSED_ON, *((signal.SIGTSTP,) if own_group else ()))
@@ -87,7 +87,7 @@ def launch(target: Target, message: Message) -> Ended:
 
 
 def path_with_package() -> str:
-    """``PYTHONPATH`` of a child that imports this package from where it lies here, which may be a checkout."""
+    """``PYTHONPATH`` of a child that imports this package from its present folder, which may be a checkout."""
     ours = str(Path(bootstrap.__file__).resolve().parents[3])
     return os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
 

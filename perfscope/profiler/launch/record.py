@@ -1,4 +1,4 @@
-"""Runs a program under capture and writes down what came of it: the whole of ``perfscope run`` but its report."""
+"""Runs a program under capture and records the result: all of ``perfscope run`` except its report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MOST_JOBS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDirectory:
-    """Where a task writes, and under which number. ``earlier``: directories of that name are of other jobs."""
+    """Directory and number of a task. ``earlier``: directories of that name belong to other jobs."""
 
     directory: Path
     number: int
@@ -88,7 +88,7 @@ def is_lead_task(directory: Path, task: int) -> bool:
 
 
 def await_others(directory: Path, task: Task, seconds: float) -> None:
-    """Wait until the other tasks have ended, for ``seconds`` at most; those that never come are waited for too."""
+    """Wait at most ``seconds`` until the other tasks have ended; missing tasks are waited for, too."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         tasks = [run_folders.task_of_file(file) for file in run_folders.manifests(directory)]
@@ -128,18 +128,18 @@ LOAD = ("others_share", "steal_share")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A run that ended. ``code`` is what the program returned, as a shell gives it."""
+    """A run that ended. ``code``: the program's exit code, as a shell gives it."""
 
     directory: Path
     run: Run
     code: int
     task: Task = field(default_factory=Task)
     leads: bool = True
-    """Whether this task speaks for the run: it is the first of those that write into the directory."""
+    """Whether this task reports for the run: it is the first of those that write into the directory."""
     earlier: bool = False
     """Whether runs of other jobs had the requested name."""
     lost: str | None = None
-    """Why the run's files could not be written or read, in one line; ``None`` where they were."""
+    """Reason why the run's files could not be written or read, in one line; ``None`` if they were."""
 
 
 def record(
@@ -154,8 +154,8 @@ def record(
 ) -> Recorded:
     """Run ``target`` under capture, into a new run directory below ``root``, or the one of the job it is a task of.
 
-    ``follow``: Python processes that it starts capture too (always for a command). ``run_id``: what all tasks of
-    the job call the run, where their launcher does not name the job. The first task waits for the others
+    ``follow``: Python processes that it starts capture too (always for a command). ``run_id``: name of the run for all
+    tasks of the job, if their launcher does not name the job. The first task waits for the others
     for up to ``wait_s`` seconds if its own program ended well.
     ``NotStartedError`` if the program or the run directory cannot be made; then there is no run.
     """
@@ -181,7 +181,7 @@ def record(
             done = _ended(run, ended, directory, options, leads=leads)
             run_folders.write(directory, done)
         if joined is not None and task.number == 0 and ended.code == 0:
-            # A failed program's code goes out at once: it is how the launcher learns to end the others.
+            # A failed program's code is returned at once: the launcher then ends the others.
             with contextlib.suppress(KeyboardInterrupt):
                 await_others(directory, task, wait_s)
                 run_folders.write(directory, _ended(run, ended, directory, options, leads=leads))
@@ -260,7 +260,7 @@ def _begun(target: Target, options: CaptureOptions, directory: Path, name: str, 
         script=script,
         task=number,
         tasks=None if task.key is None else task.count,
-        # A thousand tasks at once are hard on a shared file system, and all would say the same.
+        # A thousand tasks at once are hard on a shared file system, and all would write the same.
         git=environment.git_facts() if number == 0 else None,
         python=platform.python_version(),
         platform=environment.platform_facts(),
@@ -319,8 +319,8 @@ def _error(directory: Path) -> str | None:
 def discard_if_empty(recorded: Recorded) -> bool:
     """Remove the run of a program alone of which nothing was captured; whether it was.
 
-    A job's is always kept, and so is one in which a process or another tool left something that is not a recording:
-    the notes say what went wrong with it.
+    A job's is always kept, and so is one in which a process or another tool left an unusable file: the notes have
+    the reason.
     """
     if recorded.task.key is not None or recorded.run.artifacts(recorded.directory):
         return False
@@ -333,9 +333,9 @@ def discard_if_empty(recorded: Recorded) -> bool:
 
 
 def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, failed: str | None) -> str:
-    """Why no process captured a step, and what to do about it.
+    """Reason why no process captured a step, and advice.
 
-    ``logged``: what torch compiled was logged; ``failed``: how the program ended, if not well.
+    ``logged``: compilations of torch were logged; ``failed``: how the program ended, if not well.
     """
     what = "nothing was captured but torch.compile's log" if logged else "nothing was captured"
     if failed is not None:

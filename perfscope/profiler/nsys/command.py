@@ -60,7 +60,7 @@ KEPT_NOTE = (
 
 
 def _export(folder: Path, nsys: str, *, steps_chosen: bool) -> str | None:
-    """Make the export; why there is none."""
+    """Make the export; return the reason if it failed."""
     report = _report(folder, nsys)
     if report is None:
         if (folder / f"{REPORT}.qdstrm").is_file():
@@ -93,7 +93,7 @@ def _export(folder: Path, nsys: str, *, steps_chosen: bool) -> str | None:
 
 
 def _report(folder: Path, nsys: str) -> Path | None:
-    """The report; one that ``nsys`` could not make of its stream, by its importer where that lies elsewhere."""
+    """The report; if ``nsys`` could not make it from its stream, by its importer in another place."""
     report = folder / f"{REPORT}.nsys-rep"
     if report.is_file():
         return report
@@ -152,7 +152,7 @@ def _copy_clean(raw: Path, export: Path) -> None:
 
 
 def _tell(directory: Path, artifact: str, reason: str | None, task: int) -> None:
-    """Say in the manifests of the processes what became of the recording; of a program without one, in a new one."""
+    """Note the result of the recording in the manifests of the processes, or in a new one for other programs."""
     known = False
     for process in run_folders.read_processes(directory)[0]:
         mine = [capture for capture in process.captures if capture.artifact == artifact]
@@ -310,14 +310,14 @@ def _ask(*command: str) -> str | None:
     return output if done.returncode == 0 else None
 
 
-# One program under Nsight Systems, from the question whether that can be to the notes of what came of it.
+# One program under Nsight Systems, from the check of the installed version to the notes on the result.
 
 
 class NsysRun:
     """The ``nsys`` around the program of one task. ``NotStartedError`` if it cannot do what ``options`` ask."""
 
     def __init__(self, options: CaptureOptions) -> None:
-        """Ask the installed version what it can do."""
+        """Read the abilities of the installed version."""
         installed = probe()
         problem = installed if isinstance(installed, str) else unsupported_options(installed, options)
         if problem is not None or isinstance(installed, str):
@@ -329,7 +329,7 @@ class NsysRun:
         self._task = 0
 
     def place(self, directory: Path, task: int) -> str:
-        """Make the folder for what it writes; the export that will lie there, relative to the run directory."""
+        """Make the output folder; return the path of the export, relative to the run directory."""
         self._directory, self._task = directory.resolve(), task
         self._folder = self._directory / (f"nsys-{task:05d}" if task else "nsys")
         self._folder.mkdir(mode=0o700)
@@ -351,10 +351,10 @@ class NsysRun:
         return ended
 
     def collect(self) -> tuple[str, ...]:
-        """The program ended: export what was recorded. Notes for the run's manifest.
+        """Export the recording after the program ended. Notes for the run's manifest.
 
-        Import, export and clean what lies in the folder, and write it into the manifests of the processes; whatever
-        fails becomes the reason in those manifests.
+        Import, export and clean the files of the folder, and write the result into the manifests of the processes; a
+        failure becomes the reason in those manifests.
         """
         try:
             reason = _export(self._folder, self._installed.path, steps_chosen=self._options.steps is not None)

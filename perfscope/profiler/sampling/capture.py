@@ -29,7 +29,7 @@ class StackCapture:
     """Stack samples of one process with steps. Methods are called at step boundaries, on the thread of the loop."""
 
     def __init__(self, message: Message, with_traced: Callable[[], None], stepping: Callable[[], bool]) -> None:
-        """Nothing is sampled yet. No samples are taken where they are not wanted, or another tool records.
+        """Prepare; nothing is sampled yet. No samples are taken if they are not wanted, or another tool records.
 
         ``with_traced``: called with each sampling of a step of the timing pass. ``stepping``: whether the process has
         steps.
@@ -82,7 +82,7 @@ class StackCapture:
                 workers.sample_forked(self._run)
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
-        """Write what there is, if it is twice as much as last time or the ``last`` time, and say where it is."""
+        """Write the samples, if they are twice as many as last time or it is the ``last`` time; return the capture."""
         if self._sampler is None:
             return []
         ticks = self._sampler.ticks

@@ -26,7 +26,7 @@ PERIOD_S = 0.020
 SHORTEST_PERIOD_S = 0.005
 LONGEST_PERIOD_S = 0.160
 TRACED_PERIOD_S = 0.005
-"""In the few steps of the timing pass, whose samples are laid over the trace: they are slower than others in any case,
+"""Period in the few steps of the timing pass, whose samples are assigned to the trace: these steps are slower anyway,
 and their time is compared with that of steps without a profiler."""
 BUDGET = 0.0025
 """Processor time of the sampling thread over the clock; the period is halved and doubled to stay between half of it and
@@ -132,7 +132,7 @@ class StackSampler:
         self._steps, self._rows = [], []
 
     def stop(self) -> None:
-        """End the thread; what was sampled stays."""
+        """End the thread; the samples stay."""
         self._ended = True
         self._awake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -215,7 +215,7 @@ class StackSampler:
         return others
 
     def _meet(self, ident: int) -> _Thread:
-        """A thread that was not seen before; one that C made has no name."""
+        """A new thread; a thread made in C has no name."""
         known = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
         thread = _Thread(
             len(self._threads),
@@ -245,7 +245,7 @@ class StackSampler:
             gc.callbacks.remove(self._tree.collected)
 
     def _watch_cost(self) -> None:
-        """Sample less often where it costs too much, and not at all where that is not enough."""
+        """Sample less often if it costs too much, and not at all if that is not enough."""
         if self.ticks >= MOST_TICKS or len(self._rows) >= MOST_ROWS:
             self._ended = True
         elif not self.ticks % WATCHED_TICKS:

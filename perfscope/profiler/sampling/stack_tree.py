@@ -16,7 +16,7 @@ from perfscope.model.documents.stacks import COLLECTING
 from perfscope.profiler.source_files import OURS, SourceFiles, folder_prefix
 
 MOST_NODES = 20_000
-"""Positions in code. Beyond it a stack ends where its known part ends."""
+"""Positions in code. Beyond it a stack ends with its last known position."""
 MOST_DISASSEMBLED = 200
 """Functions whose calls into C are named."""
 
@@ -31,7 +31,7 @@ class SavedTree:
 
 
 class StackTree:
-    """Grows with each stack that is added. No frame is kept: what it holds is the program's."""
+    """Grows with each added stack. No frame is kept, because frames hold the program's objects."""
 
     def __init__(self, files: SourceFiles) -> None:
         """Empty. ``files``: names files as the user would."""
@@ -88,7 +88,7 @@ class StackTree:
         for leaf in set(leaves) - {-1}:
             caller, code, offset = self._positions[leaf]
             while code is not collects and self._is_ours(code) and caller >= 0:
-                caller, code, offset = self._positions[caller]  # a wrapper of ours: what the program called is meant
+                caller, code, offset = self._positions[caller]  # a wrapper of ours: count its caller in the program
             callee = None if code is collects else callees.of(code, offset)
             result[leaf] = saved[leaf] if callee is None else row((saved[leaf], -1, -1, text(callee)))
         return SavedTree(texts=tuple(texts), frames=tuple(frames), leaves=tuple(result[leaf] for leaf in leaves))

@@ -123,7 +123,7 @@ def _await_worker() -> Any:
         time.sleep(POLL_S)
         processes: Any = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
-            time.sleep(POLL_S)  # it forgets what is to be done at its end first
+            time.sleep(POLL_S)  # it forgets the finalizers of its parent first
             return processes.current_process()
     return None
 

@@ -49,7 +49,7 @@ class Listener(Protocol):
 
 _listener: Listener | None = None
 _nvtx: Any = None
-"""The nvtx module while a tool records ranges; ``False`` when none does; ``None``: not looked yet."""
+"""The nvtx module while a tool records ranges; ``False`` if no tool does; ``None``: not looked yet."""
 _open_step: Any = None
 """The NVTX range of the step that runs."""
 _closes_at_exit = False
@@ -65,7 +65,7 @@ _jax_count = 0
 
 
 def listen(listener: Listener | None) -> None:
-    """Tell ``listener`` of every mark from now on; ``None``: stop."""
+    """Report every mark to ``listener`` from now on; ``None``: stop."""
     global _listener
     _listener = listener
 
@@ -216,7 +216,7 @@ def _torch_profiler_records() -> bool:
 
 
 def _jax_ranges(name: str) -> list[Any]:
-    """The ranges of a region in jax, entered: a scope in what is being traced, a mark in a trace that runs."""
+    """The ranges of a region in jax, entered: a scope in a traced function, a mark in a running trace."""
     import jax
 
     from perfscope.profiler.jax import compat
@@ -263,8 +263,8 @@ def leave_steps_to_session() -> None:
 def _find_nvtx() -> None:
     """Look once for a tool that records NVTX ranges.
 
-    Nsight Systems 2022.4 and 2023.x say that they do not, and record all the same. Where that
-    cannot be had every range is lost without a word, so we say it.
+    Nsight Systems 2022.4 and 2023.x report that they do not, but record. If the workaround is impossible
+    every range is lost without a message, so we print one.
     """
     global _nvtx
     problem = nvtx_problem()
@@ -287,7 +287,7 @@ def _find_nvtx() -> None:
 def _mark_jax_step(*, begin: bool) -> None:
     """While a jax trace runs each step is an annotation in it. One that never ends leaves nothing in the trace.
 
-    That is why, other than with torch, a plain ``step()`` may open it: no open range is taken for a step.
+    So, other than with torch, a plain ``step()`` may open it: an open range is not taken for a step.
     """
     global _open_jax, _jax_count
     if _open_jax is not None:

@@ -1,4 +1,4 @@
-"""Which process of a run captures, where the program starts others: the first with steps, and the ranks of its job."""
+"""Choice of the capturing processes, if the program starts others: the first with steps, and the ranks of its job."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SPACING = 2
 """Times the steps since the first look at which the next one is due: early growth is seen, and late growth too."""
 MOST_LOOKS = 64
 MOST_NAMES = 10
-"""Variables that are written down: those that grew most often, by size."""
+"""Variables that are recorded: the ones that grew most often, by size."""
 DEPTH = 2
 """Levels of attributes: ``self.buffer.items`` is two below ``self``."""
 
@@ -190,7 +190,7 @@ class HeldNames:
 
 
 def _last_elements(base: type, value: Any, length: int) -> list[Any]:
-    """The last elements of a list or deque, of a dict its last values; none of a set."""
+    """The last elements of a list or deque, the last values of a dict; empty for a set."""
     if base in (list, deque, tuple):
         return [base.__getitem__(value, index) for index in range(max(0, length - MOST_ELEMENTS), length)]
     if base is dict:
@@ -226,7 +226,7 @@ def _has_graph(value: Any) -> bool:
 
 
 def _graph_nodes(root: Any, most: int) -> int:
-    """Nodes of an autograd graph, at most ``most`` and those that one node leads to."""
+    """Nodes of an autograd graph, at most ``most`` plus the successors of one node."""
     seen, waiting = {root}, [root]
     while waiting:
         for node, _ in waiting.pop().next_functions:

@@ -1,4 +1,4 @@
-"""The passes of one process: which is due, the one that runs, and what came of those before."""
+"""The passes of one process: which is due, which runs, and the results of the earlier ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ActivePass:
         return (self._first, self._first + self._whole) if self._whole else None
 
     def begin_step(self, number: int) -> None:
-        """A step begins; the capture's range opens last, so that nothing of ours is in it."""
+        """A step begins; the capture's range opens last, so that no code of perfscope is in it."""
         self._inside = True
         if self._marks_steps:
             self._capture.begin_step(number)
@@ -106,7 +106,7 @@ class ActivePass:
         self._whole += 1
 
     def finish(self, run: Path) -> Capture:
-        """Stop, keep the file, and say what is in it. Without one complete step there is no file."""
+        """Stop, keep the file, and return its capture. Without one complete step there is no file."""
         if not self._whole:
             self.abort()
             return self.missing("the program ended during this pass")
@@ -130,7 +130,7 @@ class ActivePass:
         self._stop()
 
     def abort(self) -> None:
-        """Stop as far as that is possible; what it recorded is dropped."""
+        """Stop as far as that is possible; the recording is dropped."""
         with contextlib.suppress(Exception):  # it is dropped because something of it broke already
             self._stop()
 
@@ -153,7 +153,7 @@ class ActivePass:
 
 
 def start_pass(due: Pass, number: int, directory: Path, jax: JaxSession | None) -> ActivePass | str:
-    """Start the capture of a pass before step ``number``, or say why it cannot be."""
+    """Start the capture of a pass before step ``number``, or return the reason why it cannot start."""
     reason = unavailable(due.tool) or (process_state.why_no_structure() if due.tool == "op_graph" else None)
     if reason is not None:
         return reason
@@ -211,10 +211,10 @@ class PassRunner:
     def start(
         self, number: int, directory: Path, jax: JaxSession | None, *, program_profiles: bool, compiles: bool
     ) -> None:
-        """Start the pass that is due, unless something is in the way; one that cannot be gives way to the next.
+        """Start the pass that is due, unless there is an obstacle; a pass that cannot start gives way to the next.
 
-        ``program_profiles``: a torch profiler of the program's own records, or is about to. ``compiles``: torch.compile
-        compiled something in the step before.
+        ``program_profiles``: a torch profiler of the program records, or is about to. ``compiles``: torch.compile
+        compiled something in the previous step.
         """
         while self._queue and self.active is None:
             if self._held_up(number, program_profiles=program_profiles, compiles=compiles):
@@ -254,7 +254,7 @@ class PassRunner:
         return active.complete
 
     def finish(self, number: int) -> None:
-        """End the pass that runs, at or after step ``number``, and keep what it recorded."""
+        """End the running pass, at or after step ``number``, and keep its recording."""
         active, self.active = self.active, None
         if active is None:
             return
@@ -278,7 +278,7 @@ class PassRunner:
         return True
 
     def give_up(self, reason: str) -> None:
-        """Something of ours failed: nothing more is captured."""
+        """Capture nothing more, because of an error of perfscope."""
         if self.active is not None:
             self.active.abort()
             self._done.append(self.active.missing(reason))

@@ -10,7 +10,7 @@ from perfscope.model.capture import CaptureOptions, Level
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A pass to come: the tool that makes it, how many steps it takes, and what it records."""
+    """A pass to come: its tool, its number of steps, and its recordings."""
 
     name: str
     tool: str

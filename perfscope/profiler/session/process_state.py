@@ -34,7 +34,7 @@ def mark_attached(run: Path) -> None:
 
 
 def note_failure(run: Path, reason: str) -> None:
-    """Append an error of ours to the run's list, one line."""
+    """Append an error of perfscope to the run's list, one line."""
     with (run / FAILURES_FILE).open("a") as stream:
         stream.write(" ".join(reason.split())[:500] + "\n")
 
@@ -56,7 +56,7 @@ def inspect_process(run: Path) -> Process:
 def refresh_process(seen: Process, run: Path) -> Process:
     """The same process later, when its rank and devices are known.
 
-    A directory under a wrong rank is left for one under the right rank; what lies in it goes along.
+    A directory under a wrong rank is replaced by one under the right rank, with its files.
     """
     torch: Any = sys.modules.get("torch")
     rank, world_size = _known_rank(torch)
@@ -72,7 +72,7 @@ def refresh_process(seen: Process, run: Path) -> Process:
 
 
 def with_memory(seen: Process, purposes: Mapping[str, int]) -> Process:
-    """The same with the bytes held now: what the trace of a window cannot see, as it was allocated before.
+    """The same with the bytes held now: memory that the trace of a window lacks, because it was allocated before.
 
     ``purposes``: bytes of parameters, gradients ... (`profiler/torch/tensors.py`).
     """
@@ -85,7 +85,7 @@ def with_memory_after(seen: Process) -> Process:
 
 
 def allocator_counters() -> dict[str, int]:
-    """The counters of the CUDA allocator that are kept; none where CUDA is not in use. Peaks are since the start."""
+    """The kept counters of the CUDA allocator; empty if CUDA is not in use. Peaks are since the start."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
@@ -105,7 +105,7 @@ def wait_for_cuda() -> bool:
 
 
 def why_no_structure() -> str | None:
-    """Why the op graph of a step cannot be taken in this process, or ``None``."""
+    """Reason why the op graph of a step cannot be taken in this process, or ``None``."""
     if torch_compat.compiled_graphs():
         return "the program runs graphs of torch.compile, whose ops a dispatch mode would push back to eager"
     if torch_compat.modes_on_stack():
@@ -157,7 +157,7 @@ def _claim_directory(run: Path, rank: int | None) -> tuple[int, Path]:
 
 
 def _devices(torch: Any) -> Iterable[Mapping[str, str | int]]:
-    """The device this process uses; a process that has not touched one has none."""
+    """The device this process uses; empty for a process that has not used one."""
     if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -186,7 +186,7 @@ MOST_STRAYS = 20
 def finish_ab_launch(message: Message, seen: Process | None) -> Process | None:
     """``seen`` with the allocators' counters; modules from the checkout are written down, no file if there are none.
 
-    Where more than times was recorded, ``seen`` as it is.
+    If more than times was recorded, ``seen`` is unchanged.
     """
     if not message.options.times_only:
         return seen

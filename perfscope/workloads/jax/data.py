@@ -17,7 +17,7 @@ WINDOWS = 64
 
 
 def device_of(options: Options) -> jax.Device:
-    """The device asked for: ``cpu``, ``gpu:1`` ... RuntimeError where jax has none of that kind."""
+    """The requested device: ``cpu``, ``gpu:1`` ... RuntimeError if jax has no device of that kind."""
     kind, _, index = options.device.partition(":")
     return jax.devices(kind)[int(index or 0)]
 

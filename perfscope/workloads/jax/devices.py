@@ -2,7 +2,7 @@
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m perfscope.workloads.jax.devices --defect straggler
 
-The step sleeps a little, as if the devices were its own: eight that share two cores lose less to each other.
+The step sleeps a little, as on real devices: eight devices that share two cores disturb each other less then.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from perfscope.workloads.options import Options
 VARIANTS = ("associative", "scan")
 DEFECTS = {"item": "read every token, to see whether it ends the text"}
 END = -1
-"""The token that ends a text: none does, so that all variants write as many."""
+"""The token that ends a text: it never occurs, so that all variants write as many tokens."""
 
 
 def generate(options: Options) -> list[int]:
-    """Writes ``options.steps`` tokens after a prompt, each the likeliest, prints and returns those of the first."""
+    """Writes ``options.steps`` tokens after a prompt, each the likeliest, prints and returns the first sequence's."""
     model, device = LanguageModel(Block, options), device_of(options)
     weights = jax.device_put(start(model).weights, device)
 

@@ -64,7 +64,7 @@ def work(dim: int, twin: bool) -> list[dict[str, int]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Do the work and write what was done."""
+    """Do the work and write its amounts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("truth", type=Path, help="file for what was done")
     parser.add_argument("--twin", action="store_true", help="without the planted defects")

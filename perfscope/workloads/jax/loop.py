@@ -1,4 +1,4 @@
-"""The JAX twin of ``perfscope.workloads.loop``: a training loop, and what its host does besides.
+"""The JAX twin of ``perfscope.workloads.loop``: a training loop, and further work of its host.
 
     python -m perfscope.workloads.jax.loop --defect log
     python -m perfscope.workloads.jax.loop --twin shapes
@@ -42,7 +42,7 @@ def batch_of(tokens_BM: np.ndarray, step: int, shapes: str | None) -> np.ndarray
 def reporting(model: LanguageModel, reports: list[list[float]], callback: str | None) -> Callable[..., Any]:
     """The step, which reports the norms of the weights into ``reports``.
 
-    ``callback``: ``defect`` by a callback, ``twin`` by returning them to who calls it; ``None``: no reports.
+    ``callback``: ``defect`` by a callback, ``twin`` as a result for the caller; ``None``: no reports.
     """
     step = step_of(model)
     if callback is None:
@@ -90,7 +90,7 @@ def train(options: Options, host: HostWork, shapes: str | None, callback: str | 
 
 
 def parsed(argv: Sequence[str] | None = None) -> tuple[Options, HostWork, str | None, str | None]:
-    """Options from the command line, what the host does, whether shapes change, and who reports norms."""
+    """Options from the command line, the host's work, whether shapes change, and the way of reporting norms."""
     defects = {**HOST_DEFECTS, **SHAPE_DEFECTS, **CALLBACK_DEFECTS}
     parser = parser_of(__doc__ or "", VARIANTS, SIZES, defects)
     parser.add_argument("--twin", choices=defects, help="the same work out of the loop's way")

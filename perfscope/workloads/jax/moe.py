@@ -6,7 +6,7 @@ R = T * K routed rows, C capacity of an expert, F hidden features, G = 2 * F, S 
     python -m perfscope.workloads.jax.moe --variant einsum
     python -m perfscope.workloads.jax.moe --variant scatter --size gpu
 
-``einsum`` and ``scatter`` give an expert room for ``CAPACITY`` times its fair share and drop what does not fit, as
+``einsum`` and ``scatter`` give an expert room for ``CAPACITY`` times its fair share and drop further rows, as
 GShard does; without overflow all three compute the same. ``--heads`` is the number of experts.
 """
 
@@ -57,7 +57,7 @@ def ragged(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: j
 
 
 def scatter(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: jax.Array) -> jax.Array:
-    """Rows moved as rows, into room of fixed size, where all experts compute at once: y_TD."""
+    """Rows moved as rows, into room of fixed size, in which all experts compute at once: y_TD."""
     count, capacity = len(experts["up_EDG"]), _capacity(experts, expert_TK)
     place_R, expert_R = _places(expert_TK, count), expert_TK.ravel()
     # Slot E * C takes what overflows, and is dropped.

@@ -18,7 +18,7 @@ def blocked_attention(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array) -
     """Keeps L * J scores instead of L * M, in both directions; sums in float32: o_BHLK."""
     dtype, length = q_BHLK.dtype, q_BHLK.shape[2]
     block = min(BLOCK, length)
-    # Keys of padding lie in the future of every query: the causal mask hides them.
+    # Keys of padding are in the future of every query: the causal mask hides them.
     pad = ((0, 0), (0, 0), (0, -length % block), (0, 0))
     k_SBHJK, v_SBHJK = (_blocks(jnp.pad(x_BHMK, pad), block) for x_BHMK in (k_BHMK, v_BHMK))
     place_L = jnp.arange(length)

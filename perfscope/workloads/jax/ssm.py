@@ -29,7 +29,7 @@ SIZES = {
 
 
 def scan(a_BLDN: jax.Array, u_BLDN: jax.Array) -> jax.Array:
-    """One step of time after the other: h_BLDN."""
+    """Steps of time, one after the other: h_BLDN."""
 
     def advance(h_BDN: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a_BDN, u_BDN = now

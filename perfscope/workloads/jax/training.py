@@ -148,7 +148,7 @@ def slopes_of(model: LanguageModel, state: State, tokens_BM: jax.Array) -> tuple
 
 
 def updated(state: State, gradients: Weights, count: int | None = None) -> State:
-    """The state after a step of AdamW; ``count``: its number, where it is not counted on the device."""
+    """The state after a step of AdamW; ``count``: its number, if it is not counted on the device."""
     taken = state.count + 1 if count is None else count
     tree = jax.tree.structure(state.weights)
     leaves, slopes, means, squares = map(jax.tree.leaves, (state.weights, gradients, state.mean, state.square))

@@ -6,7 +6,7 @@ layer axis, which no device shares.
     python -m perfscope.workloads.jax.transformer --data 2 --fsdp 2 --tensor 2
     python -m perfscope.workloads.jax.transformer --data 8 --fsdp 1 --tensor 1 --defect sharding
 
-On the CPU jax pretends to have ``--devices`` of them: as many as the mesh needs, unless said otherwise.
+On the CPU jax pretends to have ``--devices`` of them: by default as many as the mesh needs.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SPECS = {
     "up_F": PartitionSpec(None, "tensor"),
     "down_FD": PartitionSpec(None, "tensor", "fsdp"),
 }
-"""Where each array of the weights is cut: heads and hidden features by ``tensor`` (Shoeybi et al. 2019), the other
+"""Axes that divide each array of the weights: heads and hidden features by ``tensor`` (Shoeybi et al. 2019), the other
 large axis by ``fsdp``. Arrays that are not named are small, and whole on every device."""
 
 
 def mesh_of(shape: Sequence[int], kind: str) -> Mesh:
-    """The mesh of ``AXES`` over the first devices of a kind (``cpu``, ``gpu``). ValueError where they are too few."""
+    """The mesh of ``AXES`` over the first devices of a kind (``cpu``, ``gpu``). ValueError if they are too few."""
     devices, needed = jax.devices(kind), int(np.prod(shape))
     if len(devices) < needed:
         raise ValueError(f"a mesh of {' x '.join(map(str, shape))} needs {needed} devices, jax has {len(devices)}")
