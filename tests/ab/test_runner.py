@@ -328,7 +328,7 @@ def test_ranks_of_different_steps_are_told() -> None:
     assert (found.step_ns, found.ranks) == ((9, 9), 2)
     assert found.remark is not None
     assert "its 2 ranks took 4 to 6 steps" in found.remark
-    assert "rank 1, the slowest, stands for all" in found.remark
+    assert "rank 1, the slowest, represents all" in found.remark
 
 
 def test_processes_that_are_no_ranks_are_not_mixed() -> None:

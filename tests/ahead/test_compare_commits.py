@@ -124,7 +124,7 @@ class TestForAnH100:
         (("--base", "HEAD"), "nothing to compile"),
         (("--base", "HEAD", "--", "ls"), "nothing to compile"),
         (("--", "train.py"), "--base REF"),
-        (("--base", "nowhere", "--", "train.py"), "nowhere: no commit of this repository"),
+        (("--base", "nowhere", "--", "train.py"), "nowhere: not a commit of this repository"),
         (("--base", "HEAD", "--target", "h1000", "--", "train.py"), "h1000"),
         (("--base", "HEAD", "--fail-on", "speed", "--", "train.py"), "--fail-on speed: not one of"),
     ],

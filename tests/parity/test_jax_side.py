@@ -163,5 +163,5 @@ def test_a_callable_pytree_is_a_model_as_equinox_has_them() -> None:
     recording, arrays = record(lambda: (Scale(np.float32(3.0)), np.ones(2, "f")))
     assert recording.layers[0].weights == ("factor",)
     np.testing.assert_array_equal(arrays["layer:0"], [3.0, 3.0])
-    with pytest.raises(SideError, match="is no model"):
+    with pytest.raises(SideError, match="is not a model"):
         record(lambda: ({"a": 1}, np.ones(2)))

@@ -115,7 +115,7 @@ def test_a_map_option_overrides_names_and_must_name_weights() -> None:
     jax = [weight("one", 4), weight("two", 4)]
     _, given, made = to_jax(torch, jax, ("one.weight=two", "two.weight=one"))
     np.testing.assert_array_equal(made["two"], given["one.weight"])
-    with pytest.raises(UsageError, match="three is no weight"):
+    with pytest.raises(UsageError, match="three is not a weight"):
         to_jax(torch, jax, ("one.weight=three",))
 
 

@@ -309,7 +309,7 @@ def test_a_store_that_cannot_be_used_is_told_first(line: list[str], capsys: pyte
         ("baseline", "list"),
         ("compare", "baseline:main", str(base)),
     ):
-        assert "perfscope-runs/store.sqlite: damaged, or no store" in said(capsys, *words, code=4)
+        assert "perfscope-runs/store.sqlite: damaged, or not a store" in said(capsys, *words, code=4)
     assert (RUNS / "store.sqlite").read_bytes() == b"no store" * 1000
 
 

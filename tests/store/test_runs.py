@@ -72,7 +72,7 @@ def test_a_run_is_found_by_how_its_id_begins(where: str | Path) -> None:
     assert store.find(records[0].id[:15]) == records[0]
     assert store.find(records[1].uid[:8]) == records[1]
     assert store.find("latest") == records[1]
-    with pytest.raises(UsageError, match="several runs begin so"):
+    with pytest.raises(UsageError, match="several runs match"):
         store.find("2026")
     for nothing in ("2027", "", "%", "_"):
         with pytest.raises(DataError, match="no such run"):

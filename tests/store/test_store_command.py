@@ -109,13 +109,13 @@ def test_texts_of_an_export_are_cleaned(capsys: pytest.CaptureFixture[str]) -> N
         (("import", "gone"), 4, "gone: no such file"),
         (("import", "text"), 4, "text: "),
         (("import", "broken"), 4, "broken: none of its runs could be read"),
-        (("import", "text", "--store", "text"), 4, "text: damaged, or no store"),
+        (("import", "text", "--store", "text"), 4, "text: damaged, or not a store"),
         (("export", "out.tar"), 4, "nothing to export"),
         (("export", "no/out.tar", "--store", "full.sqlite"), 4, "no/out.tar: cannot be written"),
         (("import",), 2, "PATH"),
-        (("status", "--store", "text"), 4, "text: damaged, or no store"),
+        (("status", "--store", "text"), 4, "text: damaged, or not a store"),
         (("status", "--store", "redis://x"), 2, "scheme redis://"),
-        (("migrate", "--store", "text"), 4, "text: damaged, or no store"),
+        (("migrate", "--store", "text"), 4, "text: damaged, or not a store"),
     ],
 )
 def test_what_cannot_be(words: tuple[str, ...], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,10 +41,10 @@ class Value(Struct, frozen=True, kw_only=True):
     """The region whose forward made it; ``None`` outside of all regions, and for values of the backward."""
     needed_by: frozenset[int | None]
     """Regions whose backward reads it; ``None``: the backward outside of all. Empty: not kept for the backward. A
-        checkpointed region drops its own values that are not needed elsewhere; its inputs are kept."""
+    checkpointed region drops its own values that are not needed elsewhere; its inputs are kept."""
     cost_ns: int
     """Time of its op: the price of computing it again. Only one of several results of an op has it. An op that makes
-        nothing new (in place) is a value of 0 bytes with its time."""
+    nothing new (in place) is a value of 0 bytes with its time."""
     gradient: bool = False
     """It is the gradient of a parameter, which sharding divides."""
 
@@ -82,8 +82,7 @@ class Region(Struct, frozen=True, kw_only=True):
     """Bytes of its parameters, which FSDP gathers at once; 0 if unknown."""
     changes: tuple[tuple[Policy, Change], ...] = ()
     """For a compiled program: effect of each possible policy on the values. It then has no values, and a policy that is
-    not
-        listed is not possible (it counts as ``keep``). Empty: the general rules apply."""
+    not listed is not possible (it counts as ``keep``). Empty: the general rules apply."""
 
     def offers(self, policy: Policy) -> bool:
         """False for a policy that is not possible for a compiled program's layers."""

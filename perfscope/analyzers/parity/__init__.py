@@ -1,1 +1,1 @@
-"""Two recordings of a model compared layer by layer: translated weights, errors, and where they part. numpy only."""
+"""Compares two recordings of a model layer by layer: translated weights, errors, first divergence. numpy only."""

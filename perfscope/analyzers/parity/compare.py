@@ -1,4 +1,4 @@
-"""Two recordings and a reference of one of them: rows of errors, and the first layer that rounding does not explain."""
+"""Compares two recordings with a reference: rows of errors, and the first layer not explained by rounding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from perfscope.analyzers.parity.translation import Translation
 from perfscope.model.documents.parity import Arrays, Divergence, Op, Recording, Row, RowKind
 
 ALIKE = 0.1
-"""Relative difference up to which values are those of one layer, where nothing but their weights says so."""
+"""Relative difference up to which values belong to one layer, if only their weights indicate that."""
 FEW = 0.125
-"""Share of the rows of an array up to which a difference in them alone is remarked on."""
+"""Share of an array's rows up to which a difference in only these rows gets a remark."""
 MOST_COMMON = 0.05
-"""Relative difference up to which numbers of two ops are those of the same value, whatever rounding allows."""
+"""Relative difference up to which numbers of two ops count as the same value, whatever rounding allows."""
 
 
 MOST_EXACT = 1e-3
-"""Largest expected error with which norms and sums tell ops apart. With 16-bit values a rotated or permuted array
-passes for the right one, as its norm and nearly its sums are the same."""
+"""Largest expected error at which norms and sums distinguish ops. With 16-bit values a rotated or permuted array has
+the same norm and nearly the same sums as the right one."""
 MOST_LINES = 8
 
 
@@ -55,7 +55,7 @@ class Work:
 class Comparison:
     """Compares ``a`` with ``b``.
 
-    ``reference``: a run of A, or of B where ``of_b``, in a wider dtype, with the same layers.
+    ``reference``: a run of A, or of B if ``of_b``, in a wider dtype, with the same layers.
     """
 
     a: Side
@@ -67,7 +67,7 @@ class Comparison:
     _aligned: dict[Match, Align] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Match the layers; ``ValueError`` where the reference has other layers than the side that it is of."""
+        """Match the layers; ``ValueError`` if the reference and its side have different layers."""
         sure, possible = match_layers(self.a.recording, self.b.recording, self.translation)
         alike = [match for match in possible if self._is_alike(match)]
         self.matches = sorted([*sure, *alike], key=lambda match: match.a[-1])
@@ -77,11 +77,11 @@ class Comparison:
 
     @property
     def judged(self) -> Side:
-        """The side that the reference is not of."""
+        """The side without the reference."""
         return self.a if self.of_b else self.b
 
     def rows(self) -> list[Row]:
-        """Activations in the order of A's forward, gradients in that of its backward, then those of weights."""
+        """Activations in the order of A's forward, gradients in the order of its backward, then weight gradients."""
         activations = self._without_regrouped(dict(self._layers("activation")))
         gradients = dict(self._layers("gradient"))
         for match, row in activations.items():
@@ -90,7 +90,7 @@ class Comparison:
         return [*activations.values(), *gradients.values(), *self._weights("weight gradient")]
 
     def _without_regrouped(self, rows: dict[Match, Row]) -> dict[Match, Row]:
-        """Rows in which a layer after which everything agrees is no divergence.
+        """Rows in which a layer does not count as a divergence if everything after it agrees.
 
         A side may group a layer's ops in another way: a norm that scales its statistic before it multiplies its input
         has the other side's value one op after the one that reads the weight. Such a layer is recorded too early. It
@@ -107,7 +107,7 @@ class Comparison:
         return result
 
     def _value_after(self, match: Match, row: Row) -> str:
-        """Op of one side, soon after its layer, that has the other side's value of the layer; ``''``: none has."""
+        """Op of one side, soon after its layer, with the other side's value of the layer; ``''`` if there is none."""
         enough = min(row.expected, MOST_COMMON)
         a, b = self.a.recording.ops, self.b.recording.ops
         for ops, layer, others, other, side in (
@@ -122,16 +122,16 @@ class Comparison:
         return ""
 
     def weights(self) -> list[Row]:
-        """B's own weights against A's, where they should be the same."""
+        """B's own weights against A's, for weights that should be equal."""
         return list(self._weights("weight"))
 
     def unmatched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Layers of A and of B that the other side has not."""
+        """Layers of A and of B that the other side lacks."""
         left_a, left_b = unmatched(self.a.recording, self.b.recording, self.matches, self.translation)
         return left_a, left_b
 
     def first(self, rows: Sequence[Row]) -> Divergence | None:
-        """Where both part: the first activation that differs, else the first gradient, else the first weight."""
+        """First divergence: an activation that differs, else a gradient, else a weight gradient."""
         row = next((row for row in rows if row.diverges), None)
         if row is None:
             return None
@@ -146,7 +146,9 @@ class Comparison:
         between_b = _between(self.b.recording.ops, lasts[1], match.b[-1])
         exact = row.expected <= MOST_EXACT
         lines_a, lines_b = self._open_lines(match, row)
-        # The last op is the layer itself, which differs; sums that rounding blurs tell no other op apart.
+        # The last op is the layer itself, which differs; sums blurred by rounding do not match other ops.
+        #
+        # Lines whose results the other side also has are left out, unless rounding blurs the sums.
         common = _last_common(between_a[:-1], between_b[:-1], row.expected) if exact else None
         if common is None:
             return Divergence(
@@ -215,7 +217,7 @@ class Comparison:
         return joined([side.arrays[key] for key in keys])
 
     def _work(self, match: Match) -> Work:
-        """What the side that is judged has done up to a layer."""
+        """Work of the judged side up to a layer."""
         layer = self.judged.recording.layers[(match.a if self.of_b else match.b)[-1]]
         return Work(layer.roundings, layer.terms)
 
@@ -280,7 +282,8 @@ class Comparison:
             return
         prefix = "weight:" if kind == "weight" else "weight_gradient:"
         a, b, reference = (_named(side, prefix) for side in (self.a, self.b, self.reference))
-        zeros = {weight.name: np.zeros(weight.shape) for weight in self.b.recording.weights}  # of what has no gradient
+        # weights without a gradient
+        zeros = {weight.name: np.zeros(weight.shape) for weight in self.b.recording.weights}
         if kind == "weight":
             reference = a
         elif self.of_b and reference:
@@ -375,7 +378,7 @@ def _between(ops: Sequence[Op], last: int, layer: int) -> list[Op]:
 
 
 def _last_common(a: Sequence[Op], b: Sequence[Op], enough: float) -> tuple[int, int] | None:
-    """Indices of the last op of ``b`` whose result ``a`` has too, and of that one."""
+    """Indices of the last op of ``b`` whose result ``a`` also has, and of that op in ``a``."""
     for here in reversed(range(len(b))):
         for there in reversed(range(len(a))):
             if _same_value(a[there], b[here], enough):
@@ -384,7 +387,7 @@ def _last_common(a: Sequence[Op], b: Sequence[Op], enough: float) -> tuple[int, 
 
 
 def _same_value(a: Op, b: Op, enough: float) -> bool:
-    """Whether numbers that no layout changes agree."""
+    """Whether numbers agree that are independent of the layout."""
     if a.size != b.size or a.size < 2:
         return False
     if a.norm is None or b.norm is None or a.absolute is None or b.absolute is None:

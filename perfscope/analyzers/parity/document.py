@@ -1,4 +1,4 @@
-"""Makes the document of a comparison."""
+"""Builds the document of a comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from perfscope.model.documents.parity import SCHEMA, Parity, Recording, SideSumm
 
 
 def document_of(comparison: Comparison, sources: tuple[str, str], *, created_utc: str, kept_weights: bool) -> Parity:
-    """All that a comparison gives. ``sources``: what the user called A and B; ``kept_weights``: B ran with its own."""
+    """Build the document. ``sources``: the user's names of A and B; ``kept_weights``: B ran with its own weights."""
     rows = comparison.rows()
     weights = comparison.weights() if kept_weights else []
     first = comparison.first([*rows, *weights])

@@ -1,4 +1,4 @@
-"""Errors of arrays against a reference, and how large rounding lets them be.
+"""Errors of arrays relative to a reference, and the size that rounding explains.
 
 A sum of n products with rounding errors that are independent and of mean zero has a relative backward error of at most
 lambda * sqrt(n) * u with high probability (Higham and Mary 2019, A new approach to probabilistic rounding error
@@ -8,10 +8,10 @@ independent ones do: r ops that round and reductions of n terms in all add at mo
     lambda * sqrt(r * u^2 + n * v^2)
 
 with v the unit roundoff of the accumulator: that of the dtype, and of float32 for 16-bit dtypes, whose products both
-frameworks accumulate in float32. How much a model amplifies the errors of earlier layers no formula knows; the side
-that the reference is of shows it. So of the other side is expected: what its ops since the last layer of both add, and
-`FACTOR` times the error that the first side has here, scaled by the ratio of unit roundoffs (or as many times as much
-as the other side had in earlier layers). Where the first side is the reference itself, r and n count from the inputs.
+frameworks accumulate in float32. The amplification of earlier errors by a model has no formula; it is measured on the
+side that the reference belongs to. So the expected error of the other side is: the contribution of its ops since the
+last common layer, and `FACTOR` times the error of the first side here, scaled by the ratio of unit roundoffs (or by the
+ratio in earlier layers). If the first side is the reference itself, r and n count from the inputs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import math
 import numpy as np
 
 DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Bits of the significand with the leading one; the unit roundoff is 2 to the minus that."""
+"""Bits of the significand including the leading one; the unit roundoff is 2 to the negative of that."""
 _SMALLEST = {"float64": -1022, "float32": -126, "float16": -14, "bfloat16": -126}
 """Exponent of the smallest normal number."""
 LAMBDA = 2.0
-"""The bound then fails with a probability of at most 2 exp(-2) for a single sum; a norm is over thousands of them."""
+"""The bound then fails with a probability of at most 2 exp(-2) for a single sum; a norm is over thousands of sums."""
 FACTOR = 8.0
-"""Two ways to compute the same differ in their constants: order of sums, fused ops, intermediate dtypes."""
+"""Two implementations differ in their constants: order of sums, fused ops, intermediate dtypes."""
 TINY = 1e-30
-"""Norms below it are zero."""
+"""Smaller norms count as zero."""
 
 
 def roundoff(dtype: str) -> float:
-    """Unit roundoff of a dtype; that of float32 where it is not known."""
+    """Unit roundoff of a dtype; float32's for an unknown dtype."""
     return float(2.0 ** -DIGITS.get(dtype, DIGITS["float32"]))
 
 
@@ -45,7 +45,7 @@ def expected_error(dtype: str, roundings: int, terms: int) -> float:
 
 
 def relative_error(array: np.ndarray, reference: np.ndarray) -> float | None:
-    """Norm of the difference over that of the reference; ``None`` where it is not finite or the sizes differ."""
+    """Norm of the difference over the norm of the reference; ``None`` if it is not finite or the sizes differ."""
     if array.size != reference.size:
         return None
     wide = np.asarray(reference, np.float64).ravel()
@@ -69,7 +69,7 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def cosine(array: np.ndarray, reference: np.ndarray) -> float | None:
-    """Of the angle between both; ``None`` where one is zero or not finite, or the sizes differ."""
+    """Cosine of the angle between both; ``None`` if one is zero or not finite, or the sizes differ."""
     if array.size != reference.size:
         return None
     one, other = np.asarray(array, np.float64).ravel(), np.asarray(reference, np.float64).ravel()
@@ -79,9 +79,9 @@ def cosine(array: np.ndarray, reference: np.ndarray) -> float | None:
 
 
 def max_ulp(array: np.ndarray, reference: np.ndarray, dtype: str) -> float | None:
-    """Largest difference of an element in units in the last place that the reference has in ``dtype``.
+    """Largest difference of an element in units in the last place of the reference in ``dtype``.
 
-    Elements below the root mean square count in units of that one: what cancels to nearly nothing has no digits left.
+    Elements below the root mean square count in units of that, because values that cancel have no exact digits.
     """
     if array.size != reference.size or not array.size:
         return None

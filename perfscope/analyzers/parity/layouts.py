@@ -1,7 +1,7 @@
-"""How one weight is laid out in another framework: transposes, merged axes, the axis of fused projections.
+"""Layout of a weight in another framework: transposes, merged axes, the axis of fused projections.
 
-A layout takes the array of the *plain* side, whose form is that of a PyTorch state dict (linear (out, in), convolution
-(out, in, *space)), to the array of the *other* side, and back. Nothing is rounded or dropped.
+A layout maps the array of the *plain* side, in the form of a PyTorch state dict (linear (out, in), convolution (out,
+in, *space)), to the array of the *other* side, and back. Nothing is rounded or dropped.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class Layout(Struct, frozen=True):
     other: Shape
 
     def forth(self, array: np.ndarray) -> np.ndarray:
-        """The array as the other side has it."""
+        """The array in the other side's layout."""
         return array.reshape(self.split).transpose(self.order).reshape(self.other)
 
     def back(self, array: np.ndarray) -> np.ndarray:
-        """The array as the plain side has it."""
+        """The array in the plain side's layout."""
         turned = tuple(self.split[axis] for axis in self.order)
         return array.reshape(turned).transpose(np.argsort(self.order)).reshape(self.plain)
 
 
 def same(plain: Shape, other: Shape) -> Layout:
-    """No change but of how axes are merged."""
+    """Whether only axes are merged."""
     return Layout("same", plain, tuple(range(len(plain))), plain, other)
 
 
 def layouts(kind: Kind, plain: Shape, other: Shape, *, fused: bool = False) -> list[Layout]:
-    """Layouts that take ``plain`` to ``other``, the likeliest first; none where the sizes differ.
+    """Layouts that map ``plain`` to ``other``, most likely first; empty if the sizes differ.
 
-    Of a square linear weight both orientations are possible: ``"in, out"`` comes first. ``fused``: the outputs are
-    those of query, key and value, which the other side may keep on an axis of its own.
+    For a square linear weight both orientations are possible: ``"in, out"`` comes first. ``fused``: the outputs are
+    those of query, key and value, which the other side may keep on a separate axis.
     """
     if math.prod(plain) != math.prod(other):
         return []
@@ -75,12 +75,12 @@ def _matrices(kind: Kind, plain: Shape, other: Shape, *, fused: bool) -> list[La
         heads, width = rows // (FUSED * other[-1]), other[-1]  # (in, heads, 3, width)
         found.insert(0, Layout("in, heads, 3, width", (FUSED, heads, width, columns), (3, 1, 0, 2), plain, other))
     if kind != "linear":
-        found.reverse()  # embeddings and (in, out) keep theirs
+        found.reverse()  # embeddings and (in, out) are unchanged
     return found
 
 
 def _divides(shape: Shape, first: int) -> bool:
-    """Whether leading axes make up ``first`` elements, and the others the rest."""
+    """Whether leading axes have ``first`` elements, and the other axes the rest."""
     return any(math.prod(shape[:axis]) == first for axis in range(1, len(shape)))
 
 

@@ -1,4 +1,4 @@
-"""Which layers of two recordings are the same: by name, else by the weights that they use, in order."""
+"""Matching layers of two recordings: by name, else by the weights that they use, in order."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from perfscope.analyzers.parity.translation import Translation
 from perfscope.model.documents.parity import Layer, Recording
 
 MOST_AXES = 5
-"""Arrays with more are reshaped and not transposed."""
+"""Arrays with more axes are reshaped but not transposed."""
 _PROJECTIONS = ("q", "k", "v")
 
 Align = Callable[[np.ndarray], np.ndarray]
 
 
 class Match(Struct, frozen=True):
-    """A layer: numbers of its recorded layers on each side, joined along their last axis where they are several."""
+    """A layer: numbers of its recorded layers on each side, joined along their last axis if there are several."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
 
 
 def match_layers(a: Recording, b: Recording, translation: Translation | None) -> tuple[list[Match], list[Match]]:
-    """Layers that both have, and those that both may have.
+    """Layers that both have, and layers that both may have.
 
-    Of the latter the weights are the same, and it is not known whether the last op that uses one of them gives the
-    layer's result, as in a norm, or more than it, as where a bias is added to a residual sum.
+    For the latter the weights are equal, but it is unknown whether the last op with one of them gives the layer's
+    result (as in a norm) or more (as when a bias is added to a residual sum).
     """
     matches: list[Match] = []
     possible: list[Match] = []
@@ -65,9 +65,9 @@ def match_layers(a: Recording, b: Recording, translation: Translation | None) ->
 def unmatched(
     a: Recording, b: Recording, matches: Sequence[Match], translation: Translation | None
 ) -> list[tuple[str, ...]]:
-    """Names of layers of each side that are in no match, but not of ops that lead to one: a product before its bias.
+    """Names of unmatched layers of each side, without ops that lead to a match, such as a product before its bias.
 
-    Of two frameworks only those that use weights are named: each divides a model into modules in its own way.
+    For two frameworks only layers with weights are named, because each divides a model into modules differently.
     """
     sides = ((a.layers, translation.canonical(of_a=True) if translation is not None else {}),
              (b.layers, translation.canonical(of_a=False) if translation is not None else {}))  # fmt: skip
@@ -93,7 +93,7 @@ def unmatched(
 
 
 def _by_name(layers: Sequence[Layer], free: set[int], *, exact: bool) -> dict[Hashable, list[tuple[int, ...]]]:
-    """Name -> its layers; names in words, and only those that stand for one layer, unless ``exact``."""
+    """Name -> its layers; names in words, and only unambiguous ones, unless ``exact``."""
     found: dict[Hashable, list[tuple[int, ...]]] = defaultdict(list)
     for number in sorted(free):
         name = parse_name(layers[number].name)
@@ -128,7 +128,7 @@ def plain_weights(layer: Layer, known: dict[str, frozenset[str]]) -> set[str]:
 def _runs(
     layers: Sequence[Layer], free: set[int], known: dict[str, frozenset[str]], group: Callable[[str], str]
 ) -> dict[Hashable, list[list[int]]]:
-    """Weights of a layer -> its uses, each a chain of ops that follow each other, or all projections together."""
+    """Weights of a layer -> its uses, each a chain of consecutive ops, or all projections together."""
     chains: dict[str, list[list[int]]] = defaultdict(list)
     for number in sorted(free):
         layer = layers[number]
@@ -152,7 +152,7 @@ def _runs(
 def _loose(
     whole: dict[Hashable, list[list[int]]], parts: dict[Hashable, list[list[int]]], layers: Sequence[Layer]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Layers of one side with several weights, which are used apart on the other: (the layer, the last use there)."""
+    """Layers of one side with several weights that the other side uses separately: (the layer, the last use there)."""
     for key, runs in whole.items():
         inside = {part: uses for part, uses in parts.items() if part < key}  # type: ignore[operator]
         complete = frozenset().union(*inside) == key  # type: ignore[arg-type]
@@ -161,13 +161,13 @@ def _loose(
 
 
 def _projection(layer: Layer) -> int | None:
-    """0 to 2 of a query, key or value."""
+    """0 to 2 for a query, key or value."""
     words = parse_name(layer.weights[0]).words
     return _PROJECTIONS.index(words[-1]) if words and words[-1] in _PROJECTIONS else None
 
 
 def _value(run: list[int], layers: Sequence[Layer]) -> tuple[int, ...]:
-    """The last layer of each projection in a run, query, key and value in this order; the last of all otherwise."""
+    """The last layer of each projection in a run, in the order query, key, value; otherwise the last of all."""
     last = {projection: number for number in run if (projection := _projection(layers[number])) is not None}
     return tuple(last[index] for index in sorted(last)) if len(last) > 1 else (run[-1],)
 
@@ -178,9 +178,9 @@ def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def alignment(array: np.ndarray, reference: np.ndarray, enough: float) -> Align:
-    """How ``array`` is transposed to lie as the reference does: of all orders of its axes the one with the least error.
+    """Transpose ``array`` to the reference's layout: the order of axes with the smallest error.
 
-    Arrays of one shape stay as they are. ``enough``: an error that ends the search.
+    Arrays of equal shape are unchanged. ``enough``: an error that ends the search.
     """
     shape = reference.shape
     if array.shape == shape or array.size != reference.size:

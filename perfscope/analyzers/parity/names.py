@@ -1,4 +1,4 @@
-"""Names of two frameworks that mean the same: ``h.0.attn.q_proj.weight`` and ``blocks_0/attention/query/kernel``."""
+"""Equivalent names in two frameworks: ``h.0.attn.q_proj.weight`` and ``blocks_0/attention/query/kernel``."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _ROLES = {
     **dict.fromkeys(["bias", "b", "shift", "beta", "offset"], "bias"),
 }
 _EMPTY = frozenset(["params", "model", "module", "transformer", "value", "raw_value", "batch_stats"])
-"""Words that say nothing, unless they are all there is."""
+"""Words without meaning, which are dropped unless the name has no others."""
 
 
 class Name(Struct, frozen=True):
-    """A name in words. ``role``: of the array in its layer; ``''``: not said. ``indices``: of layers, in order."""
+    """A name in words. ``role``: of the array in its layer; ``''``: unknown. ``indices``: of layers, in order."""
 
     words: tuple[str, ...]
     role: str

@@ -14,7 +14,7 @@ from perfscope.model.documents.parity import Arrays, Kind, Weight
 from perfscope.model.errors import DataError
 
 MOST_HEADER = 100 << 20
-"""Bytes; the limit of the format itself."""
+"""Most bytes of a header; the limit of the format."""
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EMBEDDING = re.compile(r"embed|wte|wpe", re.IGNORECASE)
@@ -29,7 +29,7 @@ class _Entry(msgspec.Struct):
 def read_safetensors(file: Path) -> tuple[list[Weight], Arrays]:
     """Floating-point arrays of a file, 16-bit ones widened to float32, as weights of a PyTorch state dict.
 
-    ``DataError`` in one line where it is missing, is not a safetensors file, or its header does not describe its data.
+    ``DataError`` with one line if it is missing, is not a safetensors file, or its header does not match its data.
     """
     try:
         if file.exists() and not file.is_file():
@@ -59,7 +59,7 @@ def read_safetensors(file: Path) -> tuple[list[Weight], Arrays]:
 
 
 def _check_offsets(file: Path, entries: Iterable[_Entry], size: int) -> None:
-    """``DataError`` unless the arrays fill the ``size`` bytes of data one after the other, as the format requires."""
+    """``DataError`` unless the arrays fill the ``size`` bytes of data without gaps, as the format requires."""
     position = 0
     for begin, end in sorted(entry.data_offsets for entry in entries):
         if begin != position or end < begin:

@@ -18,10 +18,10 @@ from perfscope.plugins.numerics import StepValues, load_numerics
 
 TRAINING_SCHEMA = "perfscope.training/1"
 HALVINGS = 4
-"""Stretches that are tested: all steps, their halves, quarters, up to sixteenths. Long ones find small differences that
-last, short ones tell when; few are tested, for their number corrects the level."""
+"""Lengths of tested stretches: all steps, halves, quarters, down to sixteenths. Long stretches find small lasting
+differences, short ones locate them; few are tested, because their number corrects the level."""
 LEVEL = 0.05
-"""Chance that two sides without a difference are said to part, over all stretches and both values."""
+"""Chance of reporting a difference between equal sides, over all stretches and both values."""
 
 Verdict = Literal["same", "parts", "within noise", "cannot tell"]
 METRICS: tuple[tuple[str, Callable[[StepValues], float | None]], ...] = (
@@ -31,16 +31,16 @@ METRICS: tuple[tuple[str, Callable[[StepValues], float | None]], ...] = (
 
 
 class Block(Struct, frozen=True, kw_only=True):
-    """A stretch of steps, ``end`` not included: means over its steps and the runs of a side."""
+    """A stretch of steps, ``end`` excluded: means over its steps and the runs of a side."""
 
     first: int
     end: int
     a: float
     b: float
     noise: float | None
-    """Standard deviation between runs of one side; ``None`` with one run a side."""
+    """Standard deviation between runs of one side; ``None`` with one run per side."""
     p: float | None
-    """Of the difference, corrected for the number of tests."""
+    """p value of the difference, corrected for the number of tests."""
 
 
 class Metric(Struct, frozen=True, kw_only=True):
@@ -51,15 +51,15 @@ class Metric(Struct, frozen=True, kw_only=True):
     steps: int
     """Steps in which all runs have a finite value; only these are compared."""
     first_different: int | None
-    """The first step in which runs of both sides are not equal to the last bit."""
+    """The first step in which runs of both sides are not bit-identical."""
     parts_at: Block | None
-    """Of the stretches that differ by more than noise the one that ends first."""
+    """Among the stretches that differ by more than noise the one that ends first."""
     blocks: tuple[Block, ...]
-    """The shortest ones, in order."""
+    """The shortest stretches, in order."""
 
 
 class Training(Struct, frozen=True, kw_only=True):
-    """Two sides, compared."""
+    """The compared sides."""
 
     schema: str = TRAINING_SCHEMA
     a: str
@@ -75,18 +75,18 @@ class Training(Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """Whether nothing tells noise from a difference."""
+        """Whether a difference cannot be separated from noise."""
         return any(metric.verdict == "cannot tell" for metric in self.metrics)
 
     def dump(self) -> bytes:
-        """As JSON."""
+        """Return JSON text."""
         return json.dumps(to_builtins(self), indent=2, allow_nan=False).encode() + b"\n"
 
 
 def compare_trainings(a: Path, b: Path) -> Training:
-    """Of a run recorded with ``--numerics`` a side, or of a folder of such runs.
+    """Compare two sides, each a run recorded with ``--numerics`` or a folder of such runs.
 
-    ``DataError`` where there are none, or no step has a loss or gradient norm in all of them.
+    ``DataError`` if there are none, or no step has a loss or gradient norm in all of them.
     """
     sides = _runs(a), _runs(b)
     metrics = [metric for name, value in METRICS if (metric := _metric(name, value, *sides)) is not None]
@@ -99,7 +99,7 @@ Run = dict[int, StepValues]
 
 
 def _runs(folder: Path) -> list[Run]:
-    """The steps of each run; of several ranks those of the first."""
+    """The steps of each run; with several ranks those of the first."""
     folders = [folder] if run_folders.is_run(folder) else sorted(run_folders.directories(folder))
     runs = []
     for path in folders:
@@ -112,7 +112,7 @@ def _runs(folder: Path) -> list[Run]:
         if artifacts:
             runs.append({step.step: step for step in load_numerics(path / artifacts[0]).steps})
     if not runs:
-        raise DataError(f"{folder}: no numerics in it; perfscope run --numerics ... records them")
+        raise DataError(f"{folder}: it has no numerics; perfscope run --numerics ... records them")
     return runs
 
 

@@ -1,6 +1,6 @@
-"""Translates the weights of one model into those of another: by name, shape and order, or as the user says.
+"""Translates the weights of one model into those of another: by name, shape and order, or by the user's mapping.
 
-One side is *plain*: PyTorch's, or A where both are of one framework. Its weights are divided into units (a weight, or a
+One side is *plain*: PyTorch's, or A if both have one framework. Its weights are divided into units (a weight, or a
 third of a fused one); a weight of the other side is a stack (by layer) of rows (fused projections) of units.
 """
 
@@ -21,7 +21,7 @@ from perfscope.model.documents.parity import Arrays, Kind, Mapping, Weight
 from perfscope.model.errors import DataError, UsageError
 
 MOST_NAMED = 4
-"""Weights that an error names."""
+"""Most weights named in an error."""
 _PROJECTIONS = ("q", "k", "v")
 By = Literal["name", "order", "option"]
 
@@ -34,13 +34,13 @@ class Unit(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """What a weight of the other side may be made of: layers of parts that are joined along the outputs."""
+    """A possible composition of a weight of the other side: layers of parts that are joined along the outputs."""
 
     title: str
     name: Name
     stack: tuple[tuple[Unit, ...], ...]
     shape: Shape
-    """Of one layer."""
+    """Shape of one layer."""
     kind: Kind
     order: int
     alias: bool = False
@@ -53,7 +53,7 @@ class Entry(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """A weight of the other side, and what it is made of."""
+    """A weight of the other side, and its composition."""
 
     other: str
     entry: Entry
@@ -83,7 +83,7 @@ class Translation(Struct):
         return frozenset() if self.from_plain else frozenset(tied)
 
     def mappings(self) -> tuple[Mapping, ...]:
-        """What went where, as names."""
+        """The mapping, as names."""
         return tuple(
             Mapping(a=link.entry.title, b=link.other, layout=link.layout.name, by=link.by)
             if self.from_plain
@@ -92,7 +92,7 @@ class Translation(Struct):
         )
 
     def canonical(self, *, of_a: bool) -> dict[str, frozenset[str]]:
-        """Weight of a side (``NAME``, and ``NAME[i]`` of stacks) -> plain weights that it stands for."""
+        """Weight of a side (``NAME``, or ``NAME[i]`` in stacks) -> plain weights that it represents."""
         if of_a == self.from_plain:
             return {name: frozenset({name}) for name in self.plain}
         known: dict[str, frozenset[str]] = {}
@@ -142,7 +142,7 @@ class Translation(Struct):
             rows = len(target) // FUSED
             target[unit.part * rows : (unit.part + 1) * rows] = piece
         elif unit.weight in made and not np.array_equal(made[unit.weight], piece):
-            raise DataError(f"{unit.weight} is tied: {source} has other values than another weight that it stands for")
+            raise DataError(f"{unit.weight} is tied: {source} has other values than another weight that it represents")
         else:
             made[unit.weight] = piece
 
@@ -150,9 +150,9 @@ class Translation(Struct):
 def translate(
     a: Sequence[Weight], b: Sequence[Weight], *, a_is_torch: bool, b_is_torch: bool, options: Sequence[str] = ()
 ) -> Translation:
-    """How A's weights become B's. ``options``: ``A_NAME=B_NAME`` each.
+    """Map A's weights to B's. ``options``: ``A_NAME=B_NAME`` each.
 
-    ``DataError`` in one line where a weight of either side has no counterpart, ``UsageError`` for a wrong option.
+    ``DataError`` with one line if a weight of either side has no counterpart, ``UsageError`` for an invalid option.
     """
     from_plain = a_is_torch or not b_is_torch
     plain, other = (a, b) if from_plain else (b, a)
@@ -182,7 +182,7 @@ def translate(
 
 
 def _entries(plain: Sequence[Weight]) -> list[Entry]:
-    """All that a weight of the other side may be made of."""
+    """All possible compositions of a weight of the other side."""
     singles = []
     for order, weight in enumerate(plain):
         names = [(weight.name, False), *((alias, True) for alias in weight.aliases)]
@@ -265,7 +265,7 @@ def _starred(title: str, position: int) -> str:
 def _candidates(
     entries: Sequence[Entry], others: Sequence[Weight], named: dict[str, str], orientation: str, least: float
 ) -> list[tuple[Weight, Entry, Layout]]:
-    """Possible links, the likeliest first; equally likely ones in the order of both models."""
+    """Possible links, most likely first; equally likely ones in the order of both models."""
     found = []
     for order, weight in enumerate(others):
         name = parse_name(weight.name)
@@ -286,7 +286,7 @@ def _candidates(
 
 
 def _layout(entry: Entry, weight: Weight, orientation: str) -> Layout | None:
-    """How the entry lies in a weight of the other side; ``None`` where it does not fit."""
+    """Layout of the entry in a weight of the other side; ``None`` if it does not fit."""
     shape = weight.shape
     if entry.stacked:
         if not shape or shape[0] != len(entry.stack):
@@ -302,7 +302,7 @@ def _layout(entry: Entry, weight: Weight, orientation: str) -> Layout | None:
 
 
 def _orientation(entries: Sequence[Entry], others: Sequence[Weight]) -> str:
-    """That of the other side's linear weights that are not square; without any (in, out), as JAX programs write."""
+    """Orientation of the other side's linear weights that are not square; without any (in, out), as in JAX programs."""
     votes = {"in, out": 0, "out, in": 0}
     for weight in others:
         name = parse_name(weight.name)
@@ -323,7 +323,7 @@ def _named(options: Sequence[str], a: Sequence[Weight], b: Sequence[Weight], *, 
         plain, other = (left, right) if from_plain else (right, left)
         known = {weight.name for weight in (b if from_plain else a)}
         if not equals or other not in known:
-            raise UsageError(f"--map {option}: give A_NAME=B_NAME; {other or 'nothing'} is no weight of that model")
+            raise UsageError(f"--map {option}: give A_NAME=B_NAME; {other or 'nothing'} is not a weight of that model")
         named[other] = plain
     return named
 
@@ -331,7 +331,7 @@ def _named(options: Sequence[str], a: Sequence[Weight], b: Sequence[Weight], *, 
 def _complete(
     translation: Translation, left: dict[str, Weight], plain: Sequence[Weight], other: Sequence[Weight]
 ) -> None:
-    """``DataError`` unless every weight has a counterpart. Buffers that only one side has are left aside."""
+    """``DataError`` unless every weight has a counterpart. Buffers of only one side are ignored."""
     used = {unit.weight for link in translation.links for unit in link.entry.units()}
     lost = [weight for weight in plain if weight.name not in used and weight.kind != "buffer"]
     lone = [weight for weight in left.values() if weight.kind != "buffer"]
@@ -344,9 +344,7 @@ def _complete(
     ]
     if parts:
         lost_and_lone = "; ".join(sorted(parts))
-        raise DataError(
-            f"weights without a counterpart: {lost_and_lone}; --map A_NAME=B_NAME says which belong together"
-        )
+        raise DataError(f"weights without a counterpart: {lost_and_lone}; match them with --map A_NAME=B_NAME")
     if sum(math.prod(weight.shape) for weight in plain) == 0 and other:
         raise DataError("neither model has weights in common")
 

@@ -41,8 +41,7 @@ class MeasuredRun(Struct, frozen=True, kw_only=True):
     """False: runs cannot be separated in the recording, so gaps between instructions are not included."""
     instructions: Mapping[tuple[str, str], float]
     """Mean time of a run of each instruction, by computation and name. For collectives on several devices the shortest
-    of
-        each run, which is that of the last device, because it did not wait."""
+    of each run, which is that of the last device, because it did not wait."""
 
 
 def measured_run(trace: Trace, module: HloModule) -> MeasuredRun | None:

@@ -1,4 +1,4 @@
-"""SQL over the tables of traces and over what was derived from them."""
+"""SQL over the tables of traces and over tables derived from them."""
 
 from __future__ import annotations
 

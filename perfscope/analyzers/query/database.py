@@ -1,4 +1,4 @@
-"""A database in memory that reads the tables of traces, and nothing else: no file, no network, no extension."""
+"""An in-memory database with the tables of traces, without access to files, network or extensions."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"[a-z_]+")
 _READ = re.compile(r"\b(?:from|join)\s+([a-z_]+)")
 MOST_ERROR = 400
-"""Characters kept of what the database says of a wrong query."""
+"""Characters kept of the database's error message."""
 WHOLE = frozenset({"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"})
 EXACT = 2**53
 """Whole numbers below this are exact as floats."""
 NO_FRAME = ("HUGEINT", "UHUGEINT", "UUID", "BIT", "BLOB")
-"""Types that pandas frames lose digits of or cannot hold: their rows are fetched as Python values."""
+"""Types that pandas frames cannot hold, or not exactly: their rows are fetched as Python values."""
 
 
 def table_names() -> tuple[str, ...]:
-    """Everything that a query can read from, sorted."""
+    """Tables that a query can read, sorted."""
     return tuple(sorted({*TABLES, *DERIVED}))
 
 
 class Database:
-    """Answers SQL over some traces. Tables are made when a query first names them."""
+    """Answers SQL over traces. Tables are made when a query first names them."""
 
     def __init__(self, traces: Sequence[Trace]) -> None:
-        """``NotStartedError`` where duckdb is not installed."""
+        """``NotStartedError`` if duckdb is not installed."""
         try:
             import duckdb
         except ImportError as error:
@@ -50,9 +50,9 @@ class Database:
         self._rows: dict[str, int] = {}
 
     def query(self, sql: str, limit_s: float | None = None) -> pd.DataFrame:
-        """The answer; ``UsageError`` with the database's own first line if it is wrong or takes over ``limit_s``.
+        """Run a query; ``UsageError`` with the database's first line if it is invalid or exceeds ``limit_s``.
 
-        A column's name may come from the trace (``pivot``); it is cleaned as other text of a trace is.
+        A column's name may come from the trace (``pivot``) and is cleaned like other texts of a trace.
         """
         for name in _named(sql):
             if name not in self._rows:
@@ -65,7 +65,7 @@ class Database:
         try:
             result = self._connection.execute(sql)
             if result is None or not result.description:
-                raise UsageError("query: the statement has no answer; begin it with SELECT or FROM")
+                raise UsageError("query: the statement returns no rows; begin it with SELECT or FROM")
             kinds = [str(column[1]) for column in result.description]
             answer = _fetched(result, kinds)
         except self._interrupted as error:
@@ -78,7 +78,7 @@ class Database:
         return answer
 
     def empty_tables(self, sql: str) -> tuple[str, ...]:
-        """Which tables of a query that was answered have no row in these traces."""
+        """Tables of an answered query that have no rows in these traces."""
         read = set(_READ.findall(sql.lower()))
         return tuple(name for name in _named(sql) if name in read and self._rows.get(name) == 0)
 
@@ -96,7 +96,7 @@ def _fetched(result: Any, kinds: Sequence[str]) -> pd.DataFrame:
 
 
 def _different(names: Sequence[str]) -> list[str]:
-    """``a, a`` as ``a, a_2``: every column has a name of its own."""
+    """``a, a`` as ``a, a_2``: make column names unique."""
     used: dict[str, None] = {}
     for name in names:
         free = (f"{name}_{number}" for number in count(2))
@@ -113,7 +113,7 @@ def _column(values: list[Any]) -> pd.Series[Any]:
 
 
 def _plain(value: object) -> object:
-    """Bytes as hexadecimal digits, whole numbers that JSON readers lose digits of and ids as text."""
+    """Bytes as hexadecimal digits; ids, and whole numbers that JSON readers cannot hold exactly, as text."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, int):
@@ -122,7 +122,7 @@ def _plain(value: object) -> object:
 
 
 def _as_whole(answer: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Columns of whole numbers that pandas made floats of (because values are missing) as whole numbers again.
+    """Restore whole numbers in columns that pandas made floats because values are missing.
 
     Columns with a value that a float does not hold exactly stay floats.
     """
@@ -132,6 +132,6 @@ def _as_whole(answer: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def _named(sql: str) -> list[str]:
-    """The tables that a query may read: those whose names are words in it."""
+    """Tables that a query may read: those whose names are words in it."""
     words = set(_WORD.findall(sql.lower()))
     return [name for name in table_names() if name in words]

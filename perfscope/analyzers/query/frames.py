@@ -1,6 +1,6 @@
-"""What a query can read: the declared tables, and analyses as tables. Each is made when a query names it.
+"""Tables for queries: declared tables, and analyses as tables. Each is made when a query names it.
 
-Every table begins with ``source`` (number of the trace, from 0) and ``rank``; a declared table goes on with ``row``,
+Every table begins with ``source`` (number of the trace, from 0) and ``rank``; a declared table continues with ``row``,
 the number that columns of other tables refer to (``kernels.op`` is a ``row`` of ``slices``). Kinds are words.
 """
 
@@ -39,7 +39,7 @@ _KINDS = {
 
 
 class Derived(Struct, frozen=True):
-    """A table that is not declared: what it holds, its columns with their meaning, and how its rows are made."""
+    """A table that is not declared: its description, its columns with meanings, and the function that makes rows."""
 
     doc: str
     columns: tuple[tuple[str, str], ...]
@@ -47,7 +47,7 @@ class Derived(Struct, frozen=True):
 
 
 def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
-    """A table by its name; ``KeyError`` if there is none of that name."""
+    """Return a table by name; ``KeyError`` if it does not exist."""
     import pandas as pd
 
     if name in DERIVED:
@@ -74,7 +74,7 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
 
 
 def _with_missing(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns by what is in them; whole numbers stay such where some are missing."""
+    """Convert columns by their content; whole numbers stay whole numbers if some are missing."""
     import pandas as pd
 
     kinds = {name: pd.api.types.infer_dtype(frame[name], skipna=True) for name in frame.columns}
@@ -167,7 +167,7 @@ def _launches(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
 
 
 def _ops(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """Ops that launched device work, with the place in the code."""
+    """Ops that launched device work, with their source place."""
     rows: list[tuple[Any, ...]] = []
     for source, trace in enumerate(traces):
         slices = trace.rows["slices"]
@@ -269,7 +269,7 @@ DERIVED: dict[str, Derived] = {
             ("device", "number of the device; missing: the host"),
             ("name", "its name"),
             ("step", "number of the step; missing: the whole capture"),
-            ("cause", "compute, exposed_communication, exposed_copy, or why it was idle"),
+            ("cause", "compute, exposed_communication, exposed_copy, or the cause of idle time"),
             ("time_ns", "ns"),
         ),
         _accounts,
@@ -313,7 +313,7 @@ DERIVED: dict[str, Derived] = {
             ("modelled_flops", "by the shapes, of products, convolutions and attention"),
             ("dram_bytes", "read from and written to device memory, measured, B"),
             ("modelled_bytes", "the least that the op moves, by the shapes, B"),
-            ("tensor_cores", "true: counted, or a kernel's name says it; false: none; missing"),
+            ("tensor_cores", "true: counted, or by a kernel's name; false: unused; missing"),
             ("shapes", "input shapes, where recorded"),
             ("module", "module, where known"),
             ("file", "of the program, where known"),
@@ -337,7 +337,7 @@ DERIVED: dict[str, Derived] = {
         _path,
     ),
     "findings": Derived(
-        "What the rules found, the costliest first.",
+        "Findings of the rules, costliest first.",
         (
             ("rule", "id"),
             ("title", "one line"),
@@ -354,11 +354,11 @@ DERIVED: dict[str, Derived] = {
         _findings,
     ),
     "kernel_names": Derived(
-        "Each kernel name with its short form and what the name says of the arithmetic.",
+        "Each kernel name with its short form and the arithmetic according to its name.",
         (
             ("name", "as recorded"),
             ("short", "as reports show it"),
-            ("precision", "of the operands of a matrix product or convolution, where the name says it"),
+            ("precision", "of the operands of a matrix product or convolution, if the name has it"),
             (
                 "tensor_cores",
                 "true: the name is of a kernel for them; false: of a plain float32 product; missing",
@@ -395,7 +395,7 @@ DERIVED: dict[str, Derived] = {
             *_WHOSE,
             ("row", "row of slices"),
             ("name", "of the op"),
-            ("class", "what it works at, where the name tells: matrix product, attention, normalisation, ..."),
+            ("class", "class by its name: matrix product, attention, normalisation, ..."),
             ("start_ns", "ns"),
             ("host_ns", "time of the op on the host, ns"),
             ("device_ns", "summed time of the work that it launched itself, ns"),
@@ -414,4 +414,4 @@ DERIVED: dict[str, Derived] = {
         spans.span_rows,
     ),
 }
-"""By name; together with ``TABLES`` what a query can read."""
+"""By name; together with ``TABLES`` all tables for queries."""

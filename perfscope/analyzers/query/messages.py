@@ -1,4 +1,4 @@
-"""Collectives as tables: as each rank saw them alone, and by kind as matched between ranks or devices."""
+"""Collectives as tables: as each rank recorded them, and by kind as matched between ranks or devices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from perfscope.model.trace import MISSING, Trace
 
 MESSAGE_COLUMNS = (
     ("operation", "such as all_reduce"),
-    ("description", "what the program calls the group"),
+    ("description", "the program's name of the group"),
     ("group_size", "ranks in it, where recorded"),
     ("dtype", "element type"),
-    ("algorithm", "of NCCL, where the kernel's name says it"),
-    ("protocol", "of NCCL, where the kernel's name says it"),
+    ("algorithm", "of NCCL, if in the kernel's name"),
+    ("protocol", "of NCCL, if in the kernel's name"),
     ("kernel", "row of kernels; missing: on the host"),
     ("start_ns", "ns"),
     ("duration_ns", "with the time that this rank waited for others, ns"),
@@ -24,7 +24,7 @@ MESSAGE_COLUMNS = (
     ("input_bytes", "B that the rank gave, where recorded"),
     ("output_bytes", "B that the rank got, where recorded"),
 )
-"""After ``source`` and ``rank``."""
+"""Columns after ``source`` and ``rank``."""
 
 KIND_COLUMNS = (
     ("job", "number of the job"),

@@ -1,4 +1,4 @@
-"""Queries that are ready, by name. Each is plain SQL over the documented tables: a start for one of your own."""
+"""Predefined queries by name. Each is plain SQL over the documented tables, and a starting point for others."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ QUERIES: dict[str, Query] = {
         """,
     ),
     "counters": Query(
-        "Hardware counters by op (by range, where these are joined with none) and metric",
+        "Hardware counters by op (by range, if it matches no op) and metric",
         """
         select coalesce(s.name, c.name) as op, c.metric, count(*) as ranges, count(c.call) as joined,
                sum(c.value) as total, min(c.value) as least, median(c.value) as median, max(c.value) as most
@@ -106,7 +106,7 @@ QUERIES: dict[str, Query] = {
         """,
     ),
     "critical_path": Query(
-        "What the critical path of the steps is made of",
+        "Parts of the critical path of the steps",
         """
         select what, coalesce(short, c.name) as name, count(*) as pieces, sum(duration_ns) / 1e6 as ms,
                100.0 * sum(duration_ns) / sum(sum(duration_ns)) over () as percent
@@ -210,7 +210,7 @@ QUERIES: dict[str, Query] = {
         """,
     ),
     "op_flops": Query(
-        "FLOPs and bytes of ops by hardware counters, beside those by their shapes; none where a call has none",
+        "FLOPs and bytes of ops by hardware counters and by their shapes; null if a call lacks them",
         """
         select name as op, count(*) as calls, sum(kernels) as kernels,
                case when count(flops) = count(*) then sum(flops) end as flops,
@@ -236,7 +236,7 @@ QUERIES: dict[str, Query] = {
         """,
     ),
     "op_profile": Query(
-        "Instructions of XLA programs as a tree of program, kind and instruction; what is null is summed over",
+        "Instructions of XLA programs as a tree of program, kind and instruction; null columns are summed over",
         """
         with runs as (
           select module, regexp_replace(name, '([._][0-9]+)+$', '') as kind, name, end_ns - start_ns as ns

@@ -1,4 +1,4 @@
-"""Host spans as a table: own and inner time on the host, and the device work launched by each and inside it."""
+"""Host spans as a table: self and inner time on the host, and device work launched by each and inside it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ COLUMNS = (
     ("host_ns", "from its begin to its end on the host, ns"),
     ("host_self_ns", "of these, outside the spans directly inside it, ns"),
     ("device_ns", "summed time of the kernels and copies that it launched itself, ns"),
-    ("works", "how many these are"),
-    ("inner_device_ns", "summed time of those that it or a span inside it launched, ns"),
-    ("inner_works", "how many these are"),
+    ("works", "their number"),
+    ("inner_device_ns", "summed time of the kernels and copies launched by it or a span inside it, ns"),
+    ("inner_works", "their number"),
     ("device_start_ns", "begin of the first of those, ns"),
     ("device_end_ns", "end of the last of those, ns"),
 )
-"""After ``source`` and ``rank``."""
+"""Columns after ``source`` and ``rank``."""
 
 
 def span_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """One row per row of ``slices``, by `COLUMNS`; ``None`` where there is no parent or no device work."""
+    """One row per row of ``slices``, by `COLUMNS`; ``None`` without a parent or device work."""
     rows: list[tuple[Any, ...]] = []
     for source, trace in enumerate(traces):
         slices = trace.rows["slices"]

@@ -34,7 +34,7 @@ PLUGIN = Plugin(
 )
 
 _FOR_OTHERS = {name: f"{_HERE}.document:{name}" for name in ("StepValues", "load_numerics")}
-"""What other plug-ins use."""
+"""Names used by other plug-ins."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Numerics as a recorder of `perfscope run`: from the import of torch or jax on, written with the manifest."""
+"""Numerics as a recorder of `perfscope run`: starts after the import of torch or jax; written with the manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "numerics"
 WRITING_SHARE = 0.01
-"""Largest share of the time for writing, also when the history has grown."""
+"""Largest share of the time used for writing, even if the history has grown."""
 
 
 def available() -> str | None:
@@ -40,13 +40,13 @@ class Recorder(Protocol):
         """Hook the framework."""
 
     def stop(self) -> None:
-        """Take what is pending, and leave the framework as it was."""
+        """Store pending values, and restore the framework."""
 
     def silence(self) -> None:
         """Record nothing more; the hooks stay."""
 
     def document(self, number: Callable[[Any], int], steps_seen: int) -> Numerics:
-        """All so far; ``number``: of the step of a moment."""
+        """All values so far; ``number``: step of a moment."""
 
 
 class NumericsCapture:
@@ -71,13 +71,13 @@ class NumericsCapture:
             recorder.stop()
 
     def abandon_in_fork(self) -> None:
-        """In a forked child: everything is the parent's."""
+        """In a forked child: recording belongs to the parent."""
         for recorder in self._recorders.values():
             recorder.silence()
         self._recorders.clear()
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
-        """Write it at the end, or before the program may be killed; of two frameworks, the one with more tensors."""
+        """Write at the end, or before the program may be killed; with two frameworks, the one with more tensors."""
         if not self._recorders:
             return []
         path = directory / NUMERICS_FILE

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NUMERICS_SCHEMA = "perfscope.numerics/1"
 NUMERICS_FILE = "numerics.json.gz"
 MOST_BYTES = 64 << 20
-"""Unpacked."""
+"""Most bytes after decompression."""
 
 Kind = Literal["input", "output", "loss", "gradient", "parameter gradient", "parameter"]
 """``input`` of a model; ``output`` of a module; ``gradient`` of an output."""
@@ -71,7 +71,7 @@ class TensorStatistics:
     """Class of the module; empty where none is known."""
     dtype: str
     line: str = ""
-    """``train.py:88``, that calls the module."""
+    """``train.py:88``: the line that calls the module."""
     elements: int
     steps: int
     counted: int
@@ -99,7 +99,7 @@ class Nonfinite:
     watched: bool = False
     """The ops of that step were watched, or those of a step soon after in which it happened again."""
     op: str = ""
-    """That made a value which is not finite from values that are; empty where none did in a watched step."""
+    """Op that made a non-finite value from finite ones; empty if none did in a watched step."""
     op_line: str = ""
     op_module: str = ""
     op_step: int | None = None
@@ -152,7 +152,7 @@ class Numerics:
     nonfinite: tuple[Nonfinite, ...]
     losses: tuple[PrecisionLoss, ...]
     reductions: int
-    """Reductions of 16 bits, each line of each module once, and parameters of 16 bits whose updates were looked at."""
+    """16-bit reductions, each line of each module once, and 16-bit parameters whose updates were examined."""
     steps: tuple[StepValues, ...]
     steps_seen: int
     scale_halved: tuple[int, ...]
@@ -163,13 +163,13 @@ class Numerics:
 
 
 def dump_numerics(numerics: Numerics) -> bytes:
-    """As gzipped JSON; ``ValueError`` for numbers that are not finite."""
+    """Return gzipped JSON; ``ValueError`` for numbers that are not finite."""
     text = json.dumps(asdict(numerics), separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode(), 1, mtime=0)
 
 
 def numerics_of(trace: Trace) -> Numerics | None:
-    """The numerics of a trace; ``None`` where none were recorded."""
+    """The numerics of a trace; ``None`` if none were recorded."""
     numerics: Numerics | None = trace.documents.get("numerics")
     return numerics
 

@@ -22,7 +22,7 @@ from perfscope.plugins.numerics.document import (
 
 MOST_TENSORS = 5_000
 MOST_AMAX = 128
-"""Rows of the history of a tensor; where they are full two become one."""
+"""Most rows in the history of a tensor; when it is full, rows are merged in pairs."""
 MOST_NONFINITE = 200
 MOST_LOSSES = 500
 MOST_STEPS = 20_000
@@ -43,7 +43,7 @@ class TensorKey(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A tensor so far."""
+    """The values of a tensor so far."""
 
     line: str
     elements: int = 0
@@ -56,7 +56,7 @@ class Row:
     latest: Moment = None
 
     def add(self, moment: Moment, largest: float, counts: list[float], elements: int) -> bool:
-        """Numbers of one tensor. Whether it is the first one that is not finite."""
+        """Add the numbers of one tensor; return whether it is the first one that is not finite."""
         self.elements = max(self.elements, elements)
         again = self.moments > 0 and moment == self.latest
         self.moments += not again
@@ -78,23 +78,22 @@ class Row:
 
 
 class History:
-    """Grows by ``add`` and its sisters; ``document`` gives it as it is written."""
+    """Grows by ``add`` and similar methods; ``document`` returns it for writing."""
 
     def __init__(self, framework: str) -> None:
-        """Nothing yet."""
         self._framework = framework
         self.rows: dict[TensorKey, Row] = {}
         self.nonfinite: list[tuple[Moment, Nonfinite]] = []
         self.losses: dict[tuple[str, ...], tuple[Moment, PrecisionLoss]] = {}
         self.examined: set[tuple[str, str, str]] = set()
-        """(Op, line, module) of reductions that were computed again, and parameters whose updates were looked at."""
+        """(Op, line, module) of reductions that were computed again, and parameters whose updates were examined."""
         self.steps: list[tuple[Moment, StepValues]] = []
         self.watched: list[Moment] = []
         self._left: set[TensorKey] = set()
         self._notes: list[str] = []
 
     def row(self, key: TensorKey, line: Callable[[], str]) -> Row | None:
-        """The row of a tensor; ``None`` where there are too many. ``line()``: asked for a new one."""
+        """The row of a tensor; ``None`` if there are too many. ``line()`` is called for a new one."""
         row = self.rows.get(key)
         if row is None:
             if len(self.rows) >= MOST_TENSORS:
@@ -104,7 +103,7 @@ class History:
         return row
 
     def add_nonfinite(self, moment: Moment, event: Nonfinite) -> None:
-        """A tensor is not finite for the first time, or its op is known now."""
+        """A tensor is not finite for the first time, or its op is now known."""
         for index, (_, known) in enumerate(self.nonfinite):
             if (known.kind, known.name) == (event.kind, event.name):
                 self.nonfinite[index] = (self.nonfinite[index][0], event)
@@ -113,7 +112,7 @@ class History:
             self.nonfinite.append((moment, event))
 
     def add_loss(self, moment: Moment, loss: PrecisionLoss) -> None:
-        """A value that lost precision: the worst of its line and op; of updates all together."""
+        """A value that lost precision: the worst per line and op; updates are added up."""
         key = (loss.how, loss.op, loss.module, loss.line)
         known = self.losses.get(key)
         if known and loss.how == "update":
@@ -135,7 +134,7 @@ class History:
             self._notes.append(text)
 
     def document(self, number: Callable[[Moment], int], steps_seen: int) -> Numerics:
-        """As it is written; ``number``: of the step of a moment."""
+        """The document for writing; ``number``: step of a moment."""
         last = {number(moment): values for moment, values in self.steps}
         steps = [replace(values, step=step) for step, values in sorted(last.items())]
         scales = [(values.step, values.scale) for values in steps if values.scale is not None]

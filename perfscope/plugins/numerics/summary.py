@@ -1,4 +1,4 @@
-"""The tensors of a run that narrower formats would lose most of, and how much of all they would lose."""
+"""Tensors of a run that would lose most in narrower formats, and the loss over all tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from perfscope.plugins.numerics.document import Kind, TensorStatistics
 
 MOST_ROWS = 50
-"""Tensors of a report."""
+"""Most tensors of a report."""
 
 
 class TensorRow(Struct, frozen=True, kw_only=True):
-    """A tensor; shares are of the values that were counted, by format."""
+    """A tensor; shares of the counted values, by format."""
 
     kind: Kind
     name: str
@@ -36,7 +36,7 @@ class TensorRow(Struct, frozen=True, kw_only=True):
 
 
 class FormatRow(Struct, frozen=True, kw_only=True):
-    """What a format would lose of all tensors of a kind; shares of the values that were counted."""
+    """Loss of a format over all tensors of a kind; shares of the counted values."""
 
     kind: Kind
     format: str
@@ -47,7 +47,7 @@ class FormatRow(Struct, frozen=True, kw_only=True):
 
 
 class NumericsSummary(Struct, frozen=True, kw_only=True):
-    """Of one process."""
+    """The numerics of one process."""
 
     rank: int | None
     steps: int
@@ -57,16 +57,16 @@ class NumericsSummary(Struct, frozen=True, kw_only=True):
     """Tensors that were not finite in some step."""
     watched: tuple[int, ...]
     scale: tuple[float, float] | None
-    """Of the loss scaler, in the first and the last step."""
+    """Scale of the loss scaler in the first and the last step; ``None`` without one."""
     formats: tuple[FormatRow, ...]
-    """Those that lose something."""
+    """Formats that lose something."""
     rows: tuple[TensorRow, ...]
-    """Those of which most is lost first."""
+    """Tensors that lose most first."""
     rows_left: int
 
 
 def numerics_summary(trace: Trace) -> NumericsSummary | None:
-    """What was recorded of numerics; ``None`` where it was not."""
+    """Summarise recorded numerics; ``None`` if none were recorded."""
     from perfscope.plugins.numerics.document import numerics_of
 
     numerics = numerics_of(trace)
@@ -117,7 +117,7 @@ def _row(tensor: TensorStatistics) -> TensorRow:
 
 
 def _risk(row: TensorRow) -> tuple[float, ...]:
-    """Not finite, then what the wider formats overflow and underflow, then the narrower ones."""
+    """Sort key: not finite, then over- and underflow in the wider formats, then in the narrower ones."""
     from perfscope.plugins.numerics.document import FORMATS
 
     names = [item.name for item in FORMATS]

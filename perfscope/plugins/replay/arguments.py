@@ -1,4 +1,4 @@
-"""Recorded inputs of an op as literals of a script: checked values only, never text of the trace."""
+"""Recorded inputs of an op as literals of a script: checked values only, no text of the trace."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DTYPES: frozenset[str] = frozenset(
         "float8_e5m2fnuz", "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "bool",
     }
 )  # fmt: skip
-"""Names of torch's dtypes that a script may hold."""
+"""Names of torch dtypes that a script may contain."""
 MOST_DIMENSIONS = 16
 MOST_ELEMENTS = 2**40
-"""Of a tensor and of its storage. More is no tensor of a device, or the file is corrupt."""
+"""Most elements of a tensor and of its storage. A larger one exceeds any device, or the file is corrupt."""
 
 UNKNOWN = ("unknown",)
-"""Nothing (``None``), or not recorded: a trace does not tell which."""
+"""Nothing (``None``), or not recorded: a trace does not distinguish them."""
 
 _NUMBERS = re.compile(r"(?:\[(?:[-+\d\s,.eE]|True|False){0,200}\]|[-+]?[\d.][-+\d.eE]{0,30}|True|False)")
 
@@ -31,7 +31,7 @@ Literal = tuple[Any, ...]
 
 
 def parse_recorded(shapes: str, dtypes: str, strides: str, values: str) -> list[Literal]:
-    """Inputs in order from the JSON texts of ``slices``; ``UsageError`` where they are no inputs.
+    """Inputs in order from the JSON texts of ``slices``; ``UsageError`` if they are invalid.
 
     Each is ``("tensor", dtype, shape, strides or None)``, ``("tensors", list of those)``, ``("value", number, truth
     value, or list of them)`` or ``UNKNOWN``.
@@ -49,7 +49,7 @@ def _json_list(text: str) -> list[Any]:
     except (ValueError, RecursionError):
         result = None
     if not isinstance(result, list):
-        raise UsageError("replay: the recorded inputs of this op are no lists")
+        raise UsageError("replay: the recorded inputs of this op are not lists")
     return result
 
 

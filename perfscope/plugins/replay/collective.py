@@ -16,7 +16,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 
 
 def collective_script(trace: Trace, operation: str) -> str:
-    """Of the messages of that operation that took most time; ``UsageError`` where no sizes were recorded."""
+    """Build the script for the costliest messages of that operation; ``UsageError`` without recorded sizes."""
     kinds: dict[tuple[int, str, int | None], list[Local]] = defaultdict(list)
     for local in trace.fact(locals_of):
         dtype = canonical_dtype((local.dtype or "").lower())

@@ -15,9 +15,9 @@ from perfscope.plugins.replay.arguments import parse_recorded
 from perfscope.plugins.replay.template import OP_TEMPLATE, assignments
 
 OP_NAME = re.compile(r"[a-z_]\w{0,60}::[a-zA-Z_]\w{0,120}", re.ASCII)
-"""Namespace and name of an op of torch: what a script may hold as such."""
+"""Namespace and name of a torch op that a script may contain."""
 MOST_CALLS = 200
-"""Calls whose median is the recorded time."""
+"""Most calls over which the recorded time is a median."""
 
 _OF_CLASSES = ("nll_loss", "nll_loss_nd", "nll_loss_forward", "nll_loss_backward", "cross_entropy_loss")
 _ALONG_DIMENSION = (
@@ -33,14 +33,14 @@ INDICES: dict[str, tuple[str, str, int | str | None]] = {
     **dict.fromkeys(_ALONG_DIMENSION, ("index", "self", "dim")),
     "one_hot": ("self", "num_classes", None),
 }
-"""By op of ``aten`` the parameter that holds indices, and what they stay below: the size of another in a dimension (a
-number, or the parameter that has it), or its value (``None``)."""
+"""By op of ``aten`` the parameter that holds indices, and their upper limit: the size of another parameter in a
+dimension (a number, or the parameter that has it), or its value (``None``)."""
 
 _INPUTS = ("shapes", "dtypes", "strides", "values")
 
 
 def op_script(trace: Trace, op: int | str) -> str:
-    """Of a row of ``slices`` or of the shapes of a name that took most time; ``UsageError`` where there are none."""
+    """Build the script for a row of ``slices``, or for the costliest shapes of a name; ``UsageError`` without any."""
     passes = ""
     if isinstance(op, str) and "shapes" not in trace.recorded and trace.detail is not None:
         trace, passes = trace.detail, " in the detail pass"
@@ -60,15 +60,15 @@ def op_script(trace: Trace, op: int | str) -> str:
 
 
 def _calls(trace: Trace, op: int | str) -> Int64:
-    """Rows of the same op with the same inputs, the one asked for first."""
+    """Rows of the same op with the same inputs, the requested one first."""
     slices = trace.rows["slices"]
     is_op = slices["kind"] == SliceKind.OP
     if isinstance(op, int):
         if op >= len(slices) or not is_op[op]:
-            raise UsageError(f"replay: row {op} of slices is no op")
+            raise UsageError(f"replay: row {op} of slices is not an op")
         name = trace.text(int(slices["name"][op]))
         if not OP_NAME.fullmatch(name):
-            raise UsageError(f"replay: row {op} of slices is none of torch's ops (namespace::name)")
+            raise UsageError(f"replay: row {op} of slices must be a torch op (namespace::name)")
         rows = np.flatnonzero(is_op & (slices["name"] == slices["name"][op]))
     else:
         code = trace.strings.index(op) if op in trace.strings else -1
@@ -89,7 +89,7 @@ def _calls(trace: Trace, op: int | str) -> Int64:
 
 
 def _recorded_time(trace: Trace, rows: Int64) -> tuple[float, str]:
-    """(median ns of a call, what it is of): its device work, or its time on the host where it launched none."""
+    """(median ns of a call, what was timed): its device work, or its host time if it launched none."""
     device = [work_time(trace, [row]).sum_ns for row in rows.tolist()]
     if any(device):
         return median(device), "device work"

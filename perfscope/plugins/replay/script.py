@@ -1,4 +1,4 @@
-"""An op or a collective of a trace as a benchmark script that stands alone."""
+"""A standalone benchmark script for an op or a collective of a trace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["COLLECTIVES", "replay_script"]
 
 
 def replay_script(trace: Trace, op: str) -> str:
-    """Python source. ``op``: a row of ``slices``, the name of an op, or of a collective (``all_reduce``).
+    """Return Python source. ``op``: a row of ``slices``, the name of an op, or of a collective (``all_reduce``).
 
-    Of a name, it is the shapes that took most time. ``UsageError`` says why there is none.
+    For a name, the shapes that took most time are used. ``UsageError`` has the reason if it is not possible.
     """
     if op in COLLECTIVES:
         return collective_script(trace, op)
@@ -22,7 +22,7 @@ def replay_script(trace: Trace, op: str) -> str:
     name = op if "::" in op else f"aten::{op}"
     if not OP_NAME.fullmatch(name):
         raise UsageError(
-            "replay: that is no op; a row of slices, a name as aten::mm or vllm::moe_forward, or one of "
+            "replay: not an op; give a row of slices, a name such as aten::mm or vllm::moe_forward, or one of "
             + ", ".join(COLLECTIVES)
         )
     return op_script(trace, name)

@@ -1,4 +1,4 @@
-"""The scripts: fixed text, and one assignment of a checked literal for each name that the text asks for."""
+"""The scripts: fixed text, with one assignment of a checked literal for each name that the text needs."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def times_us(call, device, repeat):
 
 
 def main():
-    """Measure, and print beside the recorded time."""
+    """Measure, and print the recorded time too."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--repeat", type=int, default=50)
@@ -221,7 +221,7 @@ def prepare(device, ranks):
 
 
 def main():
-    """Measure on all ranks; the first one prints beside the recorded time."""
+    """Measure on all ranks; the first prints the result and the recorded time."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="nccl" if torch.cuda.is_available() else "gloo", choices=("nccl", "gloo"))
     parser.add_argument("--repeat", type=int, default=20)

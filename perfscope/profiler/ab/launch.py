@@ -1,6 +1,6 @@
-"""One process launch of an A/B: start the program in an arm's folder, take the times of its steps, end it.
+"""One process launch of an A/B test: start the program in an arm's folder, collect its step times, end it.
 
-No profiler runs in it. The session inside (`session.py`, ``times_only``) finds the steps as `perfscope run` does.
+It runs without a profiler. The session inside (`session.py`, ``times_only``) finds the steps as `perfscope run` does.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from perfscope.profiler.ab import record_child
 from perfscope.profiler.launch.program import Target, end_with_us, path_with_package
 from perfscope.profiler.session import process_state
 
-# The times of a launch of several ranks: a step lasts as long as that of the slowest.
+# Times of a launch of several ranks: a step lasts as long as on the slowest.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of a launch (`Process`), made of ``ranks`` processes. ``remark``: how, where it is not plain."""
+    """Step times of a launch (`Process`) of ``ranks`` processes. ``remark``: how they were merged, if unusual."""
 
     step_ns: tuple[int, ...] = ()
     windows_ns: tuple[int, ...] = ()
@@ -43,11 +43,11 @@ class RankTimes:
 
 
 def merge_ranks(processes: Sequence[Process]) -> RankTimes:
-    """The times of the processes that had steps, as those of one program.
+    """Merge the times of the processes that had steps.
 
-    Ranks of a job wait for each other in every step, so that the n-th step (or window) takes what it takes the slowest.
-    Where they did not take the same steps the rank with the slowest typical step stands for all, and that is said.
-    Of processes that are no ranks of one job (one started after the other) the first counts.
+    Ranks of a job wait for each other in every step, so the n-th step (or window) takes as long as on the slowest. If
+    they did not take the same steps, the rank with the slowest typical step represents all, with a remark. If the
+    processes are not ranks of one job (started one after another), the first counts.
     """
     stepped = [process for process in processes if process.steps_seen]
     ranked = [process for process in stepped if (process.world_size or 1) > 1]
@@ -65,7 +65,7 @@ def merge_ranks(processes: Sequence[Process]) -> RankTimes:
         taken = sorted({process.steps_seen for process in ranked})
         remark = (
             f"its {len(ranked)} ranks took {taken[0]} to {taken[-1]} steps, or were timed apart: rank "
-            f"{slowest.rank}, the slowest, stands for all"
+            f"{slowest.rank}, the slowest, represents all"
         )
         return _times_of(slowest, ranks=len(ranked), remark=remark)
     return RankTimes(
@@ -95,23 +95,23 @@ def _typical(process: Process) -> float:
 TIMED_OUT = 124
 """The exit code of ``timeout`` of coreutils."""
 GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 LOG_LINES = 3
-"""Of the program's output, quoted where it failed."""
+"""Most lines of the program's output that are quoted after a failure."""
 MOST_LOG_BYTES = 64 << 10
 
 COUNTERS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "peak_bytes_in_use", "num_ooms")
-"""Counters of the allocators that do not depend on how fast the program was."""
+"""Counters of the allocators that are independent of the program's speed."""
 
 FRAMEWORKS = ("torch", "jax", "jaxlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmFolder:
-    """Where an arm runs.
+    """The location of an arm.
 
-    ``folder``: current directory of the program; ``root``: the top of its worktree, ``None``
-    where the program runs in place.
+    ``folder``: current directory of the program; ``root``: the top of its worktree, ``None`` if the program runs in
+    place.
     """
 
     root: Path | None
@@ -120,7 +120,7 @@ class ArmFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a launch of `perfscope try` does to the program. ``record_steps``: steps whose values are recorded."""
+    """Changes to the program in a launch of `perfscope try`. ``record_steps``: steps whose values are recorded."""
 
     interventions: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -145,8 +145,8 @@ def launch_once(
     """Run ``target`` in the arm's folder and wait for it; its output goes to ``log``.
 
     A failure of the program is in ``Launch.problem``; ``NotStartedError`` only if it cannot be started. Its process
-    group is terminated with it, also on an interrupt. ``changed``: files that differ between the arms,
-    relative to the top. ``changes``: what is changed in the program, for `perfscope try`.
+    group is terminated with it, also on an interrupt. ``changed``: files that differ between the arms, relative to the
+    top. ``changes``: changes to the program, for `perfscope try`.
     """
     run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
     try:
@@ -181,7 +181,7 @@ def launch_once(
 
 
 def _with_reports(launch: Launch, run: Path, changed: frozenset[str] | None) -> tuple[Launch, tuple[str, ...]]:
-    """The launch with what its processes wrote to ``run``; a line for each file that cannot be read."""
+    """Add the reports that the launch's processes wrote to ``run``; a line for each unreadable file."""
     processes, corrupt = run_folders.read_processes(run)
     stepping = [process for process in processes if process.steps_seen]
     process = stepping[0] if stepping else Process(rank=0, directory="")
@@ -208,7 +208,7 @@ def _variables(message: Message) -> dict[str, str]:
 
 
 def _command_line(target: Target) -> list[str]:
-    """As `Target.command_line`, but a script is resolved in the program's own current directory."""
+    """Like `Target.command_line`, but a script is resolved in the program's current directory."""
     if target.module:
         return [sys.executable, "-m", *target.arguments]
     if target.command:
@@ -220,7 +220,7 @@ def _command_line(target: Target) -> list[str]:
 
 
 def python_path(arm_folder: ArmFolder, checkout: Path | None) -> str:
-    """The worktree before everything else, so that it also wins over an editable installation of the checkout."""
+    """The worktree first, so that it also precedes an editable installation of the checkout."""
     if arm_folder.root is None:
         return os.environ.get("PYTHONPATH", "")
     entries = [str(arm_folder.root), *([str(arm_folder.root / "src")] if (arm_folder.root / "src").is_dir() else [])]
@@ -238,7 +238,7 @@ def run_and_wait(
 ) -> int:
     """Run a command line in the arm's folder, terminate its process group, and return its exit code as a shell does.
 
-    ``ours``: variables on top of our own environment. Its output goes to ``log``. ``TIMED_OUT`` after ``timeout_s``;
+    ``ours``: variables in addition to our environment. Its output goes to ``log``. ``TIMED_OUT`` after ``timeout_s``;
     ``NotStartedError`` if it cannot be started.
     """
     with log.open("wb") as out:
@@ -265,7 +265,7 @@ def run_and_wait(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate the group: children that outlive a launch would disturb the next one."""
+    """Terminate the group: surviving children would disturb the next launch."""
     _signal(child, signal.SIGTERM)
     try:
         child.wait(GRACE_S)
@@ -284,7 +284,7 @@ def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _exact(processes: Sequence[Process]) -> dict[str, int]:
-    """Counters of the process that has most of each: of several ranks the one that runs out of memory first."""
+    """Counters of the process with the highest values: of several ranks the one that runs out of memory first."""
     counters: dict[str, int] = {}
     for process in processes:
         values = {name: process.memory_after[name] for name in COUNTERS if name in process.memory_after}
@@ -296,7 +296,7 @@ def _exact(processes: Sequence[Process]) -> dict[str, int]:
 
 
 def _environment(process: Process) -> dict[str, str]:
-    """Versions of the frameworks and the device, as the program reported them."""
+    """Versions of the frameworks and the device, as reported by the program."""
     environment = {name: process.packages[name] for name in FRAMEWORKS if name in process.packages}
     for device in process.devices[:1]:
         environment |= {
@@ -326,7 +326,7 @@ def _problem(launch: Launch, corrupt: tuple[str, ...], log: Path, timeout_s: flo
         return corrupt[0]
     if not launch.times_ns():
         if launch.steps_seen:
-            return f"only {launch.steps_seen} steps: the first two are warm-up, and none is left to be timed"
+            return f"only {launch.steps_seen} steps: the first two are warm-up, so none is left to time"
         return (
             "no steps were found in it: call perfscope.step() at the end of the loop's body, "
             "or name its annotation with --step-annotation"
@@ -342,7 +342,7 @@ def log_tail(log: Path) -> str:
     return " | ".join(lines[-LOG_LINES:]) or "it printed nothing"
 
 
-# ``--build``: a command of the user's, run once in each worktree before anything is launched there.
+# ``--build``: a user's command, run once in each worktree before the first launch.
 
 
 SHELL = "/bin/sh"
@@ -353,7 +353,7 @@ def run_build(
 ) -> None:
     """Run ``command`` in a shell in the folder of each arm, as it would be typed in the checkout.
 
-    Its output is kept in ``logs``. ``DataError`` if it fails: an arm that is half built must not be measured.
+    Its output is kept in ``logs``. ``DataError`` if it fails: a partly built arm must not be measured.
     """
     for arm, arm_folder in folders.items():
         tell(f"building {arm}")
@@ -365,13 +365,13 @@ def run_build(
             raise DataError(f"{log}: --build failed in {arm} with exit code {code}: {log_tail(log)}")
 
 
-# One launch of an A/B under the captures of `perfscope run`: what it did, not how long. Its run folder is kept.
+# One launch of an A/B test under the captures of `perfscope run`, for its content, not its time. Its run is kept.
 
 
 TIMING = ("timing",)
-"""The pass without which there is nothing to compare."""
+"""The pass that is required for a comparison."""
 SLOWER = 4.0
-"""What a launch under capture may take of ``--timeout``: it loads a profiler, and writes its files at the end."""
+"""Multiple of ``--timeout`` for a launch under capture: it loads a profiler, and writes its files at the end."""
 
 
 def profile_once(
@@ -389,7 +389,7 @@ def profile_once(
 ) -> Launch:
     """Run ``target`` in the arm's folder under capture, into a new folder below ``root``; its output goes to ``log``.
 
-    ``Launch.run`` is the folder's name; whatever is missing is in ``Launch.problem``. ``NotStartedError`` only
+    ``Launch.run`` is the folder's name; missing recordings are listed in ``Launch.problem``. ``NotStartedError`` only
     if Python itself cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="perfscope-launch-") as scratch:
@@ -425,7 +425,7 @@ def profile_once(
 
 
 def _why_nothing(directory: Path | None) -> str | None:
-    """Why a program that ended well left nothing to compare, or ``None``."""
+    """Why a program that ended normally left nothing to compare, or ``None``."""
     if directory is None:
         return "its run was not kept"
     try:

@@ -1,7 +1,7 @@
-"""What the machine did while a launch ran: counters that tell a slower program from a slower machine.
+"""State of the machine during a launch: counters that separate a slower program from a slower machine.
 
-They are read from files of the kernel and from the driver before, after and (once a second) while a launch runs, from
-outside of it, and only those named here. Whatever cannot be read is left out.
+They are read from kernel files and from the driver before, after and (once a second) during a launch, from outside the
+program, and only those listed here. Unreadable ones are left out.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from perfscope.profiler.launch.program import end_with_us
 # Clocks, temperature, power and slowdowns of the NVIDIA devices a launch may use, from nvidia-smi.
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 CAPPED = 0x4
-"""The power limit lowers the clocks: what the program asks for costs more than the device may take."""
+"""The power limit lowers the clocks: the program's work needs more power than the device may use."""
 SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """Hardware slowdown, too hot (by software, by hardware), and the power brake of the machine."""
 
 _FIELDS = ("index", "uuid", "name", "driver_version", "clocks.sm", "temperature.gpu", "power.draw")
 _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-"""The same under the name that drivers from 535 on know it by, and before."""
+"""Name of the field in drivers from 535 on, and before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One device at one moment; ``None``: it does not say."""
+    """One device at one moment; ``None``: not reported."""
 
     index: int
     uuid: str
@@ -54,17 +54,17 @@ class GpuState:
 
 
 class Gpus:
-    """Asks nvidia-smi. ``visible``: ``CUDA_VISIBLE_DEVICES``."""
+    """Runs nvidia-smi. ``visible``: ``CUDA_VISIBLE_DEVICES``."""
 
     def __init__(self, visible: str | None = None) -> None:
-        """Find out whether there are devices; without one it is not asked again."""
+        """Find out whether there are devices; without any, nvidia-smi is not run again."""
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
         self._reasons: tuple[str, ...] = _REASONS
         self._present = True
         self._present = bool(self.look())
 
     def look(self) -> tuple[GpuState, ...]:
-        """The devices that programs see here, now."""
+        """The current state of the devices that programs see here."""
         for reasons in self._reasons if self._present else ():
             text = ask(*_query(reasons))
             if text is not None:
@@ -74,7 +74,7 @@ class Gpus:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[GpuState]]:
-        """The list has what was seen of the devices inside, each second, once the block has ended."""
+        """A list that is filled with samples of the devices, one per second, when the block ends."""
         seen: list[GpuState] = []
         if not self._present:
             yield seen
@@ -94,7 +94,7 @@ class Gpus:
 
 
 def gpu_counters(before: Sequence[GpuState], seen: Sequence[GpuState]) -> dict[str, float]:
-    """Of a launch: mean over its devices and looks; ``before``: the devices before it."""
+    """Counters of a launch: mean over its devices and samples; ``before``: the devices before it."""
     result: dict[str, float] = {}
     for name, values in (
         ("gpu_mhz", [gpu.sm_mhz for gpu in seen]),
@@ -117,7 +117,7 @@ def _query(reasons: str) -> list[str]:
 
 
 def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
-    """What ``nvidia-smi --format=csv,noheader,nounits`` printed; lines of another shape are left out."""
+    """Parse the output of ``nvidia-smi --format=csv,noheader,nounits``; other lines are left out."""
     states = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -143,9 +143,9 @@ def parse_nvidia_smi(text: str) -> tuple[GpuState, ...]:
 
 
 def visible_gpus(gpus: Sequence[GpuState], visible: str | None) -> tuple[GpuState, ...]:
-    """Those that ``CUDA_VISIBLE_DEVICES`` names, by number or the beginning of their id; all where it is not set.
+    """Devices in ``CUDA_VISIBLE_DEVICES``, by number or the beginning of their id; all if it is not set.
 
-    It ends at the first entry that names none, as CUDA reads it. MIG parts are not distinguished: all count.
+    It ends at the first invalid entry, as in CUDA. MIG parts are not distinguished: all count.
     """
     if visible is None or "MIG" in visible:
         return tuple(gpus)
@@ -161,7 +161,7 @@ def visible_gpus(gpus: Sequence[GpuState], visible: str | None) -> tuple[GpuStat
 
 
 def _number(text: str) -> float | None:
-    """Of ``[N/A]`` and ``[Not Supported]`` none."""
+    """Parse a number; ``None`` for ``[N/A]`` and ``[Not Supported]``."""
     try:
         return float(text)
     except ValueError:
@@ -169,14 +169,14 @@ def _number(text: str) -> float | None:
 
 
 PERIOD_S = 1.0
-"""Between two looks while a launch runs: each takes a fraction of a millisecond."""
+"""Seconds between two samples during a launch; each takes a fraction of a millisecond."""
 MOST_CPU_LINES = 4096
-"""Of /proc/cpuinfo: enough for hundreds of processors."""
+"""Most lines of /proc/cpuinfo: enough for hundreds of processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where the kernel's files are."""
+    """Locations of the kernel's files."""
 
     proc: Path = Path("/proc")
     cgroup: Path = Path("/sys/fs/cgroup")
@@ -188,7 +188,7 @@ class MachineCounters:
 
     clock_s: float
     ticks: Mapping[str, int] = field(default_factory=dict)
-    """Of all processors: ``busy``, ``steal``, ``all``, in the kernel's ticks."""
+    """Time of all processors: ``busy``, ``steal``, ``all``, in kernel ticks."""
     pressure_us: Mapping[str, int] = field(default_factory=dict)
     """Time in which some task waited for ``cpu``, ``memory``, ``io``."""
     periods: int | None = None
@@ -199,10 +199,9 @@ class MachineCounters:
 
 
 class MachineWatch:
-    """Watches the machine while its block runs; ``counters`` then says what happened."""
+    """Samples the machine while its block runs; ``counters`` then has the result."""
 
     def __init__(self, gpus: Gpus, sources: Sources | None = None) -> None:
-        """Nothing is read yet."""
         self._gpus = gpus
         self._sources = Sources() if sources is None else sources
         self._over = threading.Event()
@@ -212,7 +211,7 @@ class MachineWatch:
         self._watched = gpus.watched()
 
     def __enter__(self) -> Self:
-        """Read what only grows, and begin to look at what does not."""
+        """Read growing counters, and start to sample the others."""
         self._load = os.getloadavg()[0]
         self._gpus_before = self._gpus.look()
         self._before = read_counters(self._sources)
@@ -237,7 +236,7 @@ class MachineWatch:
             self._mhz.append(0.0 if clock is None else clock)
 
     def counters(self) -> dict[str, float]:
-        """By name (`perfscope.analyzers.compare.ab.environment` has their meaning); what is not known is not there."""
+        """By name (meanings in `perfscope.analyzers.compare.ab.environment`); unknown values are missing."""
         result = counter_rates(self._before, self._after)
         result["load_before"] = self._load
         clocks = [clock for clock in self._mhz if clock]
@@ -248,7 +247,7 @@ class MachineWatch:
 
 
 def read_counters(sources: Sources) -> MachineCounters:
-    """The counters that only grow, now."""
+    """Read the counters that only grow."""
     periods, throttled = _quota(sources)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return MachineCounters(
@@ -262,10 +261,10 @@ def read_counters(sources: Sources) -> MachineCounters:
 
 
 def counter_rates(before: MachineCounters, after: MachineCounters) -> dict[str, float]:
-    """What happened between two readings, per second or as a share.
+    """Changes between two readings, per second or as a share.
 
-    ``others_share``: of all processors' time, what programs other than the launch used; in a container whose kernel
-    shows the whole machine, everybody's.
+    ``others_share``: share of all processors' time used by programs other than the launch; in a container whose kernel
+    shows the whole machine, by everything on it.
     """
     seconds = max(after.clock_s - before.clock_s, 1e-9)
     result = {"own_cpus": (after.own_s - before.own_s) / seconds}
@@ -280,13 +279,13 @@ def counter_rates(before: MachineCounters, after: MachineCounters) -> dict[str, 
             result[f"{name}_pressure"] = (total - before.pressure_us[name]) / 1e6 / seconds
     if None not in (before.periods, before.throttled, after.periods, after.throttled):
         periods = (after.periods or 0) - (before.periods or 0)
-        # Without a quota there are no periods, and nothing is held back.
+        # Without a quota there are no periods, and nothing is throttled.
         result["throttled_share"] = ((after.throttled or 0) - (before.throttled or 0)) / periods if periods > 0 else 0.0
     return result
 
 
 def machine_facts(gpus: Gpus) -> dict[str, str]:
-    """What launches run on here, for a report: models and versions, no names of machines."""
+    """Machine of the launches, for a report: models and versions, without machine names."""
     devices = gpus.look()
     facts = {
         "gpu": ", ".join(f"{count}x {name}" for name, count in Counter(device.name for device in devices).items()),
@@ -300,7 +299,7 @@ def machine_facts(gpus: Gpus) -> dict[str, str]:
 
 
 def cpu_mhz(sources: Sources) -> float | None:
-    """Mean clock of the processors, as the kernel tells it now; ``None`` where it does not."""
+    """Current mean clock of the processors from the kernel; ``None`` if unavailable."""
     try:
         with (sources.proc / "cpuinfo").open(encoding="utf-8", errors="replace") as stream:
             lines = [line for line, _ in zip(stream, range(MOST_CPU_LINES), strict=False) if line.startswith("cpu MHz")]
@@ -339,7 +338,7 @@ def _quota(sources: Sources) -> tuple[int | None, int | None]:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a small file of the kernel; ``''`` where there is none."""
+    """The beginning of a small kernel file; ``''`` if it is missing."""
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
             return stream.read(1 << 16)

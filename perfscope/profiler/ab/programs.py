@@ -1,4 +1,4 @@
-"""Two commits, each compiled in a worktree of its own for a machine that is not there: `perfscope compile` at both."""
+"""Two commits, each compiled in its own worktree for an absent machine: `perfscope compile` on both."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from perfscope.profiler.ab.worktrees import Checkout, remove_left, terminated_by
 
 ARMS: tuple[Arm, ...] = ("base", "head")
 SPARE_S = 120.0
-"""Beyond the limit that `perfscope compile` keeps itself: to start, to judge, to write."""
+"""Seconds beyond the limit of `perfscope compile`: to start, to judge, to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilation:
-    """What is compiled at both commits. ``options``: of `perfscope compile`, before the program."""
+    """What to compile at both commits. ``options``: of `perfscope compile`, before the program."""
 
     options: tuple[str, ...]
     program: tuple[str, ...]
@@ -39,9 +39,9 @@ def compile_both(
     *,
     tell: Callable[[str], None],
 ) -> dict[Arm, Path]:
-    """The run folder of each commit, below ``directory``. The checkout is not touched, the worktrees go again.
+    """The run folder of each commit, below ``directory``. The checkout is not touched; worktrees are removed.
 
-    ``UsageError`` or ``DataError``, one line with the end of the log, where a commit is not compiled.
+    ``UsageError`` or ``DataError``, one line with the end of the log, if a commit could not be compiled.
     """
     with terminated_by_signals():
         remove_left(repository)
@@ -79,18 +79,18 @@ def _compiled(
 def _folder(root: Path, arm: Arm) -> Path:
     folders = sorted(path for path in root.iterdir() if not path.is_symlink() and run_folders.is_compiled(path))
     if len(folders) > 1:
-        raise UsageError(f"{arm}: it uses jax and torch: say which with --framework")
+        raise UsageError(f"{arm}: it uses jax and torch: choose one with --framework")
     if not folders:
-        raise DataError(f"{root}: {arm} was compiled, and nothing of it was kept")
+        raise DataError(f"{root}: {arm} was compiled, but no result was kept")
     return folders[0]
 
 
 def _last(log: Path) -> str:
-    """The last line of the log without what a command says of itself."""
+    """The last line of the log without the command's name."""
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1].removeprefix("perfscope: ") if lines else "it did not say why"
+    return lines[-1].removeprefix("perfscope: ") if lines else "no reason was given"
 
 
 def refused(commits: Mapping[Arm, str]) -> Sequence[str]:
-    """What is worth a word before anything is compiled."""
+    """Raise for problems that are known before compiling."""
     return ("base and head are one commit",) if len(set(commits.values())) == 1 else ()

@@ -1,7 +1,7 @@
-"""What a profiled launch of an A/B starts: `perfscope run` without its command line, for a program elsewhere.
+"""The process of a profiled launch of an A/B test: `perfscope run` without its command line.
 
-It is a process of its own, with our own path to import from: the packages that stand first on the program's path (a
-commit of click, or of numpy) are the program's, not ours.
+It is a separate process with our own import path: packages that are first on the program's path (a commit of click, or
+of numpy) belong to the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perfscope.profiler.session.ranks import RUN_ID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to record. ``python_path``: the program's own ``PYTHONPATH``; ``answer``: file for the run's folder."""
+    """What to record. ``python_path``: the program's ``PYTHONPATH``; ``answer``: file for the run's folder."""
 
     arguments: tuple[str, ...]
     module: bool
@@ -34,16 +34,16 @@ class Order:
     step_annotation: str | None = None
 
     def dump(self) -> str:
-        """As JSON text."""
+        """Return JSON text."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def main(text: str) -> int:
-    """Carry out the order; the program's exit code, 125 if it could not be started."""
+    """Carry out the order; return the program's exit code, 125 if it could not be started."""
     raw = json.loads(text)
     order = Order(**{**raw, "arguments": tuple(raw["arguments"])})
     os.environ["PYTHONPATH"] = order.python_path
-    os.environ.pop(RUN_ID, None)  # it names the run of a job, and both arms would be one
+    os.environ.pop(RUN_ID, None)  # it names the run of a job, so both arms would share one
     target = Target(arguments=order.arguments, module=order.module, command=order.command)
     options = CaptureOptions(quiet=True, step_annotation=order.step_annotation)
     try:

@@ -1,10 +1,10 @@
-"""Runs an A/B: pairs of process launches of two commits, interleaved in random order, until the answer is settled.
+"""Runs an A/B test: pairs of process launches of two commits in random order, until the result is settled.
 
 1. Each arm once, for its caches: compilation, autotuning, bytecode, the disk. Not counted.
-2. The base against itself: from these pairs the judge chooses what stands for a launch.
-3. Pairs. After some of them the judge looks, and may have seen enough.
-4. A change is confirmed by as many pairs again.
-5. Pairs under capture, for the cause. Their times judge nothing, and one that fails costs the cause alone.
+2. The base against itself: from these pairs the judge chooses the estimator of a launch.
+3. Pairs. After some of them the judge checks whether it has seen enough.
+4. A change is confirmed by as many pairs again. 5. Pairs under capture, for the cause. Their times are not judged, and
+   a failed one costs only the cause.
 
 Verdicts are given by a `Judge` (`perfscope.analyzers.compare.ab`), not here.
 """
@@ -24,17 +24,17 @@ from perfscope.profiler.ab.machine import Gpus, MachineWatch, machine_facts
 from perfscope.profiler.ab.worktrees import Checkout, remove_left, terminated_by_signals, worktrees
 from perfscope.profiler.launch.program import Target
 
-# Where an A/B stands, and how long it takes from here at most: everything that may still come is counted.
+# Progress of an A/B test and its longest remaining time: everything that may still follow is counted.
 
 
 LEAST_CONFIRMING = 6
-"""Pairs of the second batch: fewer cannot reach the level with a usual spread."""
+"""Fewest pairs of the second batch: fewer cannot reach the level with a usual spread."""
 UNSEEN_PROFILE = 2.0
-"""A launch under capture takes about this many times another, until one was seen: profilers load and write files."""
+"""Assumed duration of a launch under capture relative to others, until one was measured."""
 
 
 def progress(state: AbState, phase: Phase, pair: int) -> str:
-    """The line before pair ``pair`` of a phase: its number, the time left, and what of it only a change asks for."""
+    """The line before pair ``pair`` of a phase: its number, the time left, and the additional time after a change."""
     measured = len(pairs_of(state.launches, "measure"))
     of = {"calibrate": state.plan.calibration, "measure": state.plan.pairs, "profile": state.plan.profile}
     of["confirm"] = max(measured, LEAST_CONFIRMING)
@@ -45,7 +45,7 @@ def progress(state: AbState, phase: Phase, pair: int) -> str:
 
 
 def seconds_left(state: AbState, phase: Phase, pair: int) -> tuple[float, float]:
-    """Seconds from before this pair to the end: without a confirmation, and what one would take besides.
+    """Seconds from before this pair to the end: without a confirmation, and the additional time of one.
 
     By the median launch so far. A confirmation takes as many pairs as were measured, which may be all.
     """
@@ -77,7 +77,7 @@ def duration(seconds: float) -> str:
 
 
 MOST_FAILURES = 3
-"""Launches of one arm that may fail before the comparison is given up: one may be bad luck, three are the program."""
+"""Most failed launches of one arm before the comparison is given up: one may be chance, three are the program."""
 ARMS: tuple[Arm, Arm] = ("base", "head")
 
 Run = Callable[[Arm, Phase, int, int], Launch]
@@ -85,22 +85,22 @@ Run = Callable[[Arm, Phase, int, int], Launch]
 
 
 class Judge(Protocol):
-    """Who looks at the pairs (``perfscope.analyzers.compare.ab.judge``)."""
+    """Judges the pairs (``perfscope.analyzers.compare.ab.judge``)."""
 
     def calibrated(self, pairs: Sequence[Pair]) -> str:
-        """What the calibration chose, for a person."""
+        """The result of the calibration, in words."""
 
     def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
-        """What to do after these pairs."""
+        """The next action after these pairs."""
 
 
 def compare(
     state: AbState, repository: Checkout, judge: Judge, *, tell: Callable[[str], None] = lambda line: None
 ) -> Pairs:
-    """Run what is left of the comparison in ``state``, in worktrees of ``repository``; progress goes to ``tell``.
+    """Run the rest of the comparison in ``state``, in worktrees of ``repository``; progress goes to ``tell``.
 
-    ``DataError`` if an arm fails again and again, or imports from the checkout; ``KeyboardInterrupt`` if we are told
-    to end, and then everything up to the last whole launch is kept and the worktrees are gone.
+    ``DataError`` if an arm fails repeatedly, or imports from the checkout; ``KeyboardInterrupt`` on a request to end:
+    then everything up to the last complete launch is kept and the worktrees are removed.
     """
     plan = state.plan
     target = Target(arguments=plan.command, module=plan.kind == "module", command=plan.kind == "command")
@@ -113,7 +113,7 @@ def compare(
 
 
 def run_pairs(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> Pairs:
-    """The order of the launches. ``run`` starts one; each that ends is kept in ``state``."""
+    """The order of the launches. ``run`` starts one; each finished launch is stored in ``state``."""
     plan = state.plan
     for arm in ARMS:
         _warm(state, run, arm, tell)
@@ -134,7 +134,7 @@ def run_pairs(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], N
 
 
 def calibrate(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> tuple[Pair, ...]:
-    """The pairs of the base against itself, those that were run before included."""
+    """The pairs of the base against itself, including earlier ones."""
     known = len(pairs_of(state.launches, "calibrate"))
     for pair in range(state.plan.calibration):
         _pair(state, run, "calibrate", pair, tell)
@@ -145,7 +145,7 @@ def calibrate(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], N
 
 
 def pairs_by_phase(state: AbState) -> Pairs:
-    """The pairs that were run, by phase."""
+    """The finished pairs, by phase."""
     profiled = pairs_of(state.launches, "profile")
     whole = {launch.pair for launch, _ in profiled}
     lost = [launch for launch in state.launches if launch.phase == "profile" and launch.problem is not None]
@@ -159,7 +159,7 @@ def pairs_by_phase(state: AbState) -> Pairs:
 
 
 def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
-    """The order inside a pair: by seed and number alone, so that it is the same after an interruption."""
+    """The order inside a pair: a function of seed and number, so that it survives an interruption."""
     return random.Random(f"{seed}/{phase}/{pair}/{attempt}").random() < 0.5  # noqa: S311 (an order, no secret)
 
 
@@ -174,7 +174,7 @@ def _runner(
 
     def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
         nonlocal to_build
-        if to_build is not None:  # not for a comparison that is complete
+        if to_build is not None:  # not for a complete comparison
             run_build(to_build, folders, logs=state.directory, checkout=repository.top, tell=tell)
             to_build = None
         if phase == "profile":
@@ -232,7 +232,7 @@ def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> No
 
 
 def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str], None]) -> None:
-    """Both launches of a pair, again if one fails."""
+    """Both launches of a pair, repeated if one fails."""
     if any(launch.pair == pair for launch, _ in pairs_of(state.launches, phase)):
         return
     while True:
@@ -255,7 +255,7 @@ def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str
 
 
 def _profile(state: AbState, run: Run, pair: int, tell: Callable[[str], None]) -> None:
-    """Both launches of a pair under capture; where one fails there is no second try before the next resumption."""
+    """Both launches of a pair under capture; if one fails, there is no second try before the next resumption."""
     if any(launch.pair == pair for launch, _ in pairs_of(state.launches, "profile")):
         return
     attempt = _attempt(state, "profile", pair)
@@ -269,7 +269,7 @@ def _profile(state: AbState, run: Run, pair: int, tell: Callable[[str], None]) -
 
 
 def _counts(launch: Launch) -> bool:
-    """Whether a launch is one of those failures that end the comparison: a profile that fails is none."""
+    """Whether a launch is a failure that counts towards ending the comparison; failed profiles do not."""
     return launch.problem is not None and launch.phase != "profile"
 
 

@@ -1,11 +1,11 @@
-"""Tries interventions on a program: launches it with and without each, in pairs, as two commits are compared.
+"""Tries interventions on a program: launches it with and without each, in pairs, like two commits.
 
 1. The unchanged program, twice, with the values of its first steps recorded; then pairs of it for the calibration.
-2. Each intervention once with recorded values. One that changes them beyond the tolerance goes no further.
+2. Each intervention once with recorded values. If it changes them beyond the tolerance, it is rejected.
 3. Pairs of launches without and with it, until the judge has seen enough.
 4. All that helped, together.
 
-What the values and the times say is decided by a `TrialJudge` (`perfscope.analyzers.compare.ab.trials`), not here.
+Values and times are judged by a `TrialJudge` (`perfscope.analyzers.compare.ab.trials`), not here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from perfscope.profiler.interventions.base import Facts, Intervention
 from perfscope.profiler.launch.program import Target
 
 LEAST_PAIRS = 6
-"""Of an intervention: fewer give no answer (`perfscope.analyzers.compare.statistics.paired`)."""
+"""Fewest pairs of an intervention for a result (`perfscope.analyzers.compare.statistics.paired`)."""
 BASELINE = "baseline"
 TOGETHER = "together"
 SETTINGS = "settings"
@@ -48,13 +48,13 @@ PROFILE_LOG = "profile.log"
 
 
 class TrialJudge(Protocol):
-    """Who decides on what was recorded and measured."""
+    """Judges recorded values and measured times."""
 
     def of(self, candidate: Candidate | None) -> Judge:
-        """Who looks at the pairs of an intervention, or of the calibration."""
+        """The judge of the pairs of an intervention, or of the calibration."""
 
     def rejects(self, base: Launch, head: Launch) -> str | None:
-        """Why the values of ``head`` are not those of ``base``; ``None`` where they are, or cannot be compared."""
+        """Why the values of ``head`` differ from those of ``base``; ``None`` if they agree or cannot be compared."""
 
     def helped(self, attempt: Attempt) -> bool:
         """Whether it was measured, and the head is faster."""
@@ -62,12 +62,12 @@ class TrialJudge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan:
-    """What is launched. ``deadline``: of ``time.monotonic``; an intervention that would not end by then is left out."""
+    """What to launch. ``deadline``: on ``time.monotonic``; an intervention that would end later is left out."""
 
     target: Target
     directory: Path
     ab: AbPlan
-    """Of every pair of arms; its refs are replaced."""
+    """Plan of every pair of arms; its refs are replaced."""
     record_steps: int
     deadline: float | None = None
     ladder: bool = False
@@ -79,7 +79,7 @@ def fits_framework(intervention: Intervention, facts: Facts) -> bool:
 
 
 def describe(intervention: Intervention, facts: Facts | None) -> Candidate:
-    """The intervention as a document shows it, and whether it fits a program of these ``facts``."""
+    """The intervention's entry in the document, and whether it fits a program with these ``facts``."""
     unfit = None
     if facts is not None:
         unfit = intervention.applies(facts)
@@ -99,7 +99,7 @@ def describe(intervention: Intervention, facts: Facts | None) -> Candidate:
 
 
 def facts_of(launch: Launch) -> Facts:
-    """What the baseline's launch tells of the program."""
+    """Facts about the program from the baseline's launch."""
     packages = {name: launch.environment[name] for name in ("torch", "jax") if name in launch.environment}
     platform = launch.environment.get("platform", "")
     return Facts(
@@ -124,28 +124,28 @@ def profile(target: Target, directory: Path, *, timeout_s: float | None, step_an
 
 
 class Timed:
-    """A judge that ends the pairs at a time of ``time.monotonic`` too; ``None``: at none.
+    """A judge that also ends the pairs at a time on ``time.monotonic``; ``None``: never.
 
-    When it ends does not depend on what was measured, so that it raises no false alarm; fewer looks are made then.
+    The end is independent of the measurements, so that it raises no false alarm; fewer checks are made then.
     """
 
     def __init__(self, judge: Judge, until: float | None) -> None:
-        """``until`` holds from the `LEAST_PAIRS`-th pair on."""
+        """``until`` applies from the `LEAST_PAIRS`-th pair on."""
         self._judge, self._until = judge, until
         self.calibrated = judge.calibrated
 
     def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
-        """As the judge says, unless the time is over."""
+        """The judge's decision, unless the time is over."""
         decision = self._judge.look(calibration, pairs)
         over = self._until is not None and len(pairs) >= LEAST_PAIRS and time.monotonic() >= self._until
         return "stop" if over else decision
 
 
 class Trials:
-    """Launches one program, as it is and with interventions."""
+    """Launches one program, unchanged and with interventions."""
 
     def __init__(self, plan: TrialPlan, judge: TrialJudge, *, tell: Callable[[str], None]) -> None:
-        """Nothing is launched yet; progress goes to ``tell``."""
+        """Progress goes to ``tell``."""
         self._plan, self._judge, self._tell = plan, judge, tell
         self._gpus = Gpus()
         self._here = machine_facts(self._gpus)
@@ -159,7 +159,7 @@ class Trials:
 
     @property
     def facts(self) -> Facts:
-        """Of the program; after `baseline`."""
+        """Facts about the program; after `baseline`."""
         assert self._facts is not None
         return self._facts
 
@@ -188,7 +188,7 @@ class Trials:
         return self._unchanged
 
     def evident(self, interventions: Sequence[Intervention]) -> tuple[str, ...]:
-        """Those that are evident and find something to change: one launch with all of them at once."""
+        """Evident interventions that find something to change: one launch with all of them at once."""
         names = tuple(
             one.name
             for one in interventions
@@ -203,7 +203,7 @@ class Trials:
         return tuple(name for name in names if any(trial.applied.get(name) for trial in launch.trials))
 
     def try_all(self, interventions: Sequence[Intervention]) -> None:
-        """Try each in turn, or climb; what came of it is in `attempts`, also where this is interrupted."""
+        """Try each in turn, or climb; results are in `attempts`, also after an interruption."""
         kept: tuple[str, ...] = ()
         with terminated_by_signals():
             for number, intervention in enumerate(interventions, start=1):
@@ -219,14 +219,14 @@ class Trials:
                     kept = (*others, candidate.name)
 
     def _describe(self, intervention: Intervention, base: Sequence[str]) -> Candidate:
-        """On top of what moves time between steps, steps are judged by their mean too: else rungs do not add up."""
+        """If the base moves time between steps, judge by the mean too, because otherwise rungs do not add up."""
         candidate = describe(intervention, self.facts)
         return replace(candidate, by_mean=candidate.by_mean or any(load_intervention(name).by_mean for name in base))
 
     def try_helpful(self) -> None:
-        """All that helped against the unchanged program; nothing where it is one alone.
+        """All that helped against the unchanged program; nothing if it is a single one.
 
-        Of a family the first, of a ladder the last, which was measured against the first.
+        From a family the first is taken, from a ladder the last, which was measured against the first.
         """
         names: dict[str, str] = {}
         for attempt in self.attempts:
@@ -276,18 +276,18 @@ class Trials:
             return replace(made, stop="failed", reason=str(error))
 
     def _in_time(self) -> bool:
-        """Whether the least pairs and the launch before them end within the budget."""
+        """Whether the fewest pairs, and the launch before them, end within the budget."""
         deadline = self._plan.deadline
         return deadline is None or time.monotonic() + self._least_seconds() <= deadline
 
     def _least_seconds(self) -> float:
-        """Of an intervention."""
+        """Least seconds of an intervention."""
         return (1 + 2 * min(LEAST_PAIRS, self._plan.ab.pairs)) * self._seconds
 
     def _until(self, left: int) -> float | None:
-        """When the next of ``left`` attempts ends its pairs.
+        """End of the pairs of the next of ``left`` attempts.
 
-        Each has the same share of the time that is left, of as many as can have their least pairs in it.
+        Each has the same share of the remaining time, for as many as can have their fewest pairs in it.
         """
         if self._plan.deadline is None:
             return None
@@ -296,7 +296,7 @@ class Trials:
         return self._plan.deadline - seconds + seconds / max(1, min(left, fitting))
 
     def _state(self, folder: str, until: float | None = None, pairs: int | None = None) -> AbState:
-        """``until``: of the pairs, which are no more than fit. ``pairs``: of a change; those planned for ``None``."""
+        """``until``: of the pairs, limited to those that fit. ``pairs``: of a change; ``None``: the planned number."""
         directory = self._plan.directory / folder
         try:
             directory.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Two commits side by side: git worktrees outside the checkout, which is not touched, gone on every way out."""
+"""Two commits in git worktrees outside the checkout, which is not touched; they are removed on every exit."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from perfscope.model.errors import DataError, UsageError
 from perfscope.profiler.ab.launch import ArmFolder
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end us as Ctrl-C does, so that what was made is taken away."""
+"""Signals that end the process like Ctrl-C, so that worktrees are removed."""
 MOST_NAMED = 5
 
 
 class TerminatedError(KeyboardInterrupt):
-    """A signal asked us to end. ``number``: which."""
+    """A signal requested the end of the process. ``number``: of the signal."""
 
     def __init__(self, number: int) -> None:
-        """Remember the signal."""
+        """Keep the signal's number."""
         super().__init__(signal.Signals(number).name)
         self.number = number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkout:
-    """The repository we are in. ``below``: our folder, relative to its top."""
+    """The current repository. ``below``: current folder, relative to its top."""
 
     top: Path
     below: Path
 
     def commit(self, ref: str) -> str:
-        """The full name of the commit that ``ref`` names; ``UsageError`` if it names none."""
+        """The full hash of the commit ``ref``; ``UsageError`` if it does not exist."""
         process = _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
         if process.returncode != 0:
-            raise UsageError(f"{ref}: no commit of this repository; a shallow clone lacks all but the newest")
+            raise UsageError(f"{ref}: not a commit of this repository; a shallow clone has only the newest ones")
         return process.stdout.strip()
 
     def changed(self, base: str, head: str) -> frozenset[str]:
-        """Python files that differ between two commits, relative to the top; those that one of them lacks too."""
+        """Python files that differ between two commits, relative to the top, including files missing in one."""
         listed = _git(self.top, "diff", "--name-only", "--no-renames", "-z", base, head, "--", "*.py").stdout
         return frozenset(filter(None, listed.split("\0")))
 
     def remarks(self) -> tuple[str, ...]:
-        """What of the folder the worktrees will not have."""
+        """Content of the folder that the worktrees will lack."""
         listed = _git(self.top, "status", "--porcelain", "-z", "--untracked-files=normal").stdout.split("\0")
         changed = [line[3:] for line in listed if line and not line.startswith("??")]
         untracked = [line[3:] for line in listed if line.startswith("??") and RUNS_FOLDER not in Path(line[3:]).parts]
@@ -69,7 +69,7 @@ class Checkout:
 
 
 def checkout() -> Checkout:
-    """The repository that the current folder is in; ``UsageError`` outside of one."""
+    """The repository of the current folder; ``UsageError`` outside of one."""
     here = Path.cwd().resolve()
     process = _git(here, "rev-parse", "--show-toplevel")
     if process.returncode != 0:
@@ -80,7 +80,7 @@ def checkout() -> Checkout:
 
 @contextlib.contextmanager
 def terminated_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `TerminatedError` here, so that every ``finally`` runs. For the main thread."""
+    """Raise `TerminatedError` on SIGTERM and SIGHUP, so that every ``finally`` runs. For the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +97,7 @@ def terminated_by_signals() -> Iterator[None]:
 
 
 def _new_root(repository: Checkout) -> Path:
-    """A new folder for worktrees, outside the repository: inside it both arms would import the checkout's packages."""
+    """A new folder for worktrees outside the repository: inside it both arms would import the checkout's packages."""
     folders = [Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/var/tmp"), repository.top.parent]  # noqa: S108
     outside = [folder for folder in folders if not folder.is_relative_to(repository.top) and os.access(folder, os.W_OK)]
     return Path(tempfile.mkdtemp(prefix=WORKTREES_PREFIX, dir=outside[0] if outside else None)).resolve()
@@ -107,9 +107,9 @@ def _new_root(repository: Checkout) -> Path:
 def worktrees(
     repository: Checkout, commits: dict[Arm, str], *, links: Sequence[str] = ()
 ) -> Iterator[dict[Arm, ArmFolder]]:
-    """A worktree of each commit, with its submodules, and ``links`` of the checkout (relative to its top) linked in.
+    """A worktree of each commit, with its submodules, and ``links`` of the checkout (relative to its top).
 
-    ``DataError`` if git cannot make one. They are removed when the block is left, however it is.
+    ``DataError`` if git cannot create one. They are removed when the block is left, however that happens.
     """
     root = _new_root(repository)
     stack = contextlib.ExitStack()
@@ -138,11 +138,11 @@ def worktrees(
 
 
 def remove(repository: Checkout, root: Path) -> None:
-    """Take the worktrees below ``root`` away, and nothing else of the repository's."""
+    """Remove the worktrees below ``root``, and nothing else of the repository."""
     for path in [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []:
         _git(repository.top, "worktree", "remove", "--force", "--force", str(path))
     shutil.rmtree(root, ignore_errors=True)
-    # Those that rmtree took from git are registered still.
+    # Worktrees whose folders rmtree removed are still registered.
     for line in _git(repository.top, "worktree", "list", "--porcelain").stdout.splitlines():
         path = Path(line.removeprefix("worktree "))
         if line.startswith("worktree ") and path.is_relative_to(root):
@@ -150,7 +150,7 @@ def remove(repository: Checkout, root: Path) -> None:
 
 
 def remove_left(repository: Checkout) -> None:
-    """Take away worktrees of ours whose process was killed: registered with git, and not used by anybody alive."""
+    """Remove our worktrees whose process was killed: registered with git, and not used by a living process."""
     for line in _git(repository.top, "worktree", "list", "--porcelain").stdout.splitlines():
         path = Path(line.removeprefix("worktree "))
         root = path.parent
@@ -164,7 +164,7 @@ def remove_left(repository: Checkout) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of it in place."""
+    """Defer a second Ctrl-C, which would leave half of it in place."""
     signals = (signal.SIGINT, *ENDING)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -174,7 +174,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _submodules(repository: Checkout, path: Path) -> None:
-    """Submodules that the checkout has, from its own copies: without the network, and without asking for a password."""
+    """Check out the submodules of the checkout from its own copies, without network or password."""
     if not (path / ".gitmodules").is_file():
         return
     listed = _git(path, "config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$").stdout
@@ -183,7 +183,7 @@ def _submodules(repository: Checkout, path: Path) -> None:
         name = key.removeprefix("submodule.").removesuffix(".path")
         folder_in_top = repository.top / folder
         if not (folder_in_top / ".git").exists():
-            continue  # the checkout does without it, so can the arm
+            continue  # the checkout lacks it too
         done = _git(
             path,
             "-c",
@@ -215,9 +215,9 @@ def _link(repository: Checkout, path: Path, link: str) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Git in ``folder``. It runs in a group of its own: a Ctrl-C must not break off a removal."""
+    """Run git in ``folder`` in a separate process group, so that Ctrl-C does not interrupt a removal."""
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # set in hooks; they would speak of another folder
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # set in hooks; they would refer to another folder
         environment.pop(name, None)
     try:
         return subprocess.run(
@@ -236,7 +236,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it did not say why"
+    return lines[-1] if lines else "no reason was given"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
-"""Interventions: changes of a program that are made from outside, to measure what they gain (`perfscope try`).
+"""Interventions: changes made to a program from outside to measure their gain (`perfscope try`).
 
-The registry is a written list: name -> ``module:object`` of an `Intervention`. Plug-ins declare theirs.
+The registry maps a name to ``module:object`` of an `Intervention`. Plug-ins add theirs.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ INTERVENTIONS: dict[str, str] = {
 
 
 def intervention_names() -> tuple[str, ...]:
-    """Names of all interventions, those of plug-ins included, sorted."""
+    """Names of all interventions, including those of plug-ins, sorted."""
     return tuple(sorted({*INTERVENTIONS, *named("interventions")}))
 
 
 def load_intervention(name: str) -> Intervention:
-    """The intervention of that name; underscores are taken as dashes. ``UsageError`` if there is none."""
+    """Return the intervention of that name; underscores count as dashes. ``UsageError`` if it is unknown."""
     wanted = name.replace("_", "-")
     home = {**named("interventions"), **INTERVENTIONS}.get(wanted)
     if home is None:

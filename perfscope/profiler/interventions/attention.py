@@ -6,7 +6,7 @@ from perfscope.profiler.interventions.base import Application, Intervention, nee
 
 
 def _fused(application: Application) -> None:
-    """The kernel that writes the scores out is not allowed, so that a fused one runs or the program fails."""
+    """Forbid the kernel that writes the scores out, so that a fused one runs or the program fails."""
     import torch
 
     torch.backends.cuda.enable_math_sdp(False)

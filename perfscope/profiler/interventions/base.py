@@ -1,4 +1,4 @@
-"""What an intervention is: a change of a program that is made from outside, while the program runs."""
+"""The interface of an intervention: a change made to a program from outside while it runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Literal
 Framework = Literal["torch", "jax", "any"]
 
 MOST_NOTES = 20
-"""Different things that one intervention lists."""
+"""Most different notes of one intervention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of the program from the launches of the baseline."""
+    """Facts about the program from the launches of the baseline."""
 
     packages: Mapping[str, str]
-    """Versions of the frameworks that it imported."""
+    """Versions of the frameworks it imported."""
     cuda: bool
     """Whether it used a GPU."""
     ranks: int = 1
@@ -28,21 +28,20 @@ class Facts:
 
 
 class Application:
-    """What one intervention does in one process: the steps it wants to hear of, and the list of its changes."""
+    """One intervention in one process: its step callbacks, and the list of its changes."""
 
     def __init__(self) -> None:
-        """Nothing was changed yet."""
         self.applied: list[str] = []
         self.refused: list[str] = []
         self.on_step: list[Callable[[int], None]] = []
         """Called before each step from the third on, with its number."""
 
     def changed(self, what: str) -> None:
-        """The intervention changed something in the program; equal changes are listed once."""
+        """Record a change to the program; equal changes are listed once."""
         _note(self.applied, what)
 
     def left(self, why: str) -> None:
-        """It left something as it is, for this reason."""
+        """Record that something was left unchanged, with the reason."""
         _note(self.refused, why)
 
 
@@ -52,54 +51,53 @@ def _note(notes: list[str], text: str) -> None:
 
 
 def always(_: Facts) -> str | None:
-    """There is no reason against it."""
+    """Return None: this intervention always applies."""
     return None
 
 
 def nothing(_: Facts) -> Mapping[str, str]:
-    """No variable."""
+    """Return no variables."""
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """A change of a program. ``name`` is how a user asks for it."""
+    """A change to a program. ``name`` is its name for the user."""
 
     name: str
     title: str
-    """What it does, in a few words that begin with a small letter."""
+    """Description in a few words, starting with a small letter."""
     family: str
-    """Of interventions with one family only one can be in effect."""
+    """Only one intervention of a family can be active."""
     framework: Framework
     answers: tuple[str, ...]
-    """Ids of rules whose findings it may settle."""
+    """Ids of rules whose findings it may resolve."""
     may_change: str
-    """What may change in the results of the program."""
+    """Possible changes to the results of the program."""
     code: str
     """How a user writes it, in about three lines."""
     signs: tuple[str, ...] = ()
-    """What it answers besides findings, of what the baseline's launches show (``GARBAGE_COLLECTION``)."""
+    """Signs in the baseline's launches, besides findings, that it addresses (``GARBAGE_COLLECTION``)."""
     evident: bool = False
-    """Whether it changes something only where the program has a setting that is known to cost: there it is tried
-    without a finding."""
+    """Whether it only changes a setting known to be costly; then it is tried without a finding."""
     by_mean: bool = False
-    """Whether it moves time from one step to others (batches in advance, collections of garbage), so that the mean of
-    all steps alone tells what is gained."""
+    """Whether it moves time from one step to others (prefetched batches, garbage collection), so that only the mean of
+    all steps shows its gain."""
     applies: Callable[[Facts], str | None] = always
-    """The reason why it cannot help this program, or ``None``."""
+    """Reason why it cannot help this program, or ``None``."""
     environment: Callable[[Facts], Mapping[str, str]] = nothing
-    """Variables that are set before the program starts."""
+    """Variables set before the program starts."""
     apply: Callable[[Application], None] | None = None
-    """Called in the program's process when its framework has been imported, and nothing of the program after that."""
+    """Called in the program's process after its framework was imported, before any other code of the program."""
 
 
 def needs_cuda(facts: Facts) -> str | None:
-    """For what acts on a GPU alone."""
+    """Reason for interventions that need a GPU."""
     return None if facts.cuda else "the program uses no GPU"
 
 
 def needs_ranks(facts: Facts) -> str | None:
-    """For what acts on several processes alone."""
+    """Reason for interventions that need several processes."""
     return None if facts.ranks > 1 else "the program has one rank"
 
 
@@ -109,5 +107,5 @@ def available_cores() -> int:
 
 
 def set_by_variable(application: Application, name: str) -> None:
-    """The change was made by an environment variable, before the process started."""
+    """Record a change made by an environment variable before the process started."""
     application.changed(f"{name}={os.environ[name]}" if name in os.environ else f"{name} was not passed on")

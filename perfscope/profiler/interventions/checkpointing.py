@@ -10,11 +10,11 @@ from perfscope.profiler.interventions.root_modules import RootModules, repeated_
 from perfscope.profiler.patching import wrap
 
 SAVED_OPS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention")
-"""Of ``torch.ops.aten``: expensive to compute again."""
+"""Names in ``torch.ops.aten`` of ops that are expensive to compute again."""
 
 
 def _blocks(application: Application) -> None:
-    """The forward function of each of several blocks of one class is computed again in the backward pass."""
+    """Recompute the forward of each of several blocks of one class in the backward pass."""
 
     def found(modules: list[Any]) -> None:
         from torch.utils.checkpoint import checkpoint
@@ -29,7 +29,7 @@ def _blocks(application: Application) -> None:
 
 
 def _off(application: Application) -> None:
-    """``torch.utils.checkpoint.checkpoint`` calls the function, and keeps what it computes."""
+    """Make ``torch.utils.checkpoint.checkpoint`` call the function and keep its activations."""
     from torch.utils import checkpoint as module
 
     ours = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
@@ -45,7 +45,7 @@ def _off(application: Application) -> None:
 
 
 def _selective(application: Application) -> None:
-    """What the program checkpoints keeps its matrix products and attention."""
+    """Keep matrix products and attention in the program's checkpoints."""
     import torch
     from torch.utils import checkpoint as module
 
@@ -55,7 +55,7 @@ def _selective(application: Application) -> None:
     def make(original: Any) -> Any:
         def checkpoint(function: Any, *arguments: Any, **named: Any) -> Any:
             if "context_fn" in named:
-                application.left(f"{_name(function)}: the program has a policy of its own")
+                application.left(f"{_name(function)}: the program sets its own policy")
                 return original(function, *arguments, **named)
             application.changed(f"{_name(function)} keeps its matrix products")
             named["use_reentrant"] = False

@@ -1,4 +1,4 @@
-"""`torch.compile` of the models of a program, in the modes it has."""
+"""`torch.compile` of a program's models, in its modes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfscope.profiler.interventions.root_modules import RootModules, repeated_
 
 
 def _compile(mode: str | None, application: Application) -> None:
-    """The forward function of each model is compiled after the first step; hooks of the model stay outside."""
+    """Compile the forward of each model after the first step; hooks of the model stay outside."""
 
     def found(modules: list[Any]) -> None:
         import torch
@@ -29,7 +29,7 @@ def _compile(mode: str | None, application: Application) -> None:
 
 
 def _compile_blocks(application: Application) -> None:
-    """Each of several modules of one class that stand in a list is compiled alone: the code of one serves all."""
+    """Compile each of several modules of one class in a list separately: the code of one serves all."""
 
     def found(modules: list[Any]) -> None:
         import torch
@@ -44,7 +44,7 @@ def _compile_blocks(application: Application) -> None:
 
 
 def _graphs(application: Application) -> None:
-    """Each model is recorded into CUDA graphs after the first step, with the arguments of its first call."""
+    """Record each model into CUDA graphs after the first step, with the arguments of its first call."""
     arguments_of: dict[int, tuple[Any, ...]] = {}
 
     def enter(module: Any, arguments: tuple[Any, ...]) -> None:
@@ -67,7 +67,7 @@ def _graphs(application: Application) -> None:
 
 
 def _needs_compiler(facts: Facts) -> str | None:
-    """Inductor compiles C++ for a processor."""
+    """Reason if there is no C++ compiler, which inductor needs for a processor."""
     import shutil
 
     if facts.cuda or any(shutil.which(name) for name in (facts.variables.get("CXX") or "g++", "clang++")):

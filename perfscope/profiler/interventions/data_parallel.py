@@ -34,9 +34,9 @@ def _option(name: str, value: Any, application: Application) -> None:
 
 
 def _no_sync(application: Application) -> None:
-    """Where a step has several forward passes that keep gradients, only the last of them reduces over ranks.
+    """If a step has several forward passes that keep gradients, reduce over ranks only in the last one.
 
-    How many there are is counted in the step before. A step is what an optimizer's ``step`` ends.
+    Their number is counted in the previous step. A step ends with an optimizer's ``step``.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""Switches for finding errors that were left on: they make every op slower."""
+"""Debugging switches that were left on and make every op slower."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JAX_SWITCHES = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs", "jax_chec
 
 
 def _torch(application: Application) -> None:
-    """Autograd's anomaly detection stays off, whatever the program says."""
+    """Keep autograd's anomaly detection off, whatever the program sets."""
     import torch
     from torch.autograd import anomaly_mode
 
@@ -20,7 +20,7 @@ def _torch(application: Application) -> None:
         def make(original: Any, name: str = kind.__name__) -> Any:
             def __init__(switch: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
                 original(switch, *arguments, **named)
-                if torch.is_anomaly_enabled():  # set_detect_anomaly switches when it is made
+                if torch.is_anomaly_enabled():  # set_detect_anomaly takes effect when it is created
                     torch.autograd.set_detect_anomaly(False)
                     application.changed(f"{name} is off")
 
@@ -40,7 +40,7 @@ def _torch(application: Application) -> None:
 
 
 def _jax(application: Application) -> None:
-    """Switches of jax's configuration are off, and stay off whatever the program sets."""
+    """Turn switches of jax's configuration off and keep them off."""
     import jax
 
     for name in JAX_SWITCHES:

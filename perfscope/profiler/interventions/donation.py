@@ -1,4 +1,4 @@
-"""Donation in JAX: a jitted function may write its outputs into the memory of the state that it was given."""
+"""Donation in JAX: a jitted function may write its outputs into the memory of its input state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perfscope.profiler.patching import wrap
 
 
 def donatable(function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, ...]:
-    """Positions of the arguments that have the structure, shapes and dtypes of an output: a state and its successor.
+    """Positions of arguments with the structure, shapes and dtypes of an output: a state and its successor.
 
-    An output serves one argument. ``function`` is traced, not run.
+    Each output matches one argument. ``function`` is traced, not run.
     """
     import jax
 
@@ -36,11 +36,11 @@ def _signature(tree: Any) -> Any:
 
 
 def _donate(application: Application) -> None:
-    """`jax.jit` gives functions that find out at their first call what they can donate."""
+    """Make `jax.jit` return functions that find out at their first call which arguments they can donate."""
     import jax
 
     class Donating(WrappedFunction):
-        """A jitted function, jitted again with donation when it is called for the first time."""
+        """A jitted function that is jitted again with donation at its first call."""
 
         def __init__(self, jit: Any, function: Any, options: dict[str, Any]) -> None:
             super().__init__(jit(function, **options))

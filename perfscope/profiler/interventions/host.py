@@ -12,11 +12,11 @@ from perfscope.profiler.patching import wrap
 
 GARBAGE_COLLECTION = "garbage collection"
 COLLECT_EVERY = 100
-"""Steps between two collections where the collector is off in steps."""
+"""Steps between two collections if the automatic collector is off."""
 
 
 def _freeze(application: Application) -> None:
-    """After the warm-up everything that lives is taken out of the collector's sight."""
+    """Exclude everything alive after the warm-up from garbage collection."""
     done = [False]
 
     def freeze(_number: int) -> None:
@@ -30,7 +30,7 @@ def _freeze(application: Application) -> None:
 
 
 def _off(application: Application) -> None:
-    """The collector runs between steps only, each hundredth."""
+    """Run the collector only between steps, every hundredth."""
 
     def between(number: int) -> None:
         if gc.isenabled():
@@ -43,7 +43,7 @@ def _off(application: Application) -> None:
 
 
 def _threads(count: int | None, application: Application) -> None:
-    """Set the number of threads now, and again wherever the program sets it."""
+    """Set the number of threads now, and again whenever the program sets it."""
     import torch
 
     from perfscope.profiler.interventions.base import available_cores

@@ -1,4 +1,4 @@
-"""Transformations of functions in JAX: gradients that are compiled, and what a checkpoint keeps."""
+"""Transformations of functions in JAX: compiled gradients, and values kept by checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfscope.profiler.patching import wrap
 
 
 def _jit_gradients(application: Application) -> None:
-    """What `jax.grad` and `jax.value_and_grad` give is compiled where the program calls it outside of ``jit``."""
+    """Compile the results of `jax.grad` and `jax.value_and_grad` if the program calls them outside of ``jit``."""
     import jax
 
     def compiled(gradient: Any) -> Any:
@@ -26,7 +26,7 @@ def _jit_gradients(application: Application) -> None:
                 return gradient(*arguments, **named)
             try:
                 output = jitted(*arguments, **named)
-            except (TypeError, jax.errors.JAXTypeError) as error:  # an argument or a branch that is no array
+            except (TypeError, jax.errors.JAXTypeError) as error:  # an argument or a branch is not an array
                 plain[0] = True
                 application.left(f"{name}: {str(error).partition(chr(10))[0]}")
                 return gradient(*arguments, **named)
@@ -39,7 +39,7 @@ def _jit_gradients(application: Application) -> None:
         known: dict[Any, Any] = {}
 
         def transform(*arguments: Any, **named: Any) -> Any:
-            """A function that is transformed in every step is compiled once."""
+            """Compile a function once, even if it is transformed in every step."""
             key = (arguments, tuple(sorted(named.items())))
             try:
                 if key not in known:
@@ -55,7 +55,7 @@ def _jit_gradients(application: Application) -> None:
 
 
 def _remat(application: Application, change: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
-    """``change(original, function, options)`` takes the place of `jax.checkpoint`, which is `jax.remat` too."""
+    """Replace `jax.checkpoint`, which is also `jax.remat`, by ``change(original, function, options)``."""
     import jax
 
     def make(original: Any) -> Any:
@@ -65,7 +65,7 @@ def _remat(application: Application, change: Callable[[Any, Any, dict[str, Any]]
             changed = change(original, function, options)
             name = getattr(function, "__name__", "a function")
             if changed is None:
-                application.left(f"{name}: the program has a policy of its own")
+                application.left(f"{name}: the program sets its own policy")
                 return original(function, **options)
             application.changed(f"jax.checkpoint of {name}")
             return changed

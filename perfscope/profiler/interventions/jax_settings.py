@@ -18,7 +18,7 @@ CACHE_FOLDER = "perfscope-jax-cache"
 
 
 def _matmul_default(application: Application) -> None:
-    """The default precision of the platform, also where the program asks for more by its configuration."""
+    """Use the platform's default precision, even if the program configures a higher one."""
     import jax
 
     name = "jax_default_matmul_precision"
@@ -58,7 +58,7 @@ def _no_cache_yet(facts: Facts) -> str | None:
 
 
 _BUFFERS = "--xla_gpu_graph_min_graph_size=2"
-"""XLA launches shorter sequences of kernels one by one."""
+"""Flag for command buffers; XLA launches shorter sequences of kernels one by one."""
 _COMBINED = " ".join(
     f"--xla_gpu_{kind}_combine_threshold_bytes={COMBINED_BYTES}"
     for kind in ("all_reduce", "all_gather", "reduce_scatter")

@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader: workers, batches in advance, pinned memory, workers that stay."""
+"""PyTorch's DataLoader: workers, prefetched batches, pinned memory, persistent workers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from perfscope.profiler.patching import wrap
 
 MOST_WORKERS = 8
 LEAST_WORKERS = 2
-"""Also on one processor: what waits for a disk needs none."""
+"""Fewest workers, even on one processor: waiting for a disk needs no processor."""
 PREFETCHED = 4
-"""Batches of each worker; torch's default is 2."""
+"""Batches per worker; torch's default is 2."""
 
 Options = Callable[[Mapping[str, Any], Application], Mapping[str, Any]]
-"""From the options of the program to those that are to be other; what it leaves it tells the application."""
+"""From the program's options to the options to change; unchanged ones are reported to the application."""
 
 
 def _loaders(options: Options, application: Application) -> None:
@@ -44,7 +44,7 @@ def _loaders(options: Options, application: Application) -> None:
 
 
 def workers() -> int:
-    """Workers that are tried."""
+    """Number of workers that is tried."""
     return max(LEAST_WORKERS, min(MOST_WORKERS, available_cores()))
 
 
@@ -114,7 +114,7 @@ PERSISTENT = Intervention(
     by_mean=True,
     framework="torch",
     answers=("input_stall",),
-    may_change="What a worker keeps in its dataset lives over epochs.",
+    may_change="State that a worker keeps in its dataset lives over epochs.",
     code="loader = DataLoader(dataset, batch_size, num_workers=n, persistent_workers=True)",
     apply=_loader(_with_workers({"persistent_workers": True})),
 )

@@ -11,7 +11,7 @@ from perfscope.profiler.patching import wrap
 
 
 def _implementation(chosen: str, application: Application) -> None:
-    """Every optimizer of ``torch.optim`` that has the option ``chosen`` is made with it; where it refuses, as asked."""
+    """Create every optimizer of ``torch.optim`` that has the option ``chosen`` with it; if it refuses, unchanged."""
     import torch
 
     others = {"fused": {"foreach": False}, "foreach": {"fused": False}}[chosen]
@@ -31,7 +31,7 @@ def _implementation(chosen: str, application: Application) -> None:
                 return
             parameters = bound.arguments.get("params")
             if parameters is not None and not isinstance(parameters, list | dict | torch.Tensor):
-                bound.arguments["params"] = list(parameters)  # a generator can be read once
+                bound.arguments["params"] = list(parameters)  # a generator can be read only once
             usual = dict(bound.arguments)
             ours = {**others, chosen: True}
             bound.arguments.update({key: value for key, value in ours.items() if key in signature.parameters})
@@ -53,7 +53,7 @@ def _implementation(chosen: str, application: Application) -> None:
 
 
 def _zero_grad(application: Application) -> None:
-    """``zero_grad(set_to_none=False)`` of optimizers and modules sets to ``None`` all the same."""
+    """Make ``zero_grad(set_to_none=False)`` of optimizers and modules set gradients to ``None``."""
     import torch
 
     def make(original: Any) -> Any:

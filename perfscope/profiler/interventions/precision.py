@@ -11,7 +11,7 @@ from perfscope.profiler.patching import wrap
 
 
 def _matmul(precision: str, application: Application) -> None:
-    """Set the precision now, and again wherever the program sets it."""
+    """Set the precision now, and again whenever the program sets it."""
     import torch
 
     def make(original: Any) -> Any:
@@ -27,7 +27,7 @@ def _matmul(precision: str, application: Application) -> None:
 
 
 def _autocast(application: Application) -> None:
-    """Each call of a model runs under autocast; what the program computes outside of it, such as a loss, does not."""
+    """Run each call of a model under autocast; code outside of it, such as a loss, is unchanged."""
     import torch
 
     open_contexts: list[Any] = []
@@ -47,7 +47,7 @@ def _autocast(application: Application) -> None:
 
 
 def _float32(application: Application) -> None:
-    """New tensors are float32 where the program makes float64 the default."""
+    """Keep float32 as default dtype if the program sets float64."""
     import torch
 
     def make(original: Any) -> Any:

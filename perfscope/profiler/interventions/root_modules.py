@@ -1,8 +1,8 @@
-"""The modules that a PyTorch program calls itself, not from inside another one: its models.
+"""The models of a PyTorch program: modules that it calls directly, not from inside another module.
 
-They are found with torch's public hooks of all modules, in the first step. Then these hooks are taken out, because they
-cost time in each call and torch.compile would compile them; what stays are wrapped calls of the models found. Hooks of
-one model would be saved and copied with it.
+They are found in the first step with torch's public hooks of all modules. Then these hooks are removed, because they
+cost time in each call and torch.compile would compile them; wrapped calls of the models remain. Hooks of a single model
+would be saved and copied with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _ignore(*_: Any) -> None:
 
 
 def repeated_blocks(root: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Name of a class, and its members with modules of their own in a list of ``root`` that holds several of them."""
+    """Name of a class, and its members with submodules in a list of ``root`` that holds several of them."""
     import torch
 
     for holder in list(root.modules()):
@@ -46,12 +46,11 @@ class RootModules:
         found: Callable[[list[Any]], None] = _ignore,
         inner: Callable[[Any, Any, Any], None] = _ignore,
     ) -> None:
-        """Begin to look. Each is called on the thread that imported torch.
+        """Start to search. Callbacks run on the thread that imported torch.
 
-        ``enter(module, arguments)``: before each call of a model; what it returns takes the place of the arguments,
-        unless that is ``None``. ``leave(module, output)``: after the call. ``found(modules)``: once, after the first
-        step, with all models. ``inner(model, module, output)``: in the first call of a model, after that of a module in
-        it.
+        ``enter(module, arguments)``: before each call of a model; its result replaces the arguments, unless it is
+        ``None``. ``leave(module, output)``: after the call. ``found(modules)``: once, after the first step, with all
+        models. ``inner(model, module, output)``: in the first call of a model, after each call of a module in it.
         """
         from torch.nn.modules import module
         from torch.optim import optimizer
@@ -65,7 +64,7 @@ class RootModules:
             module.register_module_forward_pre_hook(self._enter),
             module.register_module_forward_hook(self._leave, always_call=True),
         ]
-        # It stays: torch goes through its hooks while it calls them.
+        # Not removed here: torch iterates over its hooks while calling them.
         optimizer.register_optimizer_step_pre_hook(self._optimizer_steps)
 
     def _enter(self, module: Any, arguments: tuple[Any, ...]) -> Any:
@@ -89,7 +88,7 @@ class RootModules:
         self._depth -= 1
         if self._depth == 0:
             self._leave_model(module, output)
-            if self._again:  # a model was called again: a step is over
+            if self._again:  # a model was called again: a step has ended
                 self._close()
         elif not self._again:
             self._inner(self._roots[-1], module, output)
@@ -99,7 +98,7 @@ class RootModules:
             self._close()
 
     def _close(self) -> None:
-        """All models are known: hook them alone from now on."""
+        """All models are known: hook only them from now on."""
         while self._handles:
             self._handles.pop().remove()
         if self._enter_model is not _same or self._leave_model is not _ignore:

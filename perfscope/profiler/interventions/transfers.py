@@ -1,4 +1,4 @@
-"""Copies between host and GPU in PyTorch: those that need not be waited for, and values that are read one read late."""
+"""Copies between host and GPU in PyTorch: non-blocking copies, and values read one step late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERFSCOPE = str(Path(__file__).parents[2])
 
 
 def _wrap_inherited(name: str, make: Callable[[Any], Any]) -> None:
-    """As `wrap`, of a method of ``torch.Tensor`` that its base class has."""
+    """`wrap` for a method of ``torch.Tensor`` inherited from its base class."""
     import torch
 
     original = getattr(torch.Tensor, name)
@@ -23,7 +23,7 @@ def _wrap_inherited(name: str, make: Callable[[Any], Any]) -> None:
 
 
 def waits_for_copy(tensor: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether ``tensor.to(*arguments, **named)`` copies pinned memory to a GPU and does not say ``non_blocking``."""
+    """Whether ``tensor.to(*arguments, **named)`` copies pinned memory to a GPU without ``non_blocking``."""
     import torch
 
     given = named.get("device", named.get("other", arguments[0] if arguments else None))
@@ -37,7 +37,7 @@ def waits_for_copy(tensor: Any, arguments: tuple[Any, ...], named: dict[str, Any
 
 
 def _non_blocking(application: Application) -> None:
-    """``to`` and ``cuda`` of a tensor in pinned memory return before it is copied; the stream keeps the order."""
+    """Make ``to`` and ``cuda`` of a tensor in pinned memory return before the copy; the stream keeps the order."""
 
     def make_to(original: Any) -> Any:
         def to(tensor: Any, *arguments: Any, **named: Any) -> Any:
@@ -67,7 +67,7 @@ def on_gpu(tensor: Any) -> bool:
 
 
 def copy_to_host(tensor: Any) -> tuple[Any, Callable[[], None]]:
-    """The copy of a tensor in pinned memory, and what waits for it."""
+    """The copy of a tensor in pinned memory, and the event to wait for."""
     import torch
 
     copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -78,7 +78,7 @@ def copy_to_host(tensor: Any) -> tuple[Any, Callable[[], None]]:
 
 
 def _defer(application: Application) -> None:
-    """``item()`` and ``float()`` of a tensor give what the same line of the program asked for the last time."""
+    """Make ``item()`` and ``float()`` return the value that the same line requested the previous time."""
     import torch
 
     others = (str(Path(torch.__file__).parent), PERFSCOPE)
@@ -96,7 +96,7 @@ def _defer(application: Application) -> None:
                 return original(tensor)
             copied, wait = before
             wait()
-            application.changed(f"{Path(line[0]).name}:{line[1]} reads what it asked for a step before")
+            application.changed(f"{Path(line[0]).name}:{line[1]} reads the value that it requested one step before")
             return original(copied)
 
         return read

@@ -1,1 +1,1 @@
-"""Runs a model in a process of its own and records its weights, activations and gradients (`perfscope parity`)."""
+"""Runs a model in a separate process and records its weights, activations and gradients (`perfscope parity`)."""

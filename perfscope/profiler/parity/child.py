@@ -1,6 +1,6 @@
 """The process of one side: ``python -m perfscope.profiler.parity.child SOURCE DEVICE FOLDER``.
 
-It answers requests, a line of JSON each, on its stdin; what the user's code prints goes to stderr.
+It answers requests, one line of JSON each, on its stdin; output of the user's code goes to stderr.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perfscope.profiler.parity.side import SEED, RunRequest, Side, SideError
 
 
 def load_function(source: str) -> Callable[[], Any]:
-    """The function that ``file.py:function`` or ``module:function`` names. ``SideError`` where there is none."""
+    """The function named by ``file.py:function`` or ``module:function``. ``SideError`` if it does not exist."""
     where, _, name = source.rpartition(":")
     if where.endswith(".py"):
         file = Path(where).resolve()
@@ -62,21 +62,21 @@ def _seeded(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def side_of(make: Callable[[], Any], device: str | None) -> Side:
-    """The framework of what ``make`` gives."""
+    """The framework of the result of ``make``."""
     made = make()
     if "torch" in sys.modules and isinstance(made[0], sys.modules["torch"].nn.Module):
         from perfscope.profiler.parity.torch_side import TorchSide
 
         return TorchSide(make, device)
     if "jax" not in sys.modules:
-        raise SideError(f"a {type(made[0]).__name__} is no model of PyTorch, and jax is not imported")
+        raise SideError(f"a {type(made[0]).__name__} is not a PyTorch model, and jax is not imported")
     from perfscope.profiler.parity.jax_side import JaxSide
 
     return JaxSide(make, device)
 
 
 def answer(side: Side, request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Do one request."""
+    """Handle one request."""
     if request["do"] == "describe":
         weights, arrays = side.describe()
         np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]

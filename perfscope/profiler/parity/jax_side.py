@@ -1,6 +1,6 @@
-"""Records a JAX model: an interpreter walks its jaxpr op by op under `jax.vjp`: values and gradients in one pass.
+"""Records a JAX model: an interpreter runs its jaxpr op by op under `jax.vjp`, for values and gradients in one pass.
 
-To each layer (`jax_walk`) a zero is added, whose gradient is that of the layer.
+A zero is added to each layer (`jax_walk`); its gradient is the layer's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfscope.profiler.parity.side import (
 
 
 class JaxSide:
-    """A model in JAX. ``make`` gives (function, parameters, inputs), or (module, inputs) of Flax nnx and Equinox."""
+    """A model in JAX. ``make`` returns (function, parameters, inputs), or (module, inputs) of Flax nnx and Equinox."""
 
     framework = "jax"
 
@@ -114,7 +114,7 @@ class JaxSide:
 
 @dataclass(slots=True)
 class Recorded:
-    """What a walk gives."""
+    """The result of a walk."""
 
     trail: Trail
     arrays: Arrays
@@ -167,7 +167,7 @@ def _with_gradients(forward: Callable[..., Any], weights: list[Any], taps: list[
 
 
 def _trail(walk: Walk, results: list[Any]) -> Trail:
-    """The ops with the numbers of their results, now that these are known."""
+    """The ops with the numbers of their results, which are now known."""
     trail = Trail(layers=walk.trail.layers, roundings=walk.trail.roundings, terms=walk.trail.terms)
     for (name, line, _), layers, value in zip(walk.results, walk.layers_before, results, strict=True):
         trail.add_op(name, line, to_numpy(value).astype(np.float64), layers)
@@ -180,7 +180,7 @@ def to_numpy(array: Any) -> np.ndarray:
 
 
 def _split_module(module: Any) -> tuple[Callable[..., Any], Any]:
-    """(function of parameters and inputs, parameters) of a module that is called itself: Flax nnx, or a pytree."""
+    """(function of parameters and inputs, parameters) of a callable module: Flax nnx, or a pytree."""
     if "flax" in sys.modules and importlib.util.find_spec("flax.nnx") is not None:
         from flax import nnx
 
@@ -188,7 +188,7 @@ def _split_module(module: Any) -> tuple[Callable[..., Any], Any]:
             graph, state = nnx.split(module)
             return lambda parameters, *inputs: nnx.merge(graph, parameters)(*inputs), state
     if not callable(module):
-        raise SideError(f"a {type(module).__name__} is no model: give (function, parameters, inputs)")
+        raise SideError(f"a {type(module).__name__} is not a model: give (function, parameters, inputs)")
     leaves, tree = jax.tree_util.tree_flatten(module)
     arrays = [leaf if hasattr(leaf, "dtype") else None for leaf in leaves]
     names = [_path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(module)[0]]
@@ -214,13 +214,13 @@ def named_floats(parameters: Any) -> list[tuple[str, Any]]:
 
 def _path_name(path: Any) -> str:
     if len(path) > 1 and getattr(path[-1], "name", "") == "value":
-        path = path[:-1]  # of a Flax variable
+        path = path[:-1]  # a Flax variable
     parts = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
     return "/".join(part.lstrip(".") for part in parts)
 
 
 def _cast(array: Any, like: Any, dtype: str | None) -> Any:
-    """An array in the dtype of ``like``, or in ``dtype`` if that one is of floating point."""
+    """An array in the dtype of ``like``, or in ``dtype`` if that is a floating-point type."""
     return jnp.asarray(array, jnp.dtype(dtype) if dtype is not None and is_float(like) else jnp.asarray(like).dtype)
 
 

@@ -1,7 +1,7 @@
-"""An interpreter that walks the jaxpr of a JAX program op by op.
+"""An interpreter that runs the jaxpr of a JAX program op by op.
 
-A layer is the result of an op that uses a weight, or of a named scope. A scan over stacked weights is walked layer by
-layer; other control flow is one op. An observer sees every op, and the ops inside of a scan with those of all rounds.
+A layer is the result of an op that uses a weight, or of a named scope. A scan over stacked weights is run layer by
+layer; other control flow is one op. An observer sees every op, and the ops inside a scan with those of all iterations.
 """
 
 from __future__ import annotations
@@ -19,75 +19,75 @@ import numpy as np
 from perfscope.profiler.parity.side import FLOATS, Lines, Trail
 
 Tag = frozenset[str] | None
-"""Weights that a value is made of, and of nothing but weights and constants; ``None``: it depends on the inputs."""
+"""Weights of a value that consists only of weights and constants; ``None``: it depends on the inputs."""
 CONSTANT: Tag = frozenset()
 _SCOPE = re.compile(r"[\w.-]+")
 LAYOUT = frozenset(
     ("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "convert_element_type", "copy", "copy_p")
 )
-"""Primitives that are not in the trail."""
+"""Primitives that are not recorded."""
 _STRUCTURAL = LAYOUT | {
     *("concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "iota", "name", "pad", "rev", "select_n"),
     *("slice", "split", "stop_gradient"),
 }
-"""Primitives that give values of their inputs, without rounding them (a cast is counted with the op before)."""
+"""Primitives whose results are input values, unrounded (a cast counts with the previous op)."""
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "checkpoint": "jaxpr", "remat2": "jaxpr", "remat": "jaxpr"}
 _CALLS |= {"closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-"""Primitives that are walked through -> the parameter with their program."""
+"""Primitives whose inner program is interpreted -> the parameter that holds it."""
 _CUSTOM = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
 
 
 class Place(NamedTuple):
-    """Where an op comes from."""
+    """Source place of an op."""
 
     scope: str
     """Named scopes, outermost first, joined by ``/``."""
     line: str
-    """``model.py:38``, of the user's code."""
+    """``model.py:38`` in the user's code."""
     phase: str
-    """``forward``, ``backward``, or ``again``: forward work that a checkpoint has the backward do."""
+    """``forward``, ``backward``, or ``again``: forward work that a checkpoint repeats in the backward."""
 
 
 class Observer(Protocol):
-    """Sees the ops of a walk in their order; what it computes of their values becomes part of the walked program."""
+    """Sees the ops of a walk in order; values that it computes become part of the interpreted program."""
 
     def op(self, eqn: Any, values: list[Any], results: list[Any], place: Place) -> None:
-        """An op was evaluated."""
+        """Handle an evaluated op."""
 
     def body(self) -> Observer:
-        """Who sees the ops of the body of a scan, in one of its rounds."""
+        """The observer for the ops in the body of a scan, in one iteration."""
 
     def numbers(self) -> Any:
-        """What it computed, a pytree of arrays."""
+        """Its computed values, a pytree of arrays."""
 
     def rounds(self, body: Any, numbers: Any, eqn: Any, results: list[Any], place: Place) -> None:
-        """A scan is over. ``numbers``: those of ``body``, with an axis of rounds in front; its ``op`` comes after."""
+        """Handle the end of a scan. ``numbers``: of ``body``, with a leading axis of iterations; ``op`` follows."""
 
 
 @dataclass(slots=True)
 class Walk:
-    """Evaluates a jaxpr op by op and keeps the results of layers. ``wide``: casts to narrower dtypes are not made."""
+    """Evaluates a jaxpr op by op and keeps the results of layers. ``wide``: skip casts to narrower dtypes."""
 
     lines: Lines
     weights: set[str]
     wide: bool = False
     quiet: bool = False
-    """Keeps nothing: inside of control flow, where values are not concrete, or for an observer."""
+    """Keep nothing: inside control flow, where values are not concrete, or for an observer."""
     observer: Observer | None = None
     phase: str = "forward"
-    """Of the ops that do not say it themselves."""
+    """Phase of ops that do not carry one."""
     trail: Trail = field(default_factory=Trail)
     kept: list[Any] = field(default_factory=list)
     results: list[tuple[str, str, Any]] = field(default_factory=list)
     layers_before: list[int] = field(default_factory=list)
     taps: list[Any] | None = None
     made_by: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    """Id of a value -> itself, so that no other gets its id, and the layer that it is the result of."""
+    """Id of a value -> the value, so that its id is not reused, and the layer whose result it is."""
     moves: list[tuple[int, ...] | None] = field(default_factory=list)
-    """Permutation that brings a layer's features behind its batch, where its op has them elsewhere."""
+    """Permutation that moves a layer's features after its batch, if its op has them elsewhere."""
 
     def reset(self, taps: list[Any]) -> None:
-        """Begin again, with a zero to add to each layer."""
+        """Start again, with a zero to add to each layer."""
         self.trail, self.kept, self.results, self.layers_before, self.moves = Trail(), [], [], [], []
         self.taps, self.made_by = taps, {}
 
@@ -178,7 +178,7 @@ class Walk:
         return "backward" if "transpose(" in stack else self.phase
 
     def _rounds(self, eqn: Any, values: list[Any], place: Place, observer: Observer) -> list[Any]:
-        """A scan with what an observer computes of the ops in each of its rounds."""
+        """A scan, with the values that an observer computes from the ops of each iteration."""
         params = eqn.params
         consts, carries, closed = params["num_consts"], params["num_carry"], params["jaxpr"]
         start = values[consts : consts + carries]
@@ -190,7 +190,7 @@ class Walk:
             walk = Walk(self.lines, self.weights, quiet=True, observer=inner, phase=place.phase)
             given = [*values[:consts], *carry, *taken]
             made = walk.program(closed, given, [None] * len(given), place.scope)
-            pairs = zip(made, start, strict=False)  # a body gives rows besides
+            pairs = zip(made, start, strict=False)  # a body also returns rows
             after = [v if v.dtype == before.dtype else jnp.asarray(v, before.dtype) for v, before in pairs]
             return after, (made[carries:], inner.numbers())
 
@@ -202,7 +202,7 @@ class Walk:
         return results
 
     def _layer_before(self, values: list[Any], tags: list[Tag]) -> int | None:
-        """The layer whose result an op takes, as it is and with weights alone beside it."""
+        """The layer whose result an op uses unchanged, with only weights as other inputs."""
         inputs = [value for value, tag in zip(values, tags, strict=True) if tag is None]
         return self.made_by.get(id(inputs[0]), (None, None))[1] if len(inputs) == 1 else None
 
@@ -216,7 +216,7 @@ class Walk:
         move: tuple[int, ...] | None = None,
         follows: int | None = None,
     ) -> Any:
-        """Keep a layer's value; the value to go on with."""
+        """Keep a layer's value; return the value to continue with."""
         if self.quiet:
             return value
         number = self.trail.add_layer(name, op, line, str(value.dtype), weights, follows)
@@ -228,7 +228,7 @@ class Walk:
         return value
 
     def _is_users(self, eqn: Any, jaxpr: Any) -> bool:
-        """Whether a call is of a function of the user's: jax keeps the lines of the first call of its own functions."""
+        """Whether a call is to a user's function: jax's own functions keep the lines of their first call."""
         called = eqn.params.get("name")
         inner = [frame for each in jaxpr.eqns[:1] for frame in _traceback(each) if frame.function_name == called]
         return called is None or any(self.lines.name([(frame.file_name, frame.line_num)]) for frame in inner)
@@ -238,7 +238,7 @@ class Walk:
         return not self.quiet and any(tags[first:])
 
     def _layers(self, eqn: Any, values: list[Any], tags: list[Tag], scope: str) -> tuple[list[Any], list[Tag]]:
-        """A scan over stacked weights, one layer after the other."""
+        """A scan over stacked weights, one layer after another."""
         params = eqn.params
         consts, carries = params["num_consts"], params["num_carry"]
         inner, length = params["jaxpr"], params["length"]
@@ -260,7 +260,7 @@ class Walk:
         return [*carry, *stacked], [*carry_tags, *(None for _ in stacked)]
 
     def _evaluate(self, eqn: Any, values: list[Any], tags: list[Tag]) -> list[Any]:
-        """Results of one op; with ``wide`` at the widest of the dtypes that go in."""
+        """Results of one op; with ``wide`` at the widest of the input dtypes."""
         params, name = eqn.params, eqn.primitive.name
         if self.wide:
             if name == "convert_element_type" and is_float(values[0]) and str(np.dtype(params["new_dtype"])) in FLOATS:
@@ -280,7 +280,7 @@ class Walk:
         return list(results) if eqn.primitive.multiple_results else [results]
 
     def _control(self, eqn: Any, values: list[Any], tags: list[Tag]) -> list[Any]:
-        """Control flow and custom derivatives whose values are wider than they were traced for."""
+        """Control flow and custom derivatives whose values are wider than at tracing."""
         inner = Walk(self.lines, self.weights, wide=True, quiet=True)
         name, params = eqn.primitive.name, eqn.params
 
@@ -319,19 +319,19 @@ class Walk:
 
 @dataclass(slots=True)
 class Scopes:
-    """Named scopes of one level of a program: which end before the next op."""
+    """Named scopes of one level of a program, to find those that end before the next op."""
 
     outer: str
     last: dict[str, tuple[Any, str, str]] = field(default_factory=dict)
 
     def ran(self, scope: str, var: Any, op: str, line: str) -> None:
-        """An op inside of ``scope`` gave ``var``."""
+        """An op inside of ``scope`` returned ``var``."""
         parts = scope.split("/") if scope else []
         for depth in range(1, len(parts) + 1):
             self.last["/".join(parts[:depth])] = (var, op, line)
 
     def enter(self, scope: str) -> Iterator[tuple[str, Any, str, str]]:
-        """Scopes that are left when ``scope`` is entered, the innermost first: (name, last result, op, line)."""
+        """Scopes left when ``scope`` is entered, innermost first: (name, last result, op, line)."""
         left = [name for name in self.last if not f"{scope}/".startswith(f"{name}/")]
         for name in sorted(left, key=len, reverse=True):
             var, op, line = self.last.pop(name)
@@ -344,7 +344,7 @@ def is_float(value: Any) -> bool:
 
 
 def widened(values: list[Any], params: dict[str, Any], dtype: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Values of floating point, and dtypes among the parameters, as ``dtype``."""
+    """Floating-point values, and dtypes among the parameters, as ``dtype``."""
     wide = [jnp.asarray(value, dtype) if is_float(value) else value for value in values]
     changed = {
         key: np.dtype(dtype)
@@ -369,7 +369,7 @@ def _frames(eqn: Any) -> Iterator[tuple[str, int]]:
 
 
 def _sliced(eqn: Any, weight: str) -> str:
-    """The weight, with the index where the op takes one row of the first axis of a stack."""
+    """The weight, with the index if the op takes one row of the first axis of a stack."""
     if eqn.primitive.name == "slice" and "[" not in weight:
         first, last = eqn.params["start_indices"], eqn.params["limit_indices"]
         shape: tuple[int, ...] = eqn.invars[0].aval.shape
@@ -392,7 +392,7 @@ def _features_last(eqn: Any, tags: list[Tag]) -> tuple[int, ...] | None:
 
 
 def terms_of(eqn: Any) -> int:
-    """The reduction length of an op; of control flow the work of all its rounds."""
+    """The reduction length of an op; for control flow that of all its iterations."""
     name, params = eqn.primitive.name, eqn.params
     if name == "dot_general":
         shape: tuple[int, ...] = eqn.invars[0].aval.shape

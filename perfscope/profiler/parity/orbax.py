@@ -1,4 +1,4 @@
-"""Reads the parameters of an Orbax checkpoint, by Orbax's own public interface, which needs JAX."""
+"""Reads the parameters of an Orbax checkpoint with Orbax's public interface, which needs JAX."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from perfscope.model.documents.parity import Arrays, Weight
 from perfscope.model.errors import DataError
 
 DEFAULT_ITEM = "default"
-"""Where Orbax's `CheckpointManager` puts a tree in the folder of a step."""
+"""Where Orbax's `CheckpointManager` stores a tree in the folder of a step."""
 PARAMETERS = "params"
-"""Of a training state or of Flax: the only part that is read where there is one."""
+"""Keys of parameters in a training state or Flax model: if present, only that part is read."""
 
 
 def read_orbax(folder: Path) -> tuple[list[Weight], Arrays]:
     """Floating-point leaves of the tree in ``folder``, 16-bit ones widened to float32, by the names of a pytree.
 
-    ``DataError`` in one line where Orbax is not installed, or the folder is no checkpoint of it.
+    ``DataError`` with one line if Orbax is not installed, or the folder is not an Orbax checkpoint.
     """
     try:
         from orbax.checkpoint import StandardCheckpointer
@@ -28,7 +28,7 @@ def read_orbax(folder: Path) -> tuple[list[Weight], Arrays]:
     item = folder / DEFAULT_ITEM
     try:
         tree: Any = StandardCheckpointer().restore((item if item.is_dir() else folder).resolve())
-    except Exception as error:  # whatever its storage drivers raise
+    except Exception as error:  # any error of its storage drivers
         reason = str(error).partition("\n")[0][:200]
         raise DataError(f"{folder}: not read as an Orbax checkpoint: {type(error).__name__}: {reason}") from error
     while isinstance(tree, dict) and PARAMETERS in tree:

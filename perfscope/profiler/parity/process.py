@@ -1,4 +1,4 @@
-"""Starts the process of a side and asks it for recordings."""
+"""Starts the process of a side and requests recordings from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG = "log.txt"
 
 
 class SideProcess:
-    """The process that runs the models of one side. Its log and recordings lie in ``folder``."""
+    """The process that runs the models of one side. Its log and recordings are in ``folder``."""
 
     def __init__(self, source: str, folder: Path, device: str | None = None) -> None:
         self.source, self.folder = source, folder
@@ -38,7 +38,7 @@ class SideProcess:
             )
 
     def describe(self) -> tuple[list[Weight], Arrays, str]:
-        """Its weights, their values and its framework. ``DataError`` in one line where the user's function fails."""
+        """Its weights, their values and its framework. ``DataError`` with one line if the user's function fails."""
         result = self._ask({"do": "describe"})
         weights = msgspec.convert(result["weights"], list[Weight])
         return weights, load_arrays(self.folder / "own.npz"), result["framework"]
@@ -52,7 +52,7 @@ class SideProcess:
         inputs: Path | None = None,
         wide: bool = False,
     ) -> tuple[Recording, Arrays]:
-        """Record a run into ``folder/name``; ``inputs``: the folder of the recording whose inputs it takes."""
+        """Record a run into ``folder/name``; ``inputs``: the folder of the recording whose inputs are used."""
         file = self.folder / f"{name}.weights.npz"
         if weights is not None:
             np.savez(file, **weights)  # type: ignore[arg-type]

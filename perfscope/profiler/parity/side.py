@@ -1,4 +1,4 @@
-"""What both frameworks share when they record a run of a model: files, lines, the trail of ops, the cotangents."""
+"""Shared by both frameworks when they record a run of a model: files, lines, the trail of ops, the cotangents."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from perfscope.model.documents.parity import Arrays, Layer, Op, Recording, Weigh
 from perfscope.profiler.source_files import SourceFiles
 
 MOST_OPS = 50_000
-"""Of the trail; what comes after is not recorded."""
+"""Most ops of the trail; later ones are not recorded."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "equinox", "numpy")
 SEED = 0
-"""Of all generators before the user's function is called, and of the cotangents."""
+"""Seed of all generators before the user's function is called, and of the cotangents."""
 
 
 class SideError(Exception):
-    """One line about what a model's function returned or could not do."""
+    """One line on a problem with a model's function or its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """How a model is run. ``dtype``: floating-point weights and inputs are cast to it; ``None``: as they are.
+    """How a model is run. ``dtype``: floating-point weights and inputs are cast to it; ``None``: unchanged.
 
-    ``weights`` and ``inputs`` replace the function's own. ``wide``: a cast of the program to a narrower dtype is not
-    made (the reference).
+    ``weights`` and ``inputs`` replace the function's own. ``wide``: skip the program's casts to narrower dtypes (for
+    the reference).
     """
 
     dtype: str | None = None
@@ -54,7 +54,7 @@ class Side(Protocol):
 
 @dataclass(slots=True)
 class Trail:
-    """Ops and layers of a forward as they happen, and the work that was done up to each."""
+    """Ops and layers of a forward in order, with the work done up to each."""
 
     layers: list[Layer] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -62,12 +62,12 @@ class Trail:
     terms: int = 0
 
     def work(self, terms: int) -> None:
-        """An op that rounds its result, a sum of ``terms`` products or values."""
+        """Count an op that rounds its result, a sum of ``terms`` products or values."""
         self.roundings += 1
         self.terms += max(terms, 1)
 
     def add_op(self, name: str, line: str, array: np.ndarray, layers: int | None = None) -> None:
-        """A result, as float64. ``layers``: how many were complete before it, all so far unless given."""
+        """Add a result, as float64. ``layers``: number of complete layers before it, by default all so far."""
         if len(self.ops) >= MOST_OPS:
             return
         with np.errstate(over="ignore", invalid="ignore"):
@@ -87,7 +87,7 @@ class Trail:
     def add_layer(
         self, name: str, op: str, line: str, dtype: str, weights: Iterable[str] = (), follows: int | None = None
     ) -> int:
-        """A layer; its number."""
+        """Add a layer; return its number."""
         layer = Layer(
             name=name,
             op=op,
@@ -103,18 +103,18 @@ class Trail:
 
 
 def finite(value: Any) -> float | None:
-    """The number, ``None`` where it is not finite or beyond what a document holds."""
+    """The number, ``None`` if it is not finite or exceeds the range of a document."""
     return float(value) if math.isfinite(value) and abs(value) < 1e30 else None
 
 
 def cotangents(shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
-    """Gradients of the outputs that the backward begins with: 1 of a scalar, else signs at random, the same always."""
+    """Gradients of the outputs at the start of the backward: 1 for a scalar, else signs, random but fixed."""
     generator = np.random.default_rng(SEED)
     return [generator.integers(0, 2, shape) * 2.0 - 1.0 if shape else np.ones(()) for shape in shapes]
 
 
 def fitted_input(given: np.ndarray, shape: tuple[int, ...], number: int) -> np.ndarray:
-    """The other side's input in the layout of this side's: channels may be last on one side and first on the other."""
+    """The other side's input in this side's layout: channels may be last on one side and first on the other."""
     if given.shape == shape:
         return given
     if given.ndim == len(shape) and given.ndim > 2:
@@ -126,7 +126,7 @@ def fitted_input(given: np.ndarray, shape: tuple[int, ...], number: int) -> np.n
 
 
 def fitted_weights(own: Mapping[str, tuple[int, ...]], given: Arrays) -> None:
-    """Hold the names and shapes of weights that replace a model's own against them; ``SideError`` otherwise."""
+    """Check names and shapes of weights that replace a model's own; ``SideError`` on a mismatch."""
     for name, shape in own.items():
         if name not in given:
             raise SideError(f"no value for the weight {name}")
@@ -135,14 +135,14 @@ def fitted_weights(own: Mapping[str, tuple[int, ...]], given: Arrays) -> None:
 
 
 class Lines:
-    """Names lines of the user's code, ``model.py:38``."""
+    """Display names of lines in the user's code, ``model.py:38``."""
 
     def __init__(self) -> None:
         loaded = (getattr(sys.modules.get(name), "__file__", None) for name in _FRAMEWORKS)
         self._files = SourceFiles(Path.cwd(), [Path(file).parent for file in loaded if file])
 
     def name(self, frames: Iterable[tuple[str, int]]) -> str:
-        """Of frames (file, line), the innermost first, the first that is the user's."""
+        """The first of the frames (file, line), innermost first, that is in the user's code."""
         for file, line in frames:
             if self._files.is_user(file) and Path(file).exists():
                 return f"{self._files.name(file)}:{line}"

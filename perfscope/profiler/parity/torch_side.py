@@ -26,15 +26,15 @@ from perfscope.profiler.parity.side import (
 
 Model = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 _EXACT = frozenset({"copy_", "detach", "clone", "index", "embedding", "gather", "cat", "stack", "where", "masked_fill"})
-"""Ops that give values of their inputs, without rounding them."""
+"""Ops whose results are input values, unrounded."""
 _COPIES = frozenset({"_unsafe_view", "clone", "copy_", "_to_copy"})
-"""Ops that are not in the trail. Views are not either."""
+"""Ops that are not recorded. Neither are views."""
 _TRANSPOSED = "Conv1D"
 """A linear layer of transformers whose weight is (in, out)."""
 
 
 class TorchSide:
-    """A model in PyTorch. ``make`` gives (module, inputs) each time, with the same weights."""
+    """A model in PyTorch. ``make`` returns (module, inputs) each time, with the same weights."""
 
     framework = "torch"
 
@@ -117,7 +117,7 @@ class TorchSide:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
-    """Follows one forward. Its hooks go when it ends."""
+    """Records one forward. Its hooks are removed when it ends."""
 
     def __init__(self, module: nn.Module, lines: Lines, *, wide: bool) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         self._last = ("", "")
         self._running: list[str] = []
         self._storages = {tensor.untyped_storage().data_ptr(): name for name, tensor in _tensors(module).items()}
-        self._derived: list[torch.Tensor] = []  # kept, so that no other tensor gets their storage
+        self._derived: list[torch.Tensor] = []  # kept, so that their storage is not reused
         self._own: dict[str, tuple[str, ...]] = {}
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
@@ -141,13 +141,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
             self._handles.append(part.register_forward_hook(self._leaving(name)))
 
     def stop(self) -> None:
-        """The forward is over."""
+        """End the forward."""
         self._active = False
         for handle in self._handles:
             handle.remove()
 
     def add(self, name: str, op: str, tensor: torch.Tensor, weights: tuple[str, ...] = ()) -> None:
-        """Keep a value, and its gradient when the backward gets there."""
+        """Keep a value, and its gradient when the backward reaches it."""
         made_by, line = self._last
         number = self.trail.add_layer(name, op or made_by, line, _dtype_name(tensor), weights)
         self._values.append(to_numpy(tensor))
@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         if not outputs:
             return
         if all(self._weight(tensor) for tensor in inputs) and inputs:
-            for tensor in outputs:  # made of weights alone, and a weight itself
+            for tensor in outputs:  # computed from weights only, or a weight itself
                 self._derived.append(tensor)
                 self._storages.setdefault(tensor.untyped_storage().data_ptr(), min(used))
             return
@@ -258,7 +258,7 @@ def _frames() -> Iterator[tuple[str, int]]:
 
 
 def _tensors(module: nn.Module, *, tied: bool = False) -> dict[str, torch.Tensor]:
-    """Parameters and the buffers that a state dict has; ``tied``: under all their names."""
+    """Parameters and the buffers of the state dict; ``tied``: under all their names."""
     kept = module.state_dict(keep_vars=True).keys()
     parts = (*module.named_parameters(remove_duplicate=not tied), *module.named_buffers(remove_duplicate=not tied))
     return {name: tensor for name, tensor in parts if name in kept}

@@ -1,7 +1,7 @@
-"""One way to speak to both databases: SQLite by the standard library, PostgreSQL by SQLAlchemy.
+"""A common interface to both databases: SQLite by the standard library, PostgreSQL by SQLAlchemy.
 
-Statements are written once, in the part of SQL that both know, with ``:name`` for values; columns are TEXT, BIGINT,
-DOUBLE PRECISION and BYTEA, which SQLite takes as the affinities that hold them.
+Statements are written once, in the common part of SQL, with ``:name`` for values; columns are TEXT, BIGINT, DOUBLE
+PRECISION and BYTEA, for which SQLite has suitable affinities.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from perfscope.model.documents.run_folders import RUNS_FOLDER, STORE_FILE
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
 
-# Where a store is: a file on this machine, or a database by URL whose password is shown nowhere.
+# Location of a store: a file on this machine, or a database URL whose password is never shown.
 
 
 VARIABLE = "PERFSCOPE_STORE"
@@ -30,10 +30,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def address(asked: str | None, folder: Path | None = None) -> str | Path:
-    """A URL of PostgreSQL, or the file of a local store: as asked, else by the environment, else among the runs.
+    """A URL of PostgreSQL, or the file of a local store: ``asked``, else from the environment, else next to the runs.
 
-    ``asked`` may be a folder, where the store's usual file is meant. ``UsageError``: a URL of another kind;
-    the URL itself is not in the message.
+    ``asked`` may be a folder, which means the store's usual file in it. ``UsageError``: a URL of another kind; the
+    message does not contain the URL.
     """
     given = asked if asked is not None else os.environ.get(VARIABLE)
     if not given:
@@ -49,7 +49,7 @@ def address(asked: str | None, folder: Path | None = None) -> str | Path:
 
 
 def split(url: str) -> SplitResult:
-    """The parts of a URL; ``UsageError``, without the URL, where it has none."""
+    """The parts of a URL; ``UsageError``, without the URL, if it is invalid."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  (it is parsed on access)
@@ -62,7 +62,7 @@ def split(url: str) -> SplitResult:
 
 
 def shown_address(where: str | Path) -> str:
-    """The address for people: of a URL neither user nor password nor options."""
+    """The address for display, without user, password and options."""
     if isinstance(where, Path):
         return str(where)
     parts = split(where)
@@ -83,14 +83,14 @@ def secrets_of(url: str) -> tuple[str, ...]:
 
 
 WAIT_SECONDS = 60
-"""A writer waits that long for others: a dozen jobs that end at once, on a slow disk."""
+"""Seconds that a writer waits for others: a dozen jobs may end at once, on a slow disk."""
 CONNECT_SECONDS = 10
 
 APPLICATION_ID = 0x70736370
 """``pscp``: distinguishes our files from other SQLite files (`file` shows it)."""
 
 LOCK = 0x7065726673636F70
-"""Key of the lock that one writer at a time holds where it changes what others rely on."""
+"""Key of the lock that lets one writer at a time change shared data."""
 
 EXTRA = 'a store on PostgreSQL needs SQLAlchemy and psycopg: pip install "perfscope[store]"'
 
@@ -104,25 +104,25 @@ class Session:
         self._run = run
 
     def execute(self, sql: str, **values: Values) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement; return the number of changed rows."""
         return int(self._run(sql, values).rowcount)
 
     def rows(self, sql: str, **values: Values) -> list[tuple[Any, ...]]:
-        """The rows that a query gives."""
+        """Return the rows of a query."""
         return [tuple(row) for row in self._run(sql, values).fetchall()]
 
 
 class SqliteDatabase:
-    """One file. Every error of the database becomes one line, with ``shown`` first.
+    """One file. Every database error becomes one line that starts with ``shown``.
 
-    Its journal is deleted, not kept as a second file (WAL), because folders of runs are on network disks, too.
+    Its journal is deleted, not kept as a second file (WAL), because folders of runs are also on network disks.
     """
 
     shared = False
     """Whether other users' perfscope may use it at the same time."""
 
     def __init__(self, path: Path) -> None:
-        """``path`` need not exist: the first write makes it."""
+        """``path`` need not exist: the first write creates it."""
         self.path = path
         self.shown = str(path)
 
@@ -137,7 +137,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def session(self, *, write: bool, alone: bool = False) -> Iterator[Session]:
-        """A transaction: kept when the block ends, undone when it raises. A writer is always alone."""
+        """A transaction: committed when the block ends, rolled back when it raises. There is one writer at a time."""
         with self._in_one_line():
             connection = self._connect(write)
             try:
@@ -145,7 +145,7 @@ class SqliteDatabase:
                 yield Session(connection.execute)
                 connection.execute("COMMIT")
             except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                with contextlib.suppress(sqlite3.Error):  # the first error is the relevant one
                     connection.execute("ROLLBACK")
                 raise
             finally:
@@ -158,7 +158,7 @@ class SqliteDatabase:
         connection = sqlite3.connect(uri, uri=True, timeout=WAIT_SECONDS, isolation_level=None)
         try:
             if write and not connection.execute("PRAGMA schema_version").fetchone()[0]:
-                connection.execute("PRAGMA auto_vacuum = FULL")  # what baselines leave is given back to the disk
+                connection.execute("PRAGMA auto_vacuum = FULL")  # space of removed baselines returns to the disk
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             elif connection.execute("PRAGMA application_id").fetchone()[0] not in (0, APPLICATION_ID):
                 raise DataError(f"{self.shown}: an SQLite file of another program")
@@ -168,7 +168,7 @@ class SqliteDatabase:
         return connection
 
     def has_table(self, session: Session, name: str) -> bool:
-        """By the file's own list."""
+        """Whether the file lists the table."""
         return bool(session.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name", name=name))
 
     @contextlib.contextmanager
@@ -181,7 +181,7 @@ class SqliteDatabase:
                 message = f"another process has been writing for more than {WAIT_SECONDS} s"
             raise DataError(f"{self.shown}: {message}") from error
         except sqlite3.DatabaseError as error:
-            raise DataError(f"{self.shown}: damaged, or no store ({error}); it was left as it is") from error
+            raise DataError(f"{self.shown}: damaged, or not a store ({error}); it was not changed") from error
         except OSError as error:
             raise DataError(f"{self.shown}: {(error.strerror or 'cannot be used').lower()}") from error
 
@@ -192,7 +192,7 @@ class PostgresDatabase:
     shared = True
 
     def __init__(self, url: str) -> None:
-        """``PerfscopeError`` where SQLAlchemy or psycopg is not installed."""
+        """``PerfscopeError`` if SQLAlchemy or psycopg is not installed."""
         try:
             import psycopg  # noqa: F401  (SQLAlchemy's own message names neither the package nor the extra)
             import sqlalchemy
@@ -212,12 +212,12 @@ class PostgresDatabase:
             raise DataError(f"{self.shown}: {self._said(error)}") from None
 
     def exists(self) -> bool:
-        """Return True; a missing server shows when it is read."""
+        """Return True; a missing server is noticed when it is read."""
         return True
 
     @contextlib.contextmanager
     def session(self, *, write: bool, alone: bool = False) -> Iterator[Session]:
-        """As of `SqliteDatabase`; readers see one moment. ``alone``: no other such transaction meanwhile."""
+        """As in `SqliteDatabase`; readers see one moment. ``alone``: no other such transaction at the same time."""
         import sqlalchemy
 
         level = "READ COMMITTED" if write else "REPEATABLE READ"
@@ -233,11 +233,11 @@ class PostgresDatabase:
             raise DataError(f"{self.shown}: {self._said(error)}") from None
 
     def has_table(self, session: Session, name: str) -> bool:
-        """In the schemas that are searched."""
+        """Whether a searched schema has the table."""
         return session.rows("SELECT to_regclass(:name) IS NOT NULL", name=name)[0][0] is True
 
     def _said(self, error: Exception) -> str:
-        """The server's message, on one line, without secrets."""
+        """The server's message on one line, without secrets."""
         cause = getattr(error, "orig", None) or error
         text = " ".join(str(cause).split()) or type(cause).__name__
         for secret in self._secrets:
@@ -253,7 +253,7 @@ def database_at(where: str | Path) -> Database:
     return SqliteDatabase(where) if isinstance(where, Path) else PostgresDatabase(where)
 
 
-# The tables, and how a store of an older perfscope becomes one of this.
+# The tables, and the migration of an older store.
 
 
 META = "perfscope_store"
@@ -279,8 +279,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
                 name TEXT NOT NULL, uid TEXT NOT NULL, digest TEXT, set_utc TEXT NOT NULL, PRIMARY KEY (name, uid))""",
     ),
 )
-"""The statements that lead to each version, never changed once released. A run's record is its truth,
-``perfscope_metrics`` is an index of it."""
+"""The statements that lead to each version, never changed once released. ``perfscope_metrics`` is an index of the runs'
+records, which are authoritative."""
 
 LATEST = len(MIGRATIONS)
 
@@ -292,7 +292,7 @@ class Version:
     schema: int
     """0: no tables yet."""
     needs: int
-    """The lowest version that a perfscope must know to use it."""
+    """The lowest version that a perfscope must support to use it."""
 
     @property
     def is_older(self) -> bool:
@@ -308,22 +308,22 @@ def version_of(database: Database, session: Session) -> Version:
     try:
         return Version(schema=int(values["schema"]), needs=int(values["needs"]))
     except (KeyError, ValueError) as error:
-        raise DataError(f"{database.shown}: damaged: it does not say which schema it has") from error
+        raise DataError(f"{database.shown}: damaged: its schema version is missing") from error
 
 
 def check_version(database: Database, version: Version) -> None:
-    """``DataError`` where a newer perfscope is needed; the store is left as it is."""
+    """``DataError`` if a newer perfscope is needed; the store is not changed."""
     if version.needs > LATEST:
         raise DataError(
             f"{database.shown}: written by a newer perfscope (schema {version.schema}, supported: {LATEST}); "
-            "update perfscope, or name another store"
+            "update perfscope, or use another store"
         )
 
 
 def prepare_tables(database: Database, *, upgrade: bool) -> Version:
-    """Make the tables that are missing, whole or not at all; the version there is now.
+    """Create missing tables, completely or not at all; return the version.
 
-    ``upgrade``: also of a store that others share. Without, an older shared one is refused in one line.
+    ``upgrade``: also for a shared store. Without it an older shared store is refused in one line.
     """
     with database.session(write=True, alone=True) as session:
         version = version_of(database, session)
@@ -333,7 +333,7 @@ def prepare_tables(database: Database, *, upgrade: bool) -> Version:
         if version.schema and database.shared and not upgrade:
             raise DataError(
                 f"{database.shown}: of an older schema ({version.schema}, this perfscope writes {LATEST}); "
-                "`perfscope store migrate` changes it for everybody who uses it"
+                "`perfscope store migrate` changes it for all its users"
             )
         if not version.schema:
             session.execute(f"CREATE TABLE {META} (key TEXT PRIMARY KEY, value TEXT NOT NULL)")

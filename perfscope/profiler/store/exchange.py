@@ -1,4 +1,4 @@
-"""A store, or part of it, as one file that another store takes: a tar of JSON lines and packs (docs/store.md)."""
+"""A store, or part of it, as one file for another store: a tar of JSON lines and packs (docs/store.md)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perfscope.profiler.store.runs import RunStore
 EXPORT_SCHEMA = "perfscope.store-export/1"
 
 HEAD, RUNS, BASELINES, PACKS = "export.json", "runs.jsonl", "baselines.jsonl", "packs"
-"""Members, in this order; then one pack a file."""
+"""Members, in this order; then one pack per file."""
 
 MOST_RUNS = 1_000_000
 MOST_BASELINES = 10_000
@@ -37,7 +37,7 @@ _UID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """How much was written."""
+    """Number of items written."""
 
     runs: int
     baselines: int
@@ -46,7 +46,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """How much was new, and how much of it was there already."""
+    """Number of new items, and of those that existed."""
 
     runs: int
     runs_there: int
@@ -55,7 +55,7 @@ class Imported:
 
 
 def export(store: RunStore, file: Path, *, runs: Sequence[StoredRun], packs: bool = True) -> Exported:
-    """Write runs, baselines of them and, with ``packs``, their files into ``file``: whole or not at all.
+    """Write runs, their baselines and, with ``packs``, their files into ``file``, completely or not at all.
 
     ``DataError``: it cannot be written, or the store is damaged.
     """
@@ -98,7 +98,7 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _add_lines(tar: tarfile.TarFile, name: str, lines: Iterator[str], scratch: Path) -> None:
-    """By way of a file: a tar needs the size first, and a store may hold more than memory does."""
+    """Written through a file: a tar needs the size first, and a store may exceed memory."""
     with scratch.open("w", encoding="utf-8") as stream:
         stream.writelines(f"{line}\n" for line in lines)
     with scratch.open("rb") as content:
@@ -106,7 +106,7 @@ def _add_lines(tar: tarfile.TarFile, name: str, lines: Iterator[str], scratch: P
 
 
 def looks_like_export(file: Path) -> bool:
-    """Whether a file begins as an export does."""
+    """Whether a file begins like an export."""
     try:
         with file.open("rb") as stream:
             return stream.read(512).startswith(HEAD.encode() + b"\0")
@@ -149,13 +149,13 @@ def import_file(store: RunStore, file: Path, *, clean: Callable[[StoredRun], Sto
 
 
 def _read(file: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
-    """(member, what it holds) of an export, one by one."""
+    """(member, content) of an export, one by one."""
     expected = iter((HEAD, RUNS, BASELINES))
     with members(file, str(file), packed=False) as archive:
         for path, size, content in archive:
             name = str(path)
             if name != next(expected, name):
-                raise DataError(f"{file}: no export of a perfscope store: it begins with {name[:80]!r}")
+                raise DataError(f"{file}: not an export of a perfscope store: it begins with {name[:80]!r}")
             if name == HEAD:
                 _check_head(file, size, content)
             elif name == RUNS:
@@ -172,7 +172,7 @@ def _read(file: Path, scratch: Path) -> Iterator[tuple[str, Any]]:
                     yield name, packed
     missing = next(expected, None)
     if missing is not None:
-        raise DataError(f"{file}: no export of a perfscope store, or cut off: there is no {missing} in it")
+        raise DataError(f"{file}: not an export of a perfscope store, or cut off: it lacks {missing}")
 
 
 def _check_head(file: Path, size: int, content: IO[bytes]) -> None:
@@ -190,7 +190,7 @@ def _lines(file: Path, name: str, content: IO[bytes], most: int) -> Iterator[tup
     while line := content.readline(MOST_BYTES + 1):
         number += 1
         if len(line) > MOST_BYTES or number > most:
-            raise DataError(f"{file}: {name}: line {number}: more than any store of ours holds")
+            raise DataError(f"{file}: {name}: line {number}: larger than any line of a store")
         yield number, line
 
 
@@ -233,14 +233,14 @@ def _checked_pack(file: Path, name: str, size: int, content: IO[bytes], scratch:
             checksum.update(piece)
             stream.write(piece)
     if checksum.hexdigest() != digest:
-        raise DataError(f"{file}: {name}: damaged, its digest is another")
+        raise DataError(f"{file}: {name}: damaged, its digest differs")
     unpacked, count = _sizes(path, f"{file}: {name}", scratch)
     yield Packed(file=path, digest=digest, bytes=size, unpacked=unpacked, files=count)
     path.unlink()
 
 
 def _sizes(path: Path, origin: str, scratch: Path) -> tuple[int, int]:
-    """Bytes and files of a pack, by unpacking it: what cannot be unpacked is not let in."""
+    """Bytes and files of a pack, by unpacking it: invalid packs are refused."""
     top = unpack(path, scratch / "unpacked", origin)
     try:
         files = [top] if top.is_file() else [path for path in top.rglob("*") if path.is_file()]

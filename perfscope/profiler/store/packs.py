@@ -1,4 +1,4 @@
-"""Files of a run as one pack: made, kept in pieces in the database, and unpacked again, from any sender."""
+"""Files of a run as one pack: created, stored in chunks in the database, and unpacked, from untrusted senders."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from perfscope.model.documents.run_folders import MAX_RUN_FILES, run_files
 from perfscope.model.errors import DataError
 from perfscope.profiler.store.database import Database, Session
 
-# Reading untrusted tar files: plain files with names that lead nowhere else, and headers of bounded size.
+# Reading untrusted tar files: regular files with safe names, and headers of bounded size.
 
 
 MOST_READ = 1 << 20
-"""Bytes of one read: contents are read in pieces, so a larger one is a header that claims to be huge."""
+"""Most bytes of one read: contents are read in chunks, so a larger read is a header with a false size."""
 
 MOST_NAME = 4_096
-"""Characters of a member's name: the longest path that Linux takes."""
+"""Characters of a member's name: the longest path on Linux."""
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that refuses to be read in one go beyond ``MOST_READ``."""
+    """A stream that refuses a single read beyond ``MOST_READ``."""
 
     def __init__(self, inner: IO[bytes] | gzip.GzipFile) -> None:
         self._inner = inner
@@ -57,7 +57,7 @@ class _Bounded(io.RawIOBase):
 def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple[PurePosixPath, int, IO[bytes]]]]:
     """Name, size and content of every file in a tar, in order; each content is read before the next is requested.
 
-    ``packed``: by gzip. ``DataError``, ``origin`` first: damaged, or a member that is refused.
+    ``packed``: gzip. ``DataError``, starting with ``origin``: damaged, or a refused member.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -67,7 +67,7 @@ def members(file: Path, origin: str, *, packed: bool) -> Iterator[Iterator[tuple
             tar = stack.enter_context(tarfile.open(fileobj=_Bounded(raw), mode="r:"))
             yield _each(tar, raw, origin)
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError) as error:
-        raise DataError(f"{origin}: damaged, or no archive of ours: {error}") from error
+        raise DataError(f"{origin}: damaged, or not a pack: {error}") from error
     except OSError as error:
         raise DataError(f"{origin}: {(error.strerror or str(error)).lower()}") from error
 
@@ -83,13 +83,13 @@ def _each(
             raise DataError(f"{origin}: holds {member.name[:80]!r}, which is not a regular file; refused")
         with content:
             yield name, member.size, content
-    # To the very end, where a packed stream has its checksum; what follows the archive is padding.
+    # Up to the end, where a gzip stream has its checksum; after the archive there is padding.
     if raw.read(MOST_READ).strip(b"\0") or raw.read(1):
         raise DataError(f"{origin}: trailing data after the end of the archive; refused")
 
 
 def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
-    """The path of a member that is a plain file inside; ``DataError`` for any other."""
+    """The path of a member that is a regular file inside; ``DataError`` for any other."""
     shown = repr(member.name[:80])
     if not member.isreg() or member.issparse():
         raise DataError(f"{origin}: holds {shown}, which is not a regular file; refused")
@@ -97,18 +97,18 @@ def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
     leads_out = name.is_absolute() or ".." in name.parts or "\\" in member.name or "\0" in member.name
     hidden = not name.parts or any(part.startswith(".") for part in name.parts)
     if leads_out or hidden or len(member.name) > MOST_NAME:
-        raise DataError(f"{origin}: holds {shown}, which leads out of it or hides; refused")
+        raise DataError(f"{origin}: holds {shown}, whose path leads outside or is hidden; refused")
     return name
 
 
 CHUNK = 1 << 20
-"""Bytes of one row: memory holds one at a time, on both sides of the wire."""
+"""Bytes of one row: one at a time is in memory, on both sides of the connection."""
 
 MOST_PACKED = 64 << 20
-"""Bytes of a pack, by default: a recorded run has 1 to 10 MiB, twenty baselines stay near a gigabyte."""
+"""Default limit of a pack in bytes: a recorded run has 1 to 10 MiB, twenty baselines stay near a gigabyte."""
 
 MOST_UNPACKED = 4 << 30
-"""Bytes that a pack may become on disk, whatever it claims."""
+"""Most bytes of a pack on disk, whatever its header claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +126,15 @@ class Packed:
 def pack(folder: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
     """Pack a run's folder, or one file, into the new file ``into``.
 
-    ``DataError``: nothing there, or more than ``most`` bytes; no pack is left then.
+    ``DataError``: nothing to pack, or more than ``most`` bytes; then no pack is left.
     """
     files = run_files(folder)
     if not files:
-        raise DataError(f"{folder}: nothing to keep in it")
+        raise DataError(f"{folder}: it has no files to keep")
     top = folder.resolve().name
     total = 0
     try:
-        # No times and no owners: the same run gives the same pack, without traces of its author.
+        # No times and no owners: equal runs give equal packs, without data on their author.
         with (
             into.open("wb") as raw,
             gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as squeezed,
@@ -170,7 +170,7 @@ def pack(folder: Path, into: Path, *, most: int = MOST_PACKED) -> Packed:
 
 
 def add_pack(session: Session, packed: Packed) -> None:
-    """Put a pack into the tables, unless it is there."""
+    """Store a pack unless it exists."""
     new = session.execute(
         "INSERT INTO perfscope_packs (digest, bytes, unpacked, files) VALUES (:digest, :bytes, :unpacked, :files) "
         "ON CONFLICT (digest) DO NOTHING",
@@ -192,7 +192,7 @@ def add_pack(session: Session, packed: Packed) -> None:
 
 
 def drop_loose_packs(session: Session) -> None:
-    """Remove packs that no baseline has."""
+    """Remove packs without a baseline."""
     for table in ("perfscope_chunks", "perfscope_packs"):
         session.execute(
             f"DELETE FROM {table} WHERE digest NOT IN "  # noqa: S608  (constants)
@@ -201,7 +201,7 @@ def drop_loose_packs(session: Session) -> None:
 
 
 def fetch(database: Database, digest: str, into: Path) -> Packed:
-    """Write a pack of the store to the new file ``into``; ``DataError`` if it is not there, or not what it was."""
+    """Write a pack of the store to the new file ``into``; ``DataError`` if it is missing or damaged."""
     with database.session(write=False) as session:
         rows = session.rows("SELECT bytes, unpacked, files FROM perfscope_packs WHERE digest = :digest", digest=digest)
         if not rows:
@@ -229,9 +229,10 @@ def _chunks(session: Session, digest: str) -> Iterator[bytes]:
 
 
 def unpack(file: Path, folder: Path, origin: str) -> Path:
-    """Unpack into ``folder`` (made whole, or not at all) and return the one thing at its top.
+    """Unpack into ``folder`` (completely, or not at all) and return the single entry at its top.
 
-    ``DataError``, ``origin`` first: not a pack, a member that is not a regular file or leads out, or too much.
+    ``DataError``, starting with ``origin``: not a pack, a member that is not a regular file or leads outside, or too
+    much.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -242,11 +243,11 @@ def unpack(file: Path, folder: Path, origin: str) -> Path:
         _extract(file, draft, origin)
         tops = list(draft.iterdir())
         if len(tops) != 1:
-            raise DataError(f"{origin}: a pack with {len(tops)} things at its top, none of ours")
+            raise DataError(f"{origin}: not a pack of perfscope: it has {len(tops)} entries at its top")
         try:
             draft.replace(folder)
         except OSError as error:
-            if not folder.is_dir():  # else another process was first, with the same content
+            if not folder.is_dir():  # another process was first, with the same content
                 raise DataError(f"{folder}: cannot be made: {(error.strerror or str(error)).lower()}") from error
         return folder / tops[0].name
     finally:
@@ -259,7 +260,7 @@ def _extract(file: Path, folder: Path, origin: str) -> None:
         for name, size, content in archive:
             count, total = count + 1, total + size
             if count > MAX_RUN_FILES or total > MOST_UNPACKED:
-                raise DataError(f"{origin}: the pack holds more than a run does")
+                raise DataError(f"{origin}: the pack is larger than any run")
             target = folder.joinpath(*name.parts)
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("xb") as stream:

@@ -1,4 +1,4 @@
-"""A store that is open: put runs and baselines in, ask for them. All statements are here and in ``packs``."""
+"""An open store: save and query runs and baselines. All SQL statements are here and in ``packs``."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from perfscope.profiler.store.packs import Packed, add_pack, drop_loose_packs
 LATEST = "latest"
 
 KEPT_BASELINES = 20
-"""Newest baselines kept per name: a branch that starts from an older one should be brought up to date first."""
+"""Newest baselines kept per name: a branch that started from an older one should be updated first."""
 
 
 class RunStore:
     """Runs, metrics and baselines at one address."""
 
     def __init__(self, where: str | Path) -> None:
-        """``where``: an ``address()``. Nothing is made or asked before the first use."""
+        """``where``: an ``address()``. Nothing is created or queried before the first use."""
         self.database: Database = database_at(where)
         self._ready = False
 
     @property
     def shown(self) -> str:
-        """The address for people, without a password."""
+        """The address for display, without a password."""
         return self.database.shown
 
     def is_empty(self) -> bool:
-        """Whether there is no store yet; ``DataError`` if it cannot be used (damaged, newer, not reached)."""
+        """Whether there is no store yet; ``DataError`` if it cannot be used (damaged, newer, unreachable)."""
         if self._ready:
             return False
         if not self.database.exists():
@@ -51,20 +51,20 @@ class RunStore:
         return not self._ready
 
     def version(self) -> Version:
-        """Version of its schema, 0 without tables; ``DataError`` if a newer perfscope is needed. Nothing is changed."""
+        """Version of its schema, 0 without tables; ``DataError`` if a newer perfscope is needed. Changes nothing."""
         with self.database.session(write=False) as session:
             version = version_of(self.database, session)
         check_version(self.database, version)
         return version
 
     def prepare(self, *, upgrade: bool = False) -> Version:
-        """Make or renew its tables where they are not there; `prepare_tables`."""
+        """Create or migrate its tables; see `prepare_tables`."""
         version = prepare_tables(self.database, upgrade=upgrade)
         self._ready = True
         return version
 
     def put(self, record: StoredRun, *, again: bool = False) -> bool:
-        """Keep a run; whether it was not there. One that is there stays as it is, unless ``again``."""
+        """Save a run; return whether it was new. An existing one is unchanged, unless ``again``."""
         if not self._ready:
             self.prepare()
         with self.database.session(write=True) as session:
@@ -73,7 +73,7 @@ class RunStore:
     def set_baseline(
         self, name: str, record: StoredRun, packed: Packed | None, *, kept: int = KEPT_BASELINES
     ) -> tuple[str, ...]:
-        """Give a run the name, its files with it. Ids of runs of that name that were let go for it, the oldest ones."""
+        """Give a run the name and its files; return ids of runs that lost the name for it, the oldest ones."""
         if not self._ready:
             self.prepare()
         with self.database.session(write=True, alone=True) as session:
@@ -92,7 +92,7 @@ class RunStore:
         return tuple(run_id for _, run_id in over)
 
     def import_baseline(self, name: str, uid: str, digest: str | None, set_utc: str, packed: Packed | None) -> bool:
-        """A baseline of an export, as it was there; whether it was not here. Its run is stored already."""
+        """Add a baseline of an export; return whether it was new. Its run must be stored already."""
         with self.database.session(write=True, alone=True) as session:
             there = session.rows(
                 "SELECT digest FROM perfscope_baselines WHERE name = :name AND uid = :uid", name=name, uid=uid
@@ -105,7 +105,7 @@ class RunStore:
         return not there
 
     def remove_baseline(self, name: str, uid: str | None = None) -> int:
-        """Take the name from all its runs, or from one; how many it had. Unused packs are deleted with it."""
+        """Remove the name from all its runs, or from one; return their number. Unused packs are deleted too."""
         if self.is_empty():
             return 0
         with self.database.session(write=True, alone=True) as session:
@@ -118,7 +118,7 @@ class RunStore:
         return removed
 
     def baselines(self, name: str | None = None) -> tuple[Baseline, ...]:
-        """Baselines of that name, or all, the newest first."""
+        """Baselines of that name, or all, newest first."""
         if self.is_empty():
             return ()
         with self.database.session(write=False) as session:
@@ -137,7 +137,7 @@ class RunStore:
     def runs(
         self, *, branch: str | None = None, name: str | None = None, last: int | None = None
     ) -> tuple[StoredRun, ...]:
-        """The newest ``last`` runs of a branch and a name, the oldest first."""
+        """The newest ``last`` runs of a branch and a name, oldest first."""
         if self.is_empty():
             return ()
         with self.database.session(write=False) as session:
@@ -151,7 +151,7 @@ class RunStore:
         return tuple(decode(row[0], self.shown) for row in reversed(rows))
 
     def counts(self) -> tuple[int, str | None]:
-        """How many runs there are, and when the newest was made."""
+        """Number of runs, and time of the newest."""
         if self.is_empty():
             return 0, None
         with self.database.session(write=False) as session:
@@ -159,16 +159,16 @@ class RunStore:
         return int(count), newest
 
     def holds(self, uids: Iterable[str]) -> set[str]:
-        """Which of these runs it has."""
+        """The given runs that the store has."""
         if self.is_empty():
             return set()
         with self.database.session(write=False) as session:
             return {uid for uid in uids if session.rows("SELECT 1 FROM perfscope_runs WHERE uid = :uid", uid=uid)}
 
     def find(self, which: str) -> StoredRun:
-        """The run with that id or uid, the beginning of one, or ``latest``.
+        """The run with that id or uid, a prefix of one, or ``latest``.
 
-        ``DataError`` if there is none, ``UsageError`` if several begin so.
+        ``DataError`` if there is none, ``UsageError`` if several match.
         """
         rows = []
         if not self.is_empty():
@@ -185,7 +185,7 @@ class RunStore:
         exact = [row for row in rows if which in row[1:]]
         if which != LATEST and len(exact or rows) > 1:
             raise UsageError(
-                f"{which}: several runs begin so ({rows[0][1]} {rows[0][2][:12]}, {rows[1][1]} {rows[1][2][:12]} ...)"
+                f"{which}: several runs match ({rows[0][1]} {rows[0][2][:12]}, {rows[1][1]} {rows[1][2][:12]} ...)"
             )
         return decode(rows[0][0], self.shown)
 
@@ -242,5 +242,5 @@ def _add_baseline(session: Session, name: str, uid: str, digest: str | None, set
 
 
 def _now() -> str:
-    """To the microsecond: several are set within a second, and the order counts."""
+    """Current time to the microsecond: several are set within a second, and the order matters."""
     return datetime.now(UTC).isoformat()

@@ -16,9 +16,9 @@ from perfscope.plugins.numerics.document import FORMATS, Kind, Loss
 from perfscope.profiler.parity.jax_walk import LAYOUT, Place, is_float, terms_of, widened
 
 MOST_OPS = 4_000
-"""Ops of a program whose values are looked at: each is one more reduction to compile."""
+"""Most examined ops of a program: each is one more reduction to compile."""
 MOST_AGAIN = 1 << 24
-"""Elements of a reduction that is computed again in float32."""
+"""Most elements of a reduction that is computed again in float32."""
 HALF = ("bfloat16", "float16")
 _SAME_VALUES = (LAYOUT - {"convert_element_type"}) | {"name", "rev", "stop_gradient"}
 _REDUCTIONS = frozenset({"cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum"})
@@ -27,7 +27,7 @@ _POINTWISE = frozenset(
     | {"pow", "rsqrt", "sqrt", "square", "sub"}
 )
 _DIVIDES = frozenset({"div", "log", "pow", "rsqrt", "sqrt"})
-"""Ops of an optimizer that are looked at: the others make nothing that is not finite of what is."""
+"""Ops of an optimizer that are examined: other ops make no non-finite values from finite ones."""
 _DIFFERENCES = frozenset({"add", "add_any", "sub"})
 
 
@@ -39,13 +39,13 @@ class HasNumbers(Protocol):
 
 @dataclass(slots=True)
 class OpNumbers:
-    """An op that gave floating-point values."""
+    """An op with floating-point results."""
 
     op: str
     place: Place
     dtype: str
     inputs: tuple[int, ...]
-    """Indexes, in `OpStatistics.ops`, of the ops whose results it takes."""
+    """Indexes, in `OpStatistics.ops`, of the ops that made its inputs."""
     numbers: Any
     """[rank of its worst value (0: finite, 1: infinite, 2: NaN); that if its inputs are better, else 0; round]."""
     inside: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class OpNumbers:
 
 @dataclass(slots=True)
 class TensorNumbers:
-    """A tensor with a name."""
+    """A named tensor."""
 
     kind: Kind
     name: str
@@ -62,14 +62,14 @@ class TensorNumbers:
     line: str
     elements: int
     made_by: int | None
-    """Index of its op; ``None`` of an argument."""
+    """Index of its op; ``None`` for an argument."""
     numbers: Any
     """[smallest, largest, counts ...]."""
 
 
 @dataclass(slots=True)
 class LossNumbers:
-    """A value of 16 bits that lost precision."""
+    """A 16-bit value that lost precision."""
 
     how: Loss
     op: str
@@ -77,7 +77,7 @@ class LossNumbers:
     dtype: str
     terms: int
     numbers: Any
-    """[error], or of an update [elements that stayed, elements that should not have]."""
+    """[error], or for an update [elements that stayed, elements that should not have]."""
 
 
 @dataclass(slots=True)
@@ -89,19 +89,19 @@ class OpStatistics:
     tensors: list[TensorNumbers] = field(default_factory=list)
     losses: list[LossNumbers] = field(default_factory=list)
     sources: dict[int, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
-    """Id of a value -> the values that it is made of, and the pass that made it."""
+    """Id of a value -> its source values, and the pass that made it."""
     left: int = 0
-    """Ops that were too many."""
+    """Number of ops beyond the limit."""
     backward: bool = False
     """Whether there is a backward pass."""
     used: set[str] = field(default_factory=set)
-    """Arguments that the forward pass of what is differentiated takes: parameters, not the state of an optimizer."""
+    """Arguments used by the forward pass of the differentiated function: parameters, not the state of an optimizer."""
     _made_by: dict[int, int] = field(default_factory=dict)
     _held: list[Any] = field(default_factory=list)
-    """Values, so that no other gets their ids."""
+    """Values, kept so that their ids are not reused."""
     _ranks: dict[int, Any] = field(default_factory=dict)
     _reduced: dict[int, int] = field(default_factory=dict)
-    """Id of a value -> length of the reductions that it is made of, and of nothing else but constants."""
+    """Id of a value -> length of the reductions that it consists of, apart from constants."""
     _scopes: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """Named scope -> its last result in the forward pass, and the line."""
     _products: int = 0
@@ -145,7 +145,7 @@ class OpStatistics:
         self._name(name, values, floats[0], place)
 
     def body(self) -> OpStatistics:
-        """Who sees the ops of the body of a scan."""
+        """The observer for the ops in the body of a scan."""
         return OpStatistics()
 
     def numbers(self) -> list[Any]:
@@ -156,7 +156,7 @@ class OpStatistics:
         return [part.numbers for column in self.columns() for part in column]
 
     def rounds(self, body: OpStatistics, numbers: list[Any], eqn: Any, results: list[Any], place: Place) -> None:
-        """Take over what was seen of a body: of all its rounds the worst, and the sum of counts."""
+        """Merge the observations of a body: the worst of all its iterations, and the sum of counts."""
         first, self._scans = len(self.ops), self._scans + 1
         rest = iter(numbers)
         for one in body.ops:
@@ -178,7 +178,7 @@ class OpStatistics:
         self._inside = tuple(range(first, len(self.ops)))
 
     def tensor(self, kind: Kind, name: str, value: Any, line: str = "") -> None:
-        """Compute the numbers of a tensor with a name."""
+        """Compute the numbers of a named tensor."""
         if value.size:
             made_by = self._made_by.get(id(value))
             dtype = str(value.dtype)
@@ -202,7 +202,7 @@ class OpStatistics:
         return self._ranks[id(value)]
 
     def _same(self, value: Any, result: Any) -> None:
-        """The result has the values of the argument, in another shape."""
+        """Record that the result has the values of the argument, in another shape."""
         self._rename(value, result)
         for known in (self._made_by, self._reduced, self._ranks):
             if id(value) in known:
@@ -213,7 +213,7 @@ class OpStatistics:
             self.names[id(result)] = self.names[id(value)]
 
     def _name(self, op: str, values: list[Any], result: Any, place: Place) -> None:
-        """Matrix products and the results of named scopes are tensors with a name."""
+        """Name matrix products and the results of named scopes."""
         weights = " + ".join(self.names[id(value)] for value in values if id(value) in self.names)
         if place.phase == "forward":
             parts = place.scope.split("/") if place.scope else []
@@ -226,7 +226,7 @@ class OpStatistics:
             self.tensor("gradient", f"input of {place.scope or weights}", result, place.line)
 
     def _precision(self, eqn: Any, values: list[Any], result: Any, place: Place) -> None:
-        """A reduction from 16 bits to 16 bits is computed again; a difference of two reductions may have cancelled."""
+        """Compute a reduction from 16 bits to 16 bits again; check a difference of two reductions for cancellation."""
         name, dtype = eqn.primitive.name, str(result.dtype)
         if name in _REDUCTIONS:
             length = terms_of(eqn)
@@ -258,7 +258,7 @@ def wide_dtype() -> Any:
 
 
 def statistics(value: Any) -> Any:
-    """[smallest, largest; values that are 0; of each format overflow, flushed, subnormal; values that are finite].
+    """[smallest, largest; zeros; per format overflow, flushed, subnormal; finite values].
 
     Counts are over at most ``MOST_COUNTED`` values at equal distances. Smallest and largest are NaN if any value is.
     """

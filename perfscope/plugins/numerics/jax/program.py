@@ -18,7 +18,7 @@ from perfscope.profiler.parity.jax_walk import Place, Walk, is_float
 from perfscope.profiler.parity.side import Lines
 
 MOST_SEARCHED = 2_000
-"""Values looked through for the gradient of a parameter."""
+"""Most values searched for the gradient of a parameter."""
 
 
 class NotWatchedError(Exception):
@@ -35,18 +35,18 @@ class Signature:
     states: tuple[tuple[int, int], ...]
     """(Argument, result) of leaves of a state and of its successor, or of its gradient."""
     loss: int | None
-    """The first result that is one number."""
+    """The first result that is a single number."""
 
 
 def _quickly_compiled() -> dict[str, Any] | None:
-    """Options for a program that runs a few times: XLA's CPU compiler takes most of its time in LLVM's passes."""
+    """Compiler options for a program that runs a few times: XLA's CPU compiler spends most time in LLVM's passes."""
     if jax.default_backend() != "cpu":
         return None
     return {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def _strong(leaf: Any, dtype: Any) -> Any:
-    """As an array that is not weakly typed, or the walk would be compiled again where the first call has numbers."""
+    """The value as an array that is not weakly typed; otherwise a first call with numbers would compile twice."""
     if not hasattr(leaf, "dtype"):
         return np.asarray(leaf, dtype)
     return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
@@ -82,7 +82,7 @@ def signature_of(arguments: Any, results: Any, names: Mapping[int, str]) -> Sign
 
 
 def shape_of(leaf: Any) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype; a number of Python's is as good as an array, so that the first call is like the others."""
+    """Shape and dtype; a Python number counts as an array, so that the first call is like the others."""
     return tuple(np.shape(leaf)), str(leaf.dtype) if is_float(leaf) else ""
 
 
@@ -109,7 +109,7 @@ class WalkedProgram:
     """The walk of a function for arguments of one shape. ``jit``: jax's own."""
 
     def __init__(self, jit: Any, traced: Any, signature: Signature, lines: Lines) -> None:
-        """Nothing is compiled yet. `NotWatchedError` where running the function twice would be seen."""
+        """`NotWatchedError` if running the function twice would have visible effects."""
         self._closed = traced.jaxpr
         if self._closed.effects:
             raise NotWatchedError(f"it has effects ({', '.join(sorted(map(str, self._closed.effects)))})"[:120])
@@ -120,7 +120,7 @@ class WalkedProgram:
         self._norms = False
         self._sizes: list[list[int]] = []
         self.kinds: dict[int, Kind] = {}
-        """Argument -> what its successor among the results is; after the first walk."""
+        """Argument -> kind of its successor among the results; after the first walk."""
         self._run = jit(self._walk, compiler_options=_quickly_compiled())
 
     @property
@@ -159,7 +159,7 @@ class WalkedProgram:
         return jnp.concatenate(numbers) if numbers else jnp.zeros(0)
 
     def _add_named(self, plan: OpStatistics, leaves: Sequence[Any], results: list[Any]) -> Iterator[Any]:
-        """Add arguments and results to the tensors; squares of the norms of the gradients of parameters."""
+        """Add arguments and results to the tensors; add squared norms of parameter gradients."""
         signature = self._signature
         claimed: set[int] = set()
         successors = dict(signature.states) if plan.backward else {}
@@ -185,7 +185,7 @@ class WalkedProgram:
             self.kinds[before] = "parameter gradient" if gradient is not None and not updated else "parameter"
             if updated:
                 plan.tensor("parameter", name, result)
-            elif gradient is None:  # of the same shape by chance
+            elif gradient is None:  # equal shape by chance
                 plan.tensor("output", signature.results[after], result)
                 del self.kinds[before]
         for index, (name, result) in enumerate(zip(signature.results, results, strict=True)):
@@ -195,9 +195,9 @@ class WalkedProgram:
 
 
 def _lineage(plan: OpStatistics, result: Any, before: Any) -> tuple[bool, Any | None]:
-    """Whether ``result`` is made of ``before``, and its gradient: the nearest value of the backward pass in its shape.
+    """Whether ``result`` depends on ``before``, and its gradient: the nearest backward value in its shape.
 
-    Values of the backward pass are not looked through.
+    The search does not go through values of the backward pass.
     """
     queue, seen = deque([result]), {id(result)}
     updated, gradient = False, None
@@ -219,9 +219,9 @@ def _lineage(plan: OpStatistics, result: Any, before: Any) -> tuple[bool, Any | 
 
 
 def culprit(walked: Walked, made_by: int | None) -> int | None:
-    """The op that first made a value that is not finite, of those whose such values reach the op ``made_by``.
+    """The op that first made a non-finite value, among those whose such values reach the op ``made_by``.
 
-    In the body of a scan that is any op of it, which the next round may have it from: the earliest round counts.
+    In the body of a scan it may be any op, because the next iteration may get the value from it: the earliest counts.
     """
     if made_by is None:
         return None

@@ -1,8 +1,8 @@
-"""Records the numerics of a JAX program: of the calls of its jitted functions.
+"""Records the numerics of a JAX program from the calls of its jitted functions.
 
-In the steps that are counted the function is walked op by op with the arguments of the call, before the program calls
-it. In the others arguments and results are looked at; where these are not finite for the first time the walk follows.
-The program's own call is what it always is.
+In counted steps the function is walked op by op with the arguments of the call, before the program calls it. In other
+steps arguments and results are examined; if they are not finite for the first time, the walk follows. The program's own
+call is unchanged.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from perfscope.profiler.patching import Undo
 
 FIRST_COUNTED = 2
 COUNTED_EVERY = 10
-"""In so many steps at first, and then in each such one, functions are walked."""
+"""Functions are walked in this many first steps, and then in every such one."""
 MOST_PROGRAMS = 64
-"""That are walked: a function that is jitted in each step is another one each time."""
+"""Most walked programs: a function that is jitted in each step counts each time."""
 _SCALES = (("flax.training.dynamic_scale", "DynamicScale", "scale"), ("jmp", "DynamicLossScale", "loss_scale"))
 """(Module, class, attribute) of loss scales."""
 
@@ -59,7 +59,7 @@ class Call:
 
     function: WatchedFunction
     arguments: tuple[Any, ...]
-    """Arguments that are not static, the named ones last."""
+    """Non-static arguments, keyword arguments last."""
     names: dict[int, str]
     known: Known
     traced: Any = None
@@ -71,10 +71,10 @@ class Recorder:
     """Hooks `jax.jit` from ``start`` to ``stop``. Calls on other threads are not seen."""
 
     scaler_updates = 0
-    """Loss scales are part of the state of a program, whose steps are all seen."""
+    """Loss scales are part of a program's state, and all its steps are seen."""
 
     def __init__(self, now: Callable[[], Moment], *, every_step: bool = False) -> None:
-        """``now()``: equal within a step, and another in the next one. ``every_step``: walk in each."""
+        """``now()``: equal within a step, and different in the next. ``every_step``: walk in each step."""
         self._now, self._every = now, 1 if every_step else COUNTED_EVERY
         self._history = History("jax")
         self._thread = threading.get_ident()
@@ -89,11 +89,11 @@ class Recorder:
         self._undo: list[Undo] = []
 
     def start(self) -> None:
-        """Watch the functions that are jitted from here on."""
+        """Watch functions that are jitted from now on."""
         self._undo = [wrap_jit(lambda jitted, options: WatchedFunction(jitted, options, self))]
 
     def stop(self) -> None:
-        """Leave jax as it was."""
+        """Restore jax."""
         while self._undo:
             self._undo.pop()()
         self._busy = True
@@ -103,7 +103,7 @@ class Recorder:
         self._busy = True
 
     def document(self, number: Callable[[Moment], int], steps_seen: int) -> Numerics:
-        """All so far; ``number``: of the step of a moment."""
+        """All values so far; ``number``: step of a moment."""
         return self._history.document(number, steps_seen)
 
     def call(self, function: WatchedFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -121,7 +121,7 @@ class Recorder:
             self._busy = False
 
     def _guarded(self, function: WatchedFunction, record: Callable[..., Any], *given: Any) -> Any:
-        """No error of ours reaches the program."""
+        """Keep our errors from the program."""
         try:
             return record(*given)
         except Exception as error:
@@ -150,7 +150,7 @@ class Recorder:
         return call
 
     def _walk(self, call: Call) -> bool:
-        """Walk the function with the arguments of a call. Whether that was possible."""
+        """Walk the function with the arguments of a call; return whether that was possible."""
         known = call.known
         if known.refused or known.signature is None:
             return False
@@ -191,7 +191,7 @@ class Recorder:
                 self._event(Nonfinite(step=0, kind=key.kind, name=key.name, type="", state=state))
 
     def _keep(self, walked: Walked) -> None:
-        """The numbers of a walk, into the history."""
+        """Add the numbers of a walk to the history."""
         self._history.watched.append(self._moment)
         order = sorted(range(len(walked.tensors)), key=lambda index: _when(walked, index))
         for index in order:
@@ -231,7 +231,7 @@ class Recorder:
         return row.add(self._moment, largest, counts, elements)
 
     def _event(self, event: Nonfinite) -> None:
-        """Note it where it is the first of its tensor."""
+        """Record it if it is the first of its tensor."""
         if not any((known.kind, known.name) == (event.kind, event.name) for _, known in self._history.nonfinite):
             self._history.add_nonfinite(self._moment, event)
 

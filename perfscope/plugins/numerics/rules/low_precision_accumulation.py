@@ -10,12 +10,12 @@ How it is found:
     mean, norm, variance, cumulative sum ...) from 16 bits to 16 bits is computed again in float64 of the same values,
     once a line: one rounding to nearest explains a relative error of u (2^-8 in bfloat16, 2^-11 in float16; N. J.
     Higham, *Accuracy and Stability of Numerical Algorithms*, 2002, section 2.2), twice that is flagged. PyTorch's own
-    kernels add up in float32, so that most are within u whatever their length. A difference of two values that
-    reductions made is flagged where it can have lost a tenth: u times the larger norm over that of the difference. Of
-    parameters in 16 bits the share of elements is counted that an optimizer step with a gradient and a learning rate
-    leaves as they were; half of them is flagged (P. Zamirai et al., *Revisiting BFloat16 Training*, arXiv:2010.06192,
+    kernels add up in float32, so that most are within u whatever their length. A difference of two results of
+    reductions is flagged if it can have lost a tenth: u times the larger norm over that of the difference. For 16-bit
+    parameters, the share of elements is counted that an optimizer step with a gradient and a learning rate leaves
+    unchanged; from one half on it is flagged (P. Zamirai et al., *Revisiting BFloat16 Training*, arXiv:2010.06192,
     2020, on updates that rounding to nearest cancels). 2, a tenth and a half are choices. Matrix products are not
-    computed again. Errors are measured, and carry no time.
+    computed again. Errors are measured; no time is known.
 
 Fix:
     Keep what adds up in float32: torch.autocast does it for softmax, norms and sums, and weights in float32 with

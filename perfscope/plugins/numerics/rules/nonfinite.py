@@ -9,9 +9,9 @@ How it is found:
     losses, and of the parameters and their gradients, in every step. The first tensor that is not finite is named. In
     the first two steps, in each tenth one, and in two steps after it happened, ops are watched as well: named is the
     first op since the last finite tensor that makes NaN or infinity of finite values, with its line. Values are
-    measured, and carry no time. Of several ranks the one in which it began is named.
+    measured; no time is known. With several ranks, the rank in which it began is named.
 
-    A program that trains is flagged where a loss, a parameter or a gradient is not finite; infinite outputs that
+    A program that trains is flagged if a loss, a parameter or a gradient is not finite; infinite outputs that
     reach none of these are masks. Without a loss NaN of any output counts, and infinity that an op computed. Ops that
     put a given value (`masked_fill`, `where`, `full`) compute nothing. Gradients of a loss that a
     `torch.amp.GradScaler` scales are left to it: it looks for infinity and skips the step (`unstable_scale`).
@@ -45,12 +45,12 @@ _DIVIDES = frozenset(
 
 
 def examined(trace: Trace) -> Scope:
-    """Tensors that were looked at."""
+    """Tensors that were examined."""
     return Scope(0 if (numerics := numerics_of(trace)) is None else len(numerics.tensors), "tensors")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding: where it began."""
+    """One finding: the first place."""
     numerics = numerics_of(trace)
     if numerics is None:
         return
@@ -83,7 +83,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
-    """Of several ranks the one in which it began: the others have it from the collective that follows."""
+    """Keep the rank in which it began; the others get the value from the following collective."""
     began = [
         (events[0].step, KINDS.index(events[0].kind), index)
         for index, trace in enumerate(traces)
@@ -96,7 +96,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 
 def _events(numerics: Numerics) -> list[Nonfinite]:
-    """Tensors that are not finite, where that is no mask and nothing that a loss scaler answers; first ones first."""
+    """Tensors that are not finite, except masks and values handled by a loss scaler; first ones first."""
     events = [event for event in numerics.nonfinite if not event.scaled]
     computed = [
         event

@@ -31,9 +31,9 @@ from perfscope.plugins.numerics.document import StepValues, numerics_of
 from perfscope.plugins.numerics.summary import split_line
 
 MIN_SKIPPED = 3
-"""Steps of the second half. Fewer are chance in a short run."""
+"""Fewest skipped steps in the second half. Fewer are chance in a short run."""
 SKIPPED_SHARE = 0.05
-"""Of the steps of the second half; in balance one of 2001 is skipped."""
+"""Share of the second half's steps; in balance one of 2001 is skipped."""
 LEAST_SCALE = 1.0
 """A smaller one makes gradients smaller than they are, and they still overflow."""
 

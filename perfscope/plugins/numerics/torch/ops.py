@@ -1,4 +1,4 @@
-"""Watches the ops of a step: which first makes a value that is not finite, and which lose precision in 16 bits."""
+"""Watches the ops of a step: the first that makes a non-finite value, and those that lose precision in 16 bits."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ PLACING = frozenset(
 NOT_WATCHED = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")
 """Ops of optimizers, whose results are the parameters."""
 MOST_OPS = 20_000
-"""Ops of a step."""
+"""Most ops of a step."""
 MOST_AGAIN = 1 << 24
-"""Elements of a reduction that is computed again in float64."""
+"""Most elements of a reduction that is computed again in float64."""
 _DIFFERENCES = frozenset({"sub", "sub_", "add", "add_", "rsub"})
 
 
 @dataclass(slots=True)
 class OpResult:
-    """A tensor that an op made, or that was there before it: its smallest and largest value, still on the device."""
+    """A tensor made by an op, or present before: its smallest and largest value, still on the device."""
 
     numbers: torch.Tensor
     op: str = ""
-    """Empty where no op of the step computed it."""
+    """Empty if no op of the step computed it."""
     line: str = ""
     module: str = ""
     inputs: tuple[int, ...] = ()
-    """Results that it is made of."""
+    """Results that it was computed from."""
 
 
 class OpWatch(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
-    """Watches from when it is put on the stack of modes until it is taken off. ``examined``: lines that are known."""
+    """Active while it is on the stack of modes. ``examined``: known lines."""
 
     supports_higher_order_operators = True
 
@@ -52,7 +52,7 @@ class OpWatch(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         super().__init__()
         self.results: list[OpResult] = []
         self.losses: list[tuple[PrecisionLoss, torch.Tensor]] = []
-        """Without its error, and that, still on the device."""
+        """Without its error, and the error, still on the device."""
         self.failure: str | None = None
         self._frames, self._modules, self._paused, self._examined = frames, modules, paused, examined
         self._facts: dict[Any, OpFacts] = {}
@@ -60,7 +60,7 @@ class OpWatch(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         self._latest: dict[int, int] = {}
         """Storage -> its latest result."""
         self._reduced: dict[int, int] = {}
-        """Storage of 16 bits -> length of the reductions that its values are made of."""
+        """16-bit storage -> length of the reductions that its values consist of."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -88,7 +88,7 @@ class OpWatch(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         self.failure = self.failure or f"ops: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
     def _state(self, tensor: torch.Tensor) -> int:
-        """Number of the latest result in the tensor's storage; of one that no op was seen to make, it is added."""
+        """Number of the latest result in the tensor's storage; added if no op was seen to make it."""
         storage = self._storages.of(tensor)
         if storage not in self._latest:
             self._latest[storage] = len(self.results)
@@ -180,7 +180,7 @@ def _wide(value: Any) -> Any:
 def made_nonfinite(
     results: list[OpResult], numbers: list[list[float]], first: int, end: int, *, before: bool
 ) -> OpResult | None:
-    """The first of ``results[first:end]`` that is worse than all it is made of; else the last one ``before``."""
+    """The first of ``results[first:end]`` that is worse than all of its inputs; else the last one ``before``."""
     ranks = [_rank(values) for values in numbers]
     made = [
         index

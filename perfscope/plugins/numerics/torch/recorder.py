@@ -1,7 +1,7 @@
 """Records the numerics of a PyTorch program: tensors by hooks, ops in some steps by a dispatch mode, loss scalers.
 
-All that is computed of a tensor stays on its device until the step is over; then it comes to the host in one transfer
-for each device. No tensor of the program is kept alive.
+Values computed from a tensor stay on its device until the step ends; then they are copied to the host in one transfer
+per device. No tensor of the program is kept alive.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from perfscope.profiler.torch.op_graph.recorder import ModuleStack
 
 FIRST_COUNTED = 2
 COUNTED_EVERY = 10
-"""In so many steps at first, and then in each such one, values are counted and ops watched."""
+"""Values are counted and ops watched in this many first steps, and then in every such one."""
 WATCHED_AFTER = 2
-"""Steps whose ops are watched after a tensor was not finite and no op of its step was watched."""
+"""Steps whose ops are watched after a tensor was not finite in a step without watched ops."""
 MOST_PENDING = 20_000
-"""Tensors of a step; with more of them there is another transfer."""
+"""Most tensors of a step per transfer."""
 MOST_OUTPUTS = 8
-"""Tensors of one output."""
+"""Most tensors of one output."""
 MOST_UPDATED = 1 << 16
-"""Elements of a parameter whose update is looked at."""
+"""Most elements of a parameter whose update is examined."""
 
 
 @dataclass(slots=True)
@@ -75,11 +75,11 @@ class Recorder:
     """Hooks torch from ``start`` to ``stop``. Methods are called on the thread that made it."""
 
     def __init__(self, now: Callable[[], Moment], *, every_step: bool = False) -> None:
-        """``now()``: equal within a step, and another in the next one. ``every_step``: watch the ops of each."""
+        """``now()``: equal within a step, and different in the next. ``every_step``: watch the ops of each step."""
         self._every = 1 if every_step else COUNTED_EVERY
         self._now = now
         self.scaler_updates = 0
-        """Steps that end with the update of a loss scaler, also those whose optimizer it skips."""
+        """Steps that end with the update of a loss scaler, including those whose optimizer step it skips."""
         self._moment: Moment = (now(), 0)
         self._history = History("torch")
         self._step = Step()
@@ -117,7 +117,7 @@ class Recorder:
         ]
 
     def stop(self) -> None:
-        """Take what is pending, and leave torch as it was."""
+        """Store pending values, and restore torch."""
         self._guarded(self._flush)()
         while self._undo:
             self._undo.pop()()
@@ -127,7 +127,7 @@ class Recorder:
         self._busy = True
 
     def document(self, number: Callable[[Moment], int], steps_seen: int) -> Numerics:
-        """All so far; ``number``: of the step of a moment."""
+        """All values so far; ``number``: step of a moment."""
         return self._history.document(number, steps_seen)
 
     @property
@@ -136,9 +136,9 @@ class Recorder:
         return self._ordinal < self._counted_until or self._ordinal % self._every == 0
 
     def _guarded(self, record: Callable[..., None], *, any_thread: bool = False) -> Callable[..., None]:
-        """No error of ours reaches the program, and nothing that we compute is recorded.
+        """Keep our errors from the program, and our computations out of the records.
 
-        ``any_thread``: also on those of the autograd engine, which run while the program's own waits for them.
+        ``any_thread``: also on threads of the autograd engine, which run while the program's own waits for them.
         """
 
         @functools.wraps(record)
@@ -157,7 +157,7 @@ class Recorder:
             finally:
                 self._busy = False
 
-        unserializable_hook(call)  # a tensor that is saved does not warn of it
+        unserializable_hook(call)  # saving a tensor gives no warning
         return call
 
     def _enter(self, module: Any, given: Any) -> None:
@@ -176,7 +176,7 @@ class Recorder:
             self._adopt(module)
 
     def _adopt(self, module: Any) -> None:
-        """Name the parameters of a module and hook their gradients; hooks that compiled code would not see are not."""
+        """Name the parameters of a module and hook their gradients, except for hooks that compiled code ignores."""
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in self._parameters and self._parameters[id(parameter)][0]() is parameter:
                 continue
@@ -195,7 +195,7 @@ class Recorder:
         self._stack.leave(module)
         tensors = list(torch_tensors(output))[:MOST_OUTPUTS]
         if not tensors or (len(tensors) == 1 and self._last() is tensors[0]):
-            return  # a container that gives what its last module gave
+            return  # a container that returns the output of its last module
         self._last = ref(tensors[-1])
         for number, tensor in enumerate(tensors):
             named = name if len(tensors) == 1 else f"{name}, output {number}"
@@ -205,7 +205,7 @@ class Recorder:
                 tensor.register_hook(self._guarded(take, any_thread=True))
 
     def _take(self, what: Kind, name: str, tensor: Any, kind: str = "", *, scaled: bool | None = None) -> None:
-        """Compute what is recorded of a tensor; nothing waits for the device."""
+        """Compute the recorded values of a tensor, without waiting for the device."""
         values = plain(tensor)
         if values is None:
             return
@@ -224,7 +224,7 @@ class Recorder:
             self._flush()
 
     def _line(self) -> str:
-        """The user's line that runs."""
+        """The user's line that is running."""
         site = self._frames.site(sys._getframe(1))
         return f"{site.file}:{site.line}" if site.file else ""
 
@@ -315,12 +315,12 @@ class Recorder:
             insert_lowest(self._watch)
 
     def _boundary(self) -> None:
-        """Another step may have begun."""
+        """Handle a possible begin of another step."""
         if (self._now(), self.scaler_updates) != self._moment:
             self._flush()
 
     def _flush(self) -> None:
-        """Bring the numbers of the step to the host."""
+        """Copy the numbers of the step to the host."""
         step, self._step = self._step, Step()
         watch, self._watch = self._watch, None
         moment, self._moment = self._moment, (self._now(), self.scaler_updates)
@@ -390,11 +390,11 @@ class Recorder:
         watched: bool,
         made: OpResult | None,
     ) -> None:
-        """Note the first time, and the op that made it where that is known then or soon after."""
+        """Record the first time, and the op that made it if that is known then or soon after."""
         key = pending.key
         events = [event for _, event in self._history.nonfinite if (event.kind, event.name) == key[:2]]
         if not began and (not events or events[0].watched or not watched or events[0].state != state):
-            return  # what was infinite and is NaN now has it from the parameters
+            return  # values that were infinite and are NaN now got that from the parameters
         event = (
             events[0]
             if events
@@ -433,7 +433,7 @@ def _called_before(record: Callable[..., None]) -> Callable[[Callable[..., Any]]
 
 
 def _to_host(items: Sequence[torch.Tensor]) -> list[list[float]]:
-    """The numbers of each, with one transfer for each device."""
+    """The numbers of each, with one transfer per device."""
     numbers: list[list[float]] = [[] for _ in items]
     groups: dict[Any, list[int]] = {}
     for index, item in enumerate(items):

@@ -178,7 +178,7 @@ class RunLimits:
     """Calls of every program of a loop after the last new one, before the loop counts as repeating."""
     quiet: int = 100
     """Consecutive calls without a new program before the program counts as repeating: a program called every hundredth
-        step is found, one called every thousandth is not."""
+    step is found, one called every thousandth is not."""
     programs: int = 32
     """Most programs: a function that is traced again in every step would never end."""
     operations: int = 200_000
