@@ -23,10 +23,10 @@ from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from perfscope.analyzers.readers.perfetto import reader as reader  # noqa: E402
-from perfscope.dashboards.export import Subject, export  # noqa: E402
 from perfscope.model.trace import Rows, SliceKind, Source, Trace  # noqa: E402
 from perfscope.model.trace.tables import TABLES  # noqa: E402
+from perfscope.plugins.exports.export import Subject, export  # noqa: E402
+from perfscope.plugins.perfetto_files import reader as reader  # noqa: E402
 
 NAMES = 500
 SEQUENCE = 1

@@ -44,10 +44,10 @@ from browser_watch import LIMIT_S, TooSlowError, memory_bytes, settled  # noqa: 
 from timeline import BINARIES, prepared, synthetic  # noqa: E402
 from timeline_image import HEIGHT, WIDTH, Image, Shaded  # noqa: E402
 
-from perfscope.dashboards.export import Subject, export  # noqa: E402
 from perfscope.dashboards.web.server.shelf import Shelf  # noqa: E402
 from perfscope.dashboards.web.server.workshop import MADE_BY  # noqa: E402
 from perfscope.model.trace import Trace  # noqa: E402
+from perfscope.plugins.exports.export import Subject, export  # noqa: E402
 
 PEERS = ["perfscope", "Perfetto", "image", "datashader", "scattergl", "bar"]
 TITLES = ("peer", "prepare s", "drawn s", "zoom p50 ms", "zoom p95 ms", "looks every ms", "kB a zoom", "browser MB")

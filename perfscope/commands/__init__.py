@@ -14,7 +14,6 @@ COMMANDS: dict[str, str] = {
     "compile": "perfscope.commands.compile:compile_",
     "doctor": "perfscope.commands.doctor:doctor",
     "explain": "perfscope.commands.explain:explain",
-    "export": "perfscope.commands.export:export",
     "history": "perfscope.commands.history:history",
     "parity": "perfscope.commands.parity:parity",
     "query": "perfscope.commands.query:query",
@@ -34,6 +33,6 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Fix": ("try",),
     "Compare": ("compare", "parity", "history", "baseline", "store"),
     "Compile for a machine that is not here": ("compile", "setup", "advise"),
-    "Share": ("report", "export"),
+    "Share": ("report",),
 }
 """Task -> verbs, in the order in which the help lists them; each verb has one task."""

@@ -16,8 +16,6 @@ from random import Random
 from typing import Any
 
 from perfscope.analyzers.readers.load import load
-from perfscope.dashboards.export import Subject, export
-from tests.export.traces import everything
 from tests.fuzz import mutate
 from tests.ranks.flight_dumps import dump, entry
 from tests.readers import test_hlo, test_jax_memory, test_kineto, test_torch_memory
@@ -44,6 +42,9 @@ class Format:
 
 
 def _perfetto() -> bytes:
+    from perfscope.plugins.exports.export import Subject, export
+    from tests.plugins.exports.traces import everything
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "whole.pftrace")
         export(Subject(traces=(everything(),)), "perfetto", path)

@@ -1,4 +1,4 @@
-"""Readers, exports, reports, the timeline's index and comparisons grow with the trace and no faster."""
+"""Reports, the timeline's index and comparisons grow with the trace and no faster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.kineto.reader import read
-from perfscope.dashboards.export import EXPORTS, Subject, export
 from perfscope.dashboards.report import REPORTS, render
 from perfscope.dashboards.web.timeline.index import build, save
 from perfscope.dashboards.web.timeline.lanes import events_of, series_of
@@ -33,15 +31,6 @@ def counted(task: Callable[[], object]) -> Work:
     return work
 
 
-@pytest.mark.parametrize("form", EXPORTS)
-def test_exports_are_linear(form: str, traces: list[Trace], tmp_path: Path) -> None:
-    def write(trace: Trace, name: str) -> None:
-        export(Subject(traces=(trace,)), form, tmp_path / name)
-
-    write(traces[0], "first")  # what is computed once a process
-    assert steep([counted(lambda t=t, n=n: write(t, f"out{n}")) for n, t in enumerate(traces)]) == {}
-
-
 @pytest.mark.parametrize("form", REPORTS)
 def test_reports_are_linear(form: str, traces: list[Trace]) -> None:
     analyses = [analyze([trace]) for trace in traces]
@@ -61,11 +50,3 @@ def test_the_timeline_is_linear(traces: list[Trace], tmp_path: Path) -> None:
 def test_comparisons_are_linear(traces: list[Trace]) -> None:
     compare([traces[0]], [traces[0]])
     assert steep([counted(lambda t=t: compare([replicated(t, 1)], [replicated(t, 1)])) for t in traces]) == {}
-
-
-def test_the_kineto_reader_is_linear(traces: list[Trace], tmp_path: Path) -> None:
-    files = [tmp_path / f"{copies}.json" for copies in COPIES]
-    for trace, file in zip(traces, files, strict=True):
-        export(Subject(traces=(trace,)), "chrome", file)
-    read(files[0])
-    assert steep([counted(lambda f=f: read(f)) for f in files]) == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import os
 import re
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.dashboards.export.files import whole_file
 from perfscope.dashboards.report import REPORTS, format_of, render, write
 from perfscope.model.errors import DataError, UsageError
 from tests.report.analyses import analysis
@@ -83,12 +81,8 @@ def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
         write(tmp_path / "no" / "r.json", "x")
 
 
-def exported(path: Path, text: str) -> None:
-    with whole_file(path) as stream:
-        stream.write(text.encode())
-
-
-WRITERS = pytest.mark.parametrize("put", [write, exported], ids=["report", "export"])
+WRITERS = pytest.mark.parametrize("put", [write], ids=["report"])
+"""Exports are put to the same tests (`tests/plugins/exports`)."""
 
 
 @WRITERS
@@ -127,12 +121,3 @@ def test_a_full_device_is_an_error_and_stays_a_device(put: Callable[[Path, str],
         put(link, "text")
     assert link.is_symlink()
     assert link.is_char_device()
-
-
-def test_a_packed_export_follows_its_link(tmp_path: Path) -> None:
-    file, link = tmp_path / "real.gz", tmp_path / "link.json.gz"
-    file.write_bytes(b"old")
-    link.symlink_to(file)
-    exported(link, "new")
-    assert link.is_symlink()
-    assert gzip.decompress(file.read_bytes()) == b"new"

@@ -166,7 +166,8 @@ def discover(path: str | Path) -> Input:
         return Input(path=str(folder), units=(_run_at(folder) or str(folder),))
     if folder.is_dir():
         return Input(path=str(folder), units=_units_below(folder), folder=True)
-    known = dict.fromkeys(FORMAT_WORDS.get(name, name) for name in known_formats())
+    words = {**named("format_words"), **FORMAT_WORDS}
+    known = dict.fromkeys(words.get(name, name) for name in known_formats())
     raise DataError(f"{path}: {describe_file(folder)}; perfscope reads: {', '.join(known)}")
 
 
@@ -198,12 +199,10 @@ def reader_of(path: Path) -> ModuleType | None:
 
 
 def _readers() -> Iterator[ModuleType]:
-    """Reader modules: the commonest, those of the core by name, those of plug-ins; each is imported in its turn."""
-    for _, home in sorted(READERS.items(), key=lambda item: (item[0] != COMMONEST, item[0])):
+    """Reader modules: the commonest first, then by name, those of plug-ins included; each is imported in its turn."""
+    homes = {**named("readers"), **READERS}
+    for _, home in sorted(homes.items(), key=lambda item: (item[0] != COMMONEST, item[0])):
         yield importlib.import_module(home)
-    for name, home in sorted(named("readers").items()):
-        if name not in READERS:
-            yield importlib.import_module(home)
 
 
 def known_formats() -> tuple[str, ...]:

@@ -1,1 +1,0 @@
-"""Parts of the reader of Perfetto's protobuf traces."""

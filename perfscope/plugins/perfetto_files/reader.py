@@ -1,0 +1,306 @@
+"""Perfetto protobuf traces (``*.pftrace``, ``*.perfetto-trace``, also gzipped): our own exports, and those of others.
+
+```
+Trace { packet: [ TracePacket { timestamp, timestamp_clock_id, trusted_packet_sequence_id, sequence_flags,
+          track_event { type, track_uuid, name, categories, debug_annotations, flow_ids },
+          track_descriptor { uuid, parent_uuid, process, thread, counter }, interned_data, clock_snapshot,
+          compressed_packets ... } ] }
+```
+
+Slices go to the table that their category stands for (Kineto's words and those of rocprofv3 are known; our own
+exports use Kineto's), everything else is a host span of its track. Kernels and copies need an argument that says
+their device; without it they are spans like others. Instants are spans without length. Samples of counters
+are read. Other sources of data (ftrace, statistics, heap and stack profiles) count as
+unplaced, by what they are; descriptions of the recording count as nothing. Host names, command lines and arguments
+that the model has no column for are not read.
+
+Times are those of the trace's primary clock, in ns. An export of ours with several ranks gives a trace for each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.readers.columns import Columns
+from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.model import perfetto_vocabulary as words
+from perfscope.model.errors import DataError
+from perfscope.model.trace import Trace, TraceBuilder
+from perfscope.model.trace.builder import calls_that_wait
+from perfscope.model.trace.columns import MISSING, Array
+from perfscope.model.wire import BYTES, VARINT, Data, WireError, fields
+from perfscope.plugins.perfetto_files.collect import BEGIN, COUNTER, END, INSTANT, Collector
+from perfscope.plugins.perfetto_files.packets import PACKET, Packets
+from perfscope.plugins.perfetto_files.state import Int
+from perfscope.plugins.perfetto_files.tables import Events, Tables
+
+# Begins and ends of slices joined: on each track an end closes the slice that was begun last.
+
+
+class Pairs(Struct, frozen=True, kw_only=True):
+    """Slices as rows of their begins, and the rows of their ends."""
+
+    begin: Int
+    end: Int
+    never_ended: int
+    never_begun: int
+
+
+def pair(track: Int, time: Int, is_end: Array) -> Pairs:
+    """Join begins and ends; rows in the order of the file, which decides at equal times. Shapes (n,)."""
+    order = np.lexsort((time, track))
+    ends, of = is_end[order], track[order]
+    order, ends, of, alone = _without_lone_ends(order, ends, of)
+    if not len(order):
+        none = np.empty(0, np.int64)
+        return Pairs(begin=none, end=none, never_ended=0, never_begun=alone)
+    depth = _depth(ends, of) + ends  # of a begin after it, of an end before it: the same for the two of a slice
+    by_level = np.lexsort((np.arange(len(order)), depth, of))  # on a level begins and ends take turns
+    follows = by_level[1:]
+    same = (depth[by_level[:-1]] == depth[follows]) & (of[by_level[:-1]] == of[follows])
+    joined = same & ~ends[by_level[:-1]] & ends[follows]
+    begin, end = order[by_level[:-1][joined]], order[follows[joined]]
+    sort = np.argsort(begin, kind="stable")
+    return Pairs(begin=begin[sort], end=end[sort], never_ended=int((~ends).sum()) - len(begin), never_begun=alone)
+
+
+def _depth(ends: Array, track: Int) -> Int:
+    """Open slices of the track after each entry; entries sorted by track."""
+    total = np.cumsum(np.where(ends, -1, 1))
+    first = np.concatenate(([True], np.diff(track) != 0))
+    before = np.where(first, total - np.where(ends, -1, 1), 0)
+    return total - before[np.maximum.accumulate(np.where(first, np.arange(len(first)), 0))]
+
+
+def _without_lone_ends(order: Int, ends: Array, track: Int) -> tuple[Int, Array, Int, int]:
+    """Entries without the ends of slices that began before the recording: those that take the depth to a new low."""
+    if not ends.any():
+        return order, ends, track, 0
+    depth = _depth(ends, track)
+    # lowest depth so far of the track, 0 before it: shifted apart, so that one pass serves all tracks
+    positions = np.cumsum(np.concatenate(([0], np.diff(track) != 0)))
+    apart = positions * (2 * len(order) + 1)
+    lowest = np.minimum(np.minimum.accumulate(depth - apart) + apart, 0)
+    before = np.concatenate(([0], lowest[:-1]))
+    before[np.concatenate(([True], np.diff(track) != 0))] = 0
+    lone = ends & (depth < before)
+    keep = ~lone
+    return order[keep], ends[keep], track[keep], int(lone.sum())
+
+
+# From the events of a Perfetto trace to traces: one for each that an export of ours holds, otherwise one.
+
+
+FORMAT = "perfetto"
+
+_LARGEST_NS = 1 << 62
+CARRIED = frozenset(
+    {
+        "device_work", "host_ops", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack",
+        "shapes", "autograd", "memory", "collectives", "sync_records", "steps",
+    }
+)  # fmt: skip
+"""Keys of ``Trace.recorded`` that an export of ours carries whole: where there is none of it, there was none."""
+
+
+def build(data: Data, shown: str) -> list[Trace]:
+    """The traces in a file. ``DataError`` if it is cut off, corrupt, or holds no event."""
+    collector = Collector()
+    for packet in Packets(data, shown):
+        collector.add(packet)
+    rows = _events(collector)
+    sources = _sources(collector, rows)
+    if not sources:
+        return [_trace(collector, rows, shown, None)]
+    sequence = rows["sequence"]
+    return [
+        _trace(collector, {name: values[sequence == one] for name, values in rows.items()}, shown, said)
+        for one, said in sources.items()
+    ]
+
+
+def _events(collector: Collector) -> Columns:
+    """Slices, instants and samples with their times on one clock; ``event``: their row for the annotations."""
+    unplaced = collector.unplaced
+    held = collector.columns()
+    if not collector.events:
+        return held
+    keep = _on_one_clock(collector, held)
+    kind = held["kind"]
+    known = np.isin(kind, (BEGIN, END, INSTANT, COUNTER))
+    if (~known).any():
+        unplaced["track events of other types"] += int((~known).sum())
+    impossible = (held["time_ns"] >= _LARGEST_NS) | (held["time_ns"] <= -_LARGEST_NS)
+    keep &= known & ~impossible
+    if impossible.any():
+        unplaced["impossible times"] += int(impossible.sum())
+    marks = np.flatnonzero(keep & np.isin(kind, (BEGIN, END)))
+    pairs = pair(held["track"][marks], held["time_ns"][marks], kind[marks] == END)
+    for what, count in (
+        ("slices that never end", pairs.never_ended),
+        ("ends of slices that never began", pairs.never_begun),
+    ):
+        if count:
+            unplaced[what] += count
+    held["end_ns"][marks[pairs.begin]] = held["time_ns"][marks[pairs.end]]
+    single = np.isin(kind, (INSTANT, COUNTER))
+    held["end_ns"][single] = held["time_ns"][single]
+    whole = np.zeros(len(kind), np.bool_)
+    whole[marks[pairs.begin]] = True
+    whole |= keep & single
+    return {name: values[whole] for name, values in held.items()}
+
+
+def _on_one_clock(collector: Collector, held: Columns) -> Array:
+    """Bring times to the primary clock, in place; flags of the events whose clock is known."""
+    clock = held["clock"]
+    kinds = np.unique(clock).tolist()
+    keep = np.ones(len(clock), np.bool_)
+    if kinds == [kinds[0]] and kinds[0] != MISSING:
+        return keep  # all on one clock: no snapshot is needed
+    for kind in kinds:
+        mine = clock == kind
+        result = None if kind == MISSING else collector.clocks.to_primary(kind, held["time_ns"][mine])
+        if result is None:
+            keep[mine] = False
+            collector.unplaced["events on a clock that no snapshot relates to the others"] += int(mine.sum())
+        else:
+            held["time_ns"][mine] = result
+    return keep
+
+
+def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]]:
+    """What an export of ours says of the traces in it, by sequence; empty for any other file."""
+    category = collector.strings.code(words.SOURCE)
+    chosen = np.flatnonzero((rows["category"] == category) & (rows["kind"] == INSTANT))
+    result: dict[int, Mapping[str, Any]] = {}
+    codes = collector.annotations.texts("source", rows["event"][chosen])
+    for sequence, code in zip(rows["sequence"][chosen].tolist(), codes.tolist(), strict=True):
+        try:
+            said = json.loads(collector.strings.strings[code]) if code != MISSING else None
+        except (json.JSONDecodeError, RecursionError):
+            said = None
+        if isinstance(said, dict):
+            result.setdefault(sequence, said)
+    return result
+
+
+def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, Any] | None) -> Trace:
+    unplaced: Counter[str] = Counter() if said is not None else Counter(collector.unplaced)
+    tables = Tables(collector, Events(rows), own=said is not None, unplaced=unplaced)
+    built = tables.build()
+    if not any(len(built[name]) for name in ("slices", "calls", "kernels", "copies", "memory", "counters", "steps")):
+        what = ", ".join(f"{count:,} {reason}" for reason, count in collector.unplaced.most_common(3))
+        raise DataError(
+            f"{shown}: {collector.packets:,} packets, but no slices and no counters" + (f" ({what})" if what else "")
+        )
+    trace = TraceBuilder(shown, FORMAT)
+    trace.strings, trace.rows, trace.unplaced = collector.strings.strings, built, unplaced
+    trace.rank, trace.world_size, trace.backend = (
+        _number(said, "rank"),
+        _number(said, "world_size"),
+        _text(said, "backend"),
+    )
+    trace.rank_source = _text(said, "rank_source") or "metadata of the export"
+    trace.events = len(rows["event"]) + sum(unplaced.values())
+    trace.events_only = bool(said and said.get("events_only") is True)
+    trace.note(*_notes(trace, tables, said))
+    declared = said.get("recorded") if said is not None else None
+    if isinstance(declared, list):  # an export of ours says what the reader of its source said
+        trace.record(*CARRIED.intersection(key for key in declared if isinstance(key, str)))
+    else:
+        trace.record_tables(without=("op_links",) if calls_that_wait(trace.rows) else ("op_links", "waiting_calls"))
+    return trace.build()
+
+
+def _number(said: Mapping[str, Any] | None, key: str) -> int | None:
+    value = said.get(key) if said is not None else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
+
+
+def _text(said: Mapping[str, Any] | None, key: str) -> str | None:
+    value = said.get(key) if said is not None else None
+    return value if isinstance(value, str) else None
+
+
+def _notes(trace: TraceBuilder, tables: Tables, said: Mapping[str, Any] | None) -> list[str]:
+    notes = []
+    if said is not None:
+        kind = said.get("format")
+        notes.append(
+            "an export of perfscope"
+            + (f", made of {kind}" if isinstance(kind, str) and len(kind) < 40 else "")
+            + ": what has no time (memory held, stacks, compiled programs) was not in it"
+        )
+    if tables.findings:
+        notes.append(f"{tables.findings:,} findings that were drawn into it are not read; they are judged again")
+    return [*notes, *trace.orphans("; they are counted")]
+
+
+MAX_BYTES = 16 << 30
+"""Unpacked bytes of a file; ring buffers of long recordings come to some GB."""
+
+_SUFFIXES = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz", ".perfetto-trace.pb")
+_NUMBERS = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
+"""Fields of a packet that hold numbers."""
+_MESSAGES = frozenset(
+    {1, 2, 5, 6, 7, 9, 11, 12, 33, 34, 35, 36, 43, 44, 45, 50, 51, 52, 53, 54, 59, 60, 65, 66, 69, 72, 89, 107, 133}
+)
+"""Fields of a packet that hold messages, those that stand in the first packets of a file."""
+_LOOKED_AT = 3
+"""Packets whose fields must all be such: an XSpace or an HLO proto begins with the same byte."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """True for a Perfetto trace by its name, or by the fields of its first packets."""
+    if path.is_dir():
+        return False
+    return path.name.endswith(_SUFFIXES) or _begins_with_packets(head)
+
+
+def _begins_with_packets(head: bytes) -> bool:
+    seen = 0
+    try:
+        for packet in islice(fields(head, 0, len(head), lenient=True), _LOOKED_AT):
+            if head[packet.begin] != PACKET or not _is_packet(head, packet.start, packet.end):
+                return False
+            seen += 1
+    except WireError:
+        return False
+    return seen > 0
+
+
+def _is_packet(head: bytes, start: int, end: int) -> bool:
+    """True if every field in ``[start, end)``, as far as the head reaches, is one of a packet."""
+    timed = False
+    for number, kind, _, _, after in fields(head, start, min(end, len(head)), lenient=True):
+        if kind == VARINT and number in _NUMBERS:
+            timed = True
+        elif kind == BYTES and number in _MESSAGES and after <= end:
+            timed = timed or number >= 33  # the low numbers are those of many messages
+        else:
+            return False
+    return timed
+
+
+def read(path: Path) -> list[Trace]:
+    """The traces in ``path``: one for each rank of an export of ours, otherwise one.
+
+    ``DataError``, one line, for a file that is empty, cut off, corrupt or holds no events.
+    """
+    shown = str(path)
+    with open_bytes(path, MAX_BYTES) as data:
+        if not len(data):
+            raise DataError(f"{shown}: empty file")
+        return build(data, shown)
+
+
+__all__ = ["FORMAT", "read", "sniff"]
