@@ -140,7 +140,8 @@ def cases() -> list[Case]:
             "perfscope": python(READ.format("kineto.reader")),
             "perfscope, opened before": python(READ.format("kineto.reader"), environment=kept, warm=True),
             "Perfetto trace_processor (wasm v52)": Reader(command=("node", str(
-                REPOSITORY / "tests/plugins/exports/trace_processor.js"), dist, "FILE", "select count(*), sum(dur) from slice")),
+                REPOSITORY / "tests/plugins/exports/trace_processor.js"), dist, "FILE",
+                "select count(*), sum(dur) from slice")),
             "json.load (no columns)": python("import json; json.load(open(sys.argv[1]))", turns=3),
             "orjson.loads (no columns)": python("import orjson; orjson.loads(open(sys.argv[1], 'rb').read())", other),
             "traceinsight": python(
