@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from perfscope.model import perfetto_vocabulary as words
+from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.finding import Cell, Finding
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import Array

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.model import perfetto_vocabulary as words
+from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING

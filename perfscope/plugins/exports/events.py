@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from perfscope.model import perfetto_vocabulary as words
+from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING, Array, Column, Rows
 from perfscope.model.untrusted_text import TEXT_LIMIT, clean, shorten

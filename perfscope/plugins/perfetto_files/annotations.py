@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from perfscope.analyzers.readers.columns import Columns
-from perfscope.model import perfetto_vocabulary as words
+from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.trace import TABLES, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.plugins.perfetto_files.state import Int, signed

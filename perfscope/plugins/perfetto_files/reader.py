@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.file_bytes import open_bytes
-from perfscope.model import perfetto_vocabulary as words
+from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
 from perfscope.model.trace.builder import calls_that_wait

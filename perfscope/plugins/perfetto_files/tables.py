@@ -23,8 +23,8 @@ from perfscope.analyzers.readers.columns import (
     span_around,
 )
 from perfscope.analyzers.readers.kineto import categories
-from perfscope.model import perfetto_vocabulary as words
-from perfscope.model.perfetto_vocabulary import SLICE_KINDS, Place, place_of
+from perfscope.model.documents import perfetto_vocabulary as words
+from perfscope.model.documents.perfetto_vocabulary import SLICE_KINDS, Place, place_of
 from perfscope.model.trace import TABLES, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.plugins.perfetto_files.annotations import Annotations
