@@ -244,7 +244,7 @@ def color_wanted(stream: TextIO) -> bool:
 
 
 def width_of(stream: TextIO) -> int:
-    """``COLUMNS`` if it is set, else the columns of the terminal behind ``stream``, else ``PLAIN_WIDTH``."""
+    """``COLUMNS`` if it is set, else the columns of the terminal of ``stream``, else ``PLAIN_WIDTH``."""
     if stream.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     return PLAIN_WIDTH

@@ -1,4 +1,4 @@
-"""Tells the user's files from those of libraries, and names them as the user would."""
+"""Distinguishes the user's files from those of libraries, and names them as the user would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS = Path(os.path.abspath(__file__)).parents[1]
 
 
 class SourceFiles:
-    """The files of a program: the user's, our workloads among them, and those of frameworks and of the library."""
+    """The files of a program: the user's, perfscope's workloads included, and those of frameworks and libraries."""
 
     def __init__(self, working_folder: Path, hidden: Iterable[str | Path]) -> None:
         """``working_folder``: that of the beginning; a program that moves later does not rename its files."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUN_ID = "PERFSCOPE_RUN_ID"
-"""Names the run where the launcher names no job; ``--run-id`` wins over it."""
+"""Names the run if the launcher names no job; ``--run-id`` overrides it."""
 
 MOST_RANKS = 100_000
 
@@ -66,7 +66,7 @@ LAUNCHERS = (
     Launcher(name="kubernetes", rank="JOB_COMPLETION_INDEX"),
 )
 """The innermost first: a worker of torchrun under mpirun under srun sees the variables of all three, and MPI starts
-its daemons through srun, so that Slurm's are those of the daemon."""
+its daemons through srun, so that Slurm's variables are those of the daemon."""
 
 AGENT = Launcher(name="torchrun", rank="PET_NODE_RANK", world=("PET_NNODES",))
 """Kubeflow's variables for the ``torchrun`` of a pod; its ``RANK`` counts pods or processes, by version."""
@@ -86,19 +86,19 @@ class RankInfo:
 class Task:
     """One ``perfscope run`` of those that a job started. ``count``: how many, where the launcher reports it.
 
-    ``key``: the same for all of them and for no other job, made of letters that a file name may have;
-    ``None`` where nothing in the environment is.
+    ``key``: the same for all tasks of the job and for no other job, made of letters that a file name may have;
+    ``None`` if the environment has nothing.
     """
 
     number: int = 0
     told: bool = False
-    """Whether anybody said the number; else it is 0, or the next that is free."""
+    """Whether the launcher gave the number; else it is 0, or the next free one."""
     count: int | None = None
     key: str | None = None
 
 
 def rank_from_environment(environment: Mapping[str, str]) -> RankInfo | None:
-    """The process's rank as its launcher reported it; ``None`` where none did."""
+    """The process's rank as its launcher reported it; ``None`` without a launcher."""
     launcher = _launcher(environment)
     if launcher is None:
         return None
@@ -116,7 +116,7 @@ def task_from_environment(environment: Mapping[str, str], run_id: str | None = N
     """Which ``perfscope run`` of its job this is. ``run_id``: the user's own name for the run."""
     launcher = _launcher(environment)
     if _number(environment, AGENT.rank) is not None and not environment.get("LOCAL_RANK"):
-        launcher = AGENT  # we start torchrun; we are not what it starts
+        launcher = AGENT  # this process starts torchrun and is not its worker
     named = run_id or environment.get(RUN_ID) or None
     if launcher is None:
         return Task(key=named)
@@ -155,7 +155,7 @@ def _key(environment: Mapping[str, str], launcher: Launcher) -> str | None:
     for told in (launcher, SLURM) if _in_slurm_step(environment) else (launcher,):
         for names in told.jobs:
             values = [environment.get(name, "") for name in names]
-            if all(values) and values != ["none"]:  # "none" is what torchrun writes where no id was given
+            if all(values) and values != ["none"]:  # torchrun writes "none" if no id was given
                 restarts = _number(environment, told.restarts) if told.restarts is not None else None
                 again = f"-r{restarts}" if restarts else ""
                 return f"{told.name}-{'.'.join(values) if told is SLURM else _hashed(*values)}{again}"

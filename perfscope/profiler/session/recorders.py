@@ -22,13 +22,13 @@ class Recorder(Protocol):
         """Hook the framework, which is imported."""
 
     def stop(self) -> None:
-        """Remove the hooks and keep what was recorded."""
+        """Remove the hooks and keep the records."""
 
     def abandon_in_fork(self) -> None:
         """Record nothing more in this forked child."""
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
-        """Write what was recorded to the folder of the process; entries for the manifest, relative to ``run``."""
+        """Write the records to the folder of the process; entries for the manifest, relative to ``run``."""
 
 
 def load_recorders(options: CaptureOptions, finder: Callable[[], StepFinder]) -> list[Recorder]:

@@ -1,8 +1,8 @@
-"""Values that the program computes in its first steps, recorded so that another launch can be held against them.
+"""Values that the program computes in its first steps, recorded to compare them with those of another launch.
 
-PyTorch: outputs of the models, losses (what ``backward`` is called on), gradients and parameters at each step of an
-optimizer. JAX: outputs of the jitted functions and gradients that the program calls itself. Reading a value waits for
-the device, so no launch that records is timed.
+PyTorch: outputs of the models, losses (tensors with a call of ``backward``), gradients and parameters at each step of
+an optimizer. JAX: outputs of the jitted functions and gradients that the program calls itself. Reading a value waits
+for the device, so no launch that records is timed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ResultRecorder:
         self.layers: list[RecordedValue] = []
         self._modules: dict[int, str] = {}
         self._parameters: dict[int, str] = {}
-        """Ids of what the models hold -> names."""
+        """Ids of the models' tensors -> names."""
         self.unrecorded: list[str] = []
 
     def listen(self, framework: str) -> None:
@@ -58,7 +58,7 @@ class ResultRecorder:
             self._listen_jax()
 
     def _take(self, kind: ValueKind, name: str) -> int | None:
-        """The number of this value among those of its name; ``None`` if it is not kept."""
+        """The index of this value among those of its name; ``None`` if it is not kept."""
         key = (kind, name)
         if key not in self._counts and len(self._counts) >= MOST_NAMES * 4:
             return None
@@ -67,7 +67,7 @@ class ResultRecorder:
         return number if number < self._steps else None
 
     def _guarded(self, record: Callable[..., None]) -> Callable[..., None]:
-        """An error of ours must not reach the program."""
+        """Wrap ``record`` so that an error of perfscope does not reach the program."""
 
         @functools.wraps(record)
         def call(*arguments: Any) -> None:
@@ -165,7 +165,7 @@ class ResultRecorder:
             numpy_value(leaf, kind="output", name=f"{name} [{number}]", step=step)
             for number, leaf in enumerate(numeric[:MOST_NORMS])
         ]
-        if len(parts) > MOST_OUTPUTS:  # the smallest, among which is the loss, one by one; the others by their norms
+        if len(parts) > MOST_OUTPUTS:  # the smallest (which include the loss) one by one; the others by their norms
             self.values.append(_group(parts, "output", name, step))
         self.values += sorted(parts, key=lambda part: part.size)[:MOST_OUTPUTS]
 
@@ -212,7 +212,7 @@ def _parameters(optimizer: Any) -> Iterator[Any]:
 
 
 def torch_tensors(output: Any) -> Iterator[Any]:
-    """The tensors of an output: in tuples, lists, mappings, and objects with fields such as those of transformers."""
+    """The tensors of an output: in tuples, lists, mappings, and objects with fields such as in transformers."""
     import torch
 
     if isinstance(output, torch.Tensor):

@@ -1,6 +1,6 @@
-"""Captures inside one process of the user's program: passes at step boundaries, and what came of them.
+"""Captures inside one process of the user's program: passes at step boundaries, and their results.
 
-Nothing here may reach the program: an error of ours becomes the reason why a capture is missing.
+Nothing here may reach the program: an error of perfscope becomes the reason why a capture is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perfscope.profiler.torch.program_facts import ProgramFacts
 MOST_TIMES = 10_000
 """Untraced step times kept: enough for any statistic, and a manifest that stays small over days."""
 WRITE_EVERY_S = 5.0
-"""Seconds between two writes of step times: what a killed program loses at most."""
+"""Seconds between two writes of step times: the most that a killed program loses."""
 
 _session: Session | None = None
 
@@ -160,7 +160,7 @@ class Session:
             for recorder in self._recorders:
                 recorder.start(framework)
             if self._finder.source is not None:
-                for source in set(Source) - {self._finder.source}:  # it came too late to say what a step is
+                for source in set(Source) - {self._finder.source}:  # its steps came too late
                     self._forget(source)
             elif not self.options.whole:
                 annotate.listen(self._finder)
@@ -198,7 +198,7 @@ class Session:
         return "jax" if jax_computes else "torch"
 
     def settled(self, source: str, completed: int) -> None:
-        """Steps are known now: claim a directory, say what is planned."""
+        """Steps are known now: claim a directory, print the plan."""
         self._source = source
         if not children.claim_steps(self._run, self.message):
             self._passes.give_up("another process of the run has steps")
@@ -329,18 +329,18 @@ class Session:
         self._drained = bool(fits) and self._windows.before_step()
 
     def broken(self, error: Exception) -> None:
-        """Something of ours failed: give up in this process and say why."""
+        """Give up in this process and report the reason, an error of perfscope."""
         reason = f"perfscope failed here: {type(error).__name__}: {error}"
         try:
             self._passes.give_up(reason)
             self._silence()
             process_state.note_failure(self._run, reason)
             self._write()
-        except Exception:  # noqa: S110 (there is nowhere left to say it, and the program must go on)
+        except Exception:  # noqa: S110 (it cannot be reported anywhere, and the program must go on)
             pass
 
     def finish(self) -> None:
-        """The process exits: keep what is there."""
+        """Keep all captures, because the process exits."""
         if os.getpid() != self._pid or self._finished:
             return
         self._finished = True
@@ -402,7 +402,7 @@ class Session:
             self._write()
 
     def _before(self, due: Pass) -> None:
-        """A pass begins: what the program holds now, its recording cannot see."""
+        """Before a pass: record the memory of the program now, because the pass cannot see it."""
         assert self._process is not None
         self._process = self._memory.before(self._process, due, self._number, self._hooks.optimizers)
 
@@ -438,7 +438,7 @@ class Session:
         captures += self._memory.save(directory)
         for recorder in self._recorders:
             captures += recorder.save(directory, self._run, last=last)
-        if any(capture.artifact for capture in captures):  # samples alone show nothing: they are laid over a trace
+        if any(capture.artifact for capture in captures):  # samples alone show nothing: they need a trace
             captures += self._stacks.save(directory, self._run, last=last)
             captures += self._counting.save(directory, self._run, last=last)
         process = replace(

@@ -37,7 +37,7 @@ TASKS_EVERY = 64
 MOST_TASKS = 8
 """Further threads whose waits are read: the ones with most processor time."""
 OUR_THREADS = "perfscope-"
-"""Begin of the names of threads of ours."""
+"""Begin of the names of perfscope's threads."""
 MOST_READINGS = 8_192
 """Readings of steps that are not traced. A longer run keeps every second one, and reads half as often."""
 MOST_TRACED_READINGS = 8_192
@@ -85,7 +85,7 @@ class _Task:
 
 
 Reading = tuple[int, int, int, int, int, int]
-"""Time, processor time of the thread of the steps and of the process, waiting of that thread and of the others, ns;
+"""Time, processor time of the thread of the steps and of the process, waits of that thread and of the others, ns;
 times the thread lost its core."""
 
 
@@ -142,7 +142,7 @@ class CoreReadings:
         return sorted((*self._rows, *self._traced_rows))
 
     def read(self, *, traced: bool) -> None:
-        """Take one reading, on any thread. An error of ours ends the readings and is the reason that is kept."""
+        """Take one reading, on any thread. An internal error ends the readings; its text is kept as the reason."""
         if self._loop is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -309,7 +309,7 @@ class StepCounting:
             self._memory_ns += self._last_ns
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
-        """Write what there is, if it is twice as much as last time or the ``last`` time, and say where it is."""
+        """Write the counts, if they are twice as many as last time or it is the ``last`` time; return the captures."""
         path = directory / COUNTERS_FILE
         if self._wanted and (last or len(self._steps) >= 2 * max(self._written, 1)):
             document = self.document()
@@ -354,7 +354,7 @@ class ResidentMemory:
         self._file: int | None = None
 
     def read(self) -> int:
-        """Resident bytes; -1 where the system does not tell."""
+        """Resident bytes; -1 if the system does not report them."""
         try:
             if self._file is None:
                 self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -424,7 +424,7 @@ def _cgroup_folders() -> list[Path]:
 
 
 def _cgroup_file(name: str) -> Path | None:
-    """The statistics file that counts throttling; ``None`` where there is none."""
+    """The statistics file that counts throttling; ``None`` if it is missing."""
     for folder in _cgroup_folders():
         with suppress(OSError):
             if "throttled" in (folder / name).read_text():

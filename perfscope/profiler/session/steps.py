@@ -48,7 +48,7 @@ class Recorder(Protocol):
         """Steps come from ``source`` from now on; ``completed`` of them are over."""
 
     def unsettled(self) -> None:
-        """A better source came late: what was captured was not of steps."""
+        """Discard the captures, because a better source came late: they were not of steps."""
 
     def broken(self, error: Exception) -> None:
         """The search for steps failed; the program must not feel it."""
@@ -61,7 +61,7 @@ class Recorder(Protocol):
 
 
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """Every call from the user's program ends here: an error of ours must not reach it."""
+    """Wrap a call from the user's program, so that an error of perfscope does not reach it."""
 
     @functools.wraps(method)
     def call(finder: StepFinder, *arguments: object) -> None:
@@ -87,7 +87,7 @@ class StepFinder:
         self.recorder = recorder
         self._forget = forget
         self._wanted = options.step_annotation
-        # With --steps far away, the warm-up still is where the source is settled.
+        # With --steps far away, the source is still determined in the warm-up.
         self.warmup = min(first_step(options), max(1, options.warmup))
         self._threads: dict[Source, int] = {}
         self._gate = threading.RLock()

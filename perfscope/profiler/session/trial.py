@@ -1,4 +1,4 @@
-"""Interventions in this process: applied when the framework is imported, and what they changed, written at the end."""
+"""Interventions in this process: applied when the framework is imported; their changes are written at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProcessInterventions:
         self._collector = CollectorClock() if message.record_steps else None
 
     def attach(self, framework: Framework) -> None:
-        """``framework`` is imported, and nothing of the program has run since."""
+        """Apply the interventions, right after the import of ``framework``, before further code of the program."""
         if self._recorder is not None:  # its hooks are inside those of the interventions
             self._recorder.listen(framework)
         for intervention in reversed(self._interventions):  # the first is outermost, so that others see its effect
@@ -58,7 +58,7 @@ class ProcessInterventions:
                 call(number)
 
     def save(self) -> None:
-        """Write what was done and recorded in this process."""
+        """Write the changes and records of this process."""
         rank = rank_from_environment(os.environ)
         recorder = self._recorder
         report = ProcessTrial(

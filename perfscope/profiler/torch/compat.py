@@ -57,7 +57,7 @@ CUDA_PRIVATE: dict[str, str] = {
     "observer of failed allocations": "torch._C._cuda_attach_out_of_memory_observer",
     "state of the memory history": "torch._C._cuda_isHistoryEnabled",
 }
-"""The same for what only builds of torch with CUDA have."""
+"""The same for interfaces that only builds of torch with CUDA have."""
 
 TRACE_LOGGER = "torch.__trace"
 """The logger of torch's structured trace; ``TORCH_TRACE=DIR`` gives it a handler that writes files."""
@@ -103,7 +103,7 @@ def trace_formatter() -> logging.Formatter:
 
 
 def add_trace_handler(handler: logging.Handler) -> Undo:
-    """Have ``handler`` get every record of the structured trace, before the others do.
+    """Pass every record of the structured trace to ``handler``, before the other handlers.
 
     Torch's own handler removes itself with the first record unless TORCH_TRACE is set; the handler after it is then
     skipped. Torch composes records only if there is a handler.
@@ -144,7 +144,7 @@ def compile_id() -> str | None:
 
 
 def inductor_loaded() -> bool:
-    """Whether inductor is imported, whole, so that what is read and hooked of it is there."""
+    """Whether inductor is completely imported, so that its settings and functions are there."""
     module = sys.modules.get("torch._inductor.compile_fx")
     spec = getattr(module, "__spec__", None)
     return spec is not None and not getattr(spec, "_initializing", False)
@@ -178,7 +178,7 @@ def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], de
     init: Any = vars(WhyNoFuse)["__init__"]
     call: Any = vars(WhyNoFuse)["__call__"]
     codegen: Any = vars(Scheduler)["codegen"]
-    # By the id of the object that will give the reason: it has slots and no room for more. One that is gone is
+    # By the id of the object that will give the reason: it has slots and no room for more. A dead object is
     # replaced by the next with its id, so there are never more than live at a time.
     pairs: dict[int, tuple[Any, Any]] = {}
 
@@ -211,7 +211,7 @@ def cuda_in_use() -> bool:
 
 
 def record_memory_history(entries: int) -> Undo:
-    """Have the allocator keep its last ``entries`` events with Python stacks.
+    """Make the allocator keep its last ``entries`` events with Python stacks.
 
     If the program records a history itself, that history is kept and is what a snapshot shows.
     """
@@ -288,7 +288,7 @@ def stop_recording_functions() -> None:
 def profiler_config(*, device_syncs: bool, all_threads: bool) -> Any:
     """Private settings of the profiler: synchronisations as reported by the driver, ops of all threads.
 
-    A profiler of all threads may stop on another thread than it started on. ``TypeError`` where torch has no such
+    A profiler of all threads may stop on another thread than it started on. ``TypeError`` if torch lacks this
     setting (2.6); ``None`` if no setting is requested.
     """
     torch: Any = sys.modules["torch"]
@@ -298,7 +298,7 @@ def profiler_config(*, device_syncs: bool, all_threads: bool) -> Any:
 
 
 def is_compiling() -> bool:
-    """Whether torch.compile looks at this call now: it must see nothing of ours, or its graph would break."""
+    """Whether torch.compile traces this call now: it must see no code of perfscope, or its graph would break."""
     import torch
 
     return bool(torch.compiler.is_compiling())
@@ -367,7 +367,7 @@ def without_overrides() -> AbstractContextManager[Any]:
 def time_anomaly_stacks(kept: Callable[[int], None]) -> Undo | None:
     """Call ``kept`` with the begin, ``perf_counter_ns``, of each stack that anomaly mode took.
 
-    torch takes one stack per node of the graph, in the forward pass. ``None`` where torch hides the function.
+    torch takes one stack per node of the graph, in the forward pass. ``None`` if torch hides the function.
     """
     stacks: Any = sys.modules.get("torch.fx.traceback")
     if not callable(getattr(stacks, "format_stack", None)):

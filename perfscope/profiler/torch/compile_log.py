@@ -38,7 +38,7 @@ MOST_PAIRS = 20_000
 """Different refusals that are held of one graph; the scheduler itself looks at no more than some 64 neighbours of
 a buffer, so only graphs of thousands of nodes come here."""
 MOST_KEPT = 1_000
-"""Refusals that are written of one graph, those with the most shared bytes first."""
+"""Refusals that are written per graph, those with the most shared bytes first."""
 MOST_BYTES = 32 << 20
 """Largest file: some 60,000 refusals."""
 MOST_NODES = 64
@@ -98,7 +98,7 @@ class FusionLog:
                 self._held[key] = Refusal(first, second, reason, arguments)
             else:
                 self._overflow += 1
-        except Exception as error:  # the program compiles: nothing of ours may stop it
+        except Exception as error:  # the program compiles: an error of perfscope must not stop it
             self.problem = f"{type(error).__name__}: {error}"
 
     def _decided(self, scheduler: Any) -> None:
@@ -171,7 +171,7 @@ def kernels_apart(scheduler: Any, refusals: Iterable[Refusal]) -> tuple[list[dic
 
 
 def _final_kernel(node: Any, kernel_of: dict[str, Any]) -> Any:
-    """The one kernel that all parts of a node ended in; the node itself where that is not so."""
+    """The one kernel that contains all parts of a node; the node itself if there are several."""
     kernels = {id(kernel): kernel for part in node.get_nodes() if (kernel := kernel_of.get(part.get_name()))}
     return next(iter(kernels.values())) if len(kernels) == 1 else node
 
@@ -195,7 +195,7 @@ def _nodes(kernel: Any) -> list[str]:
 
 
 def _bytes(first: Any, second: Any, *, writes: bool) -> int | None:
-    """Bytes the second reads of what the first writes, or of what both read; ``None`` if torch cannot say.
+    """Bytes that the first writes and the second reads, or that both read; ``None`` if torch cannot determine them.
 
     A buffer counts once, with the most that is read of it by one access.
     """
@@ -221,7 +221,7 @@ def _is_data(dep: Any) -> bool:
 # Keeps torch's structured trace: the same lines that ``TORCH_TRACE=DIR`` writes, in a file of the run.
 #
 # The file is made by the first record of a compilation, so that a program which compiles nothing has none.
-# Each record is on disk before the program goes on: what a crash leaves is whole but for the last line.
+# Each record is on disk before the program goes on: a crash leaves complete records except for the last line.
 
 
 TRACE_FILE = "torch_trace.log"
@@ -268,7 +268,7 @@ class TraceFile(logging.Handler):
         if not any(mark in record.metadata for mark in TRACE_MARKS):  # type: ignore[attr-defined]
             self._keep(record)
             return
-        # From here on compiled code may log as it runs, and dynamo would compile a method of ours with it.
+        # From here on compiled code may log as it runs, and dynamo would compile a method of this class with it.
         self.emit = compat.uncompiled(self._keep)  # type: ignore[method-assign]
         self._keep(record)
 
@@ -303,7 +303,7 @@ class TraceFile(logging.Handler):
             self.opened = True
             folder = self._place()
             folder.mkdir(exist_ok=True)
-            # Unbuffered: what the program is killed in has its records on disk.
+            # Unbuffered: the records before a kill are on disk.
             self._stream = (folder / TRACE_FILE).open("wb", buffering=0)
             pending, self._pending = self._pending, []
             for earlier in (*pending, self._version_line()):
@@ -332,7 +332,7 @@ class TraceFile(logging.Handler):
 
 
 def pack_trace(folder: Path) -> str:
-    """Compress the file in ``folder``; the name of what is there now."""
+    """Compress the file in ``folder``; return the name of the resulting file."""
     draft = folder / f".{PACKED_TRACE_FILE}.part"
     try:
         with (
@@ -342,7 +342,7 @@ def pack_trace(folder: Path) -> str:
             shutil.copyfileobj(source, target, 1 << 20)
         draft.replace(folder / PACKED_TRACE_FILE)
         (folder / TRACE_FILE).unlink()
-    except OSError:  # a full disk: the file stays as it is
+    except OSError:  # a full disk: the uncompressed file stays
         draft.unlink(missing_ok=True)
         return TRACE_FILE
     return PACKED_TRACE_FILE
@@ -350,7 +350,7 @@ def pack_trace(folder: Path) -> str:
 
 # Settings of inductor that make its work readable: which nodes a kernel computes, and its name in a CPU trace.
 #
-# Both change no number, and both are part of the keys of inductor's caches: what the program compiled without them
+# Both change no number, and both are part of the keys of inductor's caches: a program that was compiled without them
 # is compiled once more with them, and found again by the next run under capture.
 
 
@@ -362,7 +362,7 @@ class InductorSettings:
     """Settings of inductor, changed after its import, and restored. The user's settings, by variable or code, stay."""
 
     def __init__(self, level: Level) -> None:
-        """``light`` leaves everything as it is: the caches stay those of the program."""
+        """``light`` changes nothing, so that the program's caches stay valid."""
         self._wanted = {} if level == "light" else WANTED_SETTINGS
         self._put: dict[str, Any] = {}
         self._left: list[str] = []
@@ -409,7 +409,7 @@ MOST_MARKS = 64
 
 
 def available() -> str | None:
-    """Why the compiler's log cannot be had, or ``None`` if it can."""
+    """Reason why the compiler's log is not available, or ``None`` if it is."""
     return None if "torch" in sys.modules else "PyTorch is not imported"
 
 
@@ -484,7 +484,7 @@ class TorchCompileCapture:
             self._marks.append((number, time_ns()))
 
     def save(self, directory: Path, run: Path, source: Source | None, *, last: bool = False) -> list[Capture]:
-        """Write what is not on disk yet, and say what is there. ``source``: whose steps are the program's."""
+        """Write new records, and return their captures. ``source``: the source of the program's steps."""
         trace = self._trace
         if trace is None or not trace.opened:
             if self._reason is not None and compat.has_compiled():

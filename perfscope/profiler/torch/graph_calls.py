@@ -1,6 +1,6 @@
 """Calls of models whose autograd graph no backward pass uses, with the user's line of the call.
 
-Two kinds of calls are sampled: those of outermost modules while the steps of the program are searched, and those of a
+Two kinds of calls are sampled: calls of outermost modules while the steps of the program are searched, and calls of a
 model after ``model.eval()`` in programs that compile no model. A hook on the autograd node of the output detects
 whether a backward pass reached it; it returns nothing and holds no tensor.
 """
@@ -106,9 +106,9 @@ class GraphCalls:
                     node.register_prehook(sample)
 
     def unused(self) -> Iterator[tuple[str, Line, int]]:
-        """(class of the module, line, sampled calls) of places at which no sampled call was used.
+        """(class of the module, line, sampled calls) of places where no sampled call was used.
 
-        The line is the innermost one that no used call shares, so of a function that training calls too its caller.
+        The line is the innermost one that no used call shares; for a function that training also calls, its caller.
         """
         used = {line for (_, _, lines), samples in self._samples.items() if _used(samples) for line in lines}
         calls: dict[tuple[str, Line], int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""The hooks in torch that step sources need; each can be taken out again and leaves torch as it was."""
+"""The hooks in torch that step sources need; each can be removed and restores torch."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Hooks:
 
             @functools.wraps(hooked)
             def step(*arguments: Any, **named: Any) -> Any:
-                # Asked first, so that nothing of ours is left in what torch.compile makes of this function:
+                # Checked first, so that torch.compile finds no code of ours in this function:
                 # a profiler that starts below a compiled frame can crash the program.
                 if compat.is_compiling() or not listening[0]:
                     return hooked(*arguments, **named)

@@ -22,7 +22,7 @@ from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.tensors import TorchTensorsCapture
 
 TOOL = "torch_memory"
-PASS = "memory"  # noqa: S105 (a pass of ours)
+PASS = "memory"  # noqa: S105 (the name of a pass)
 FAILED_PASS = "out_of_memory"  # noqa: S105
 FILE = "memory.pickle.gz"
 FAILED_FILE = "out_of_memory.pickle.gz"
@@ -31,8 +31,8 @@ MOST_ENTRIES = 100_000
 """Events kept, the last ones: a step of a large model makes some ten thousand. About 100 bytes each in the file,
 whose stacks are shared."""
 MOST_FAILURES = 3
-"""Snapshots written of failed allocations, each over the one before: a program that looks for the largest batch it
-can have fails on purpose, and the last failure is the one that ended it, unless it goes on failing."""
+"""Snapshots written of failed allocations, each over the previous one: a program that searches for its largest batch
+fails on purpose, and the last failure is the one that ended it, unless it continues to fail."""
 COMPRESSION = 1
 
 
@@ -48,7 +48,7 @@ def available() -> str | None:
 
 
 class TorchMemoryCapture:
-    """The snapshots of one process. Nothing is done, and nothing said, where CUDA is not in use."""
+    """The snapshots of one process. Does nothing, without a message, if CUDA is not in use."""
 
     def __init__(self) -> None:
         """Nothing records yet."""
@@ -80,7 +80,7 @@ class TorchMemoryCapture:
             self._say(PASS, reason=f"no memory history: {type(error).__name__}: {error}")
 
     def end(self, directory: Path, step: int) -> None:
-        """The pass ended with ``step``: write what was recorded."""
+        """The pass ended with ``step``: write its snapshot."""
         if self._undo is None:
             return
         try:
@@ -107,7 +107,7 @@ class TorchMemoryCapture:
         self._failures += 1
         try:
             self._dump(self._directory / FAILED_FILE, FAILED_PASS, None)
-        except Exception as error:  # becomes the reason of what is missing
+        except Exception as error:  # becomes the reason of a missing capture
             self._say(FAILED_PASS, reason=f"no snapshot of it: {type(error).__name__}: {error}")
 
     def _dump(self, path: Path, pass_name: str, steps: tuple[int, int] | None) -> None:
@@ -176,12 +176,12 @@ class MemoryRecorder:
         self._tensors.start()
 
     def stop(self) -> None:
-        """Leave torch as it was, but for the observer of failed allocations, which torch keeps."""
+        """Restore torch, except for the observer of failed allocations, which torch keeps."""
         self._tensors.stop()
         self._snapshots.stop()
 
     def before(self, seen: Process, due: Pass, number: int, optimizers: Iterable[Any]) -> Process:
-        """A pass is about to begin with step ``number``: ``seen``, with what its recording cannot see."""
+        """Before a pass that begins with step ``number``: return ``seen`` with data that the recording cannot see."""
         first, sums = not seen.memory, {}
         if self._listens:
             if first or due.memory:
@@ -192,7 +192,7 @@ class MemoryRecorder:
         return process_state.with_memory(seen, sums) if first else seen
 
     def after(self, seen: Process, number: int, *, last: bool) -> Process:
-        """A pass ended with step ``number``; ``last``: none is to come."""
+        """A pass ended with step ``number``; ``last``: it was the last pass."""
         if self._listens:
             self._tensors.end()
             self._snapshots.end(self._run / seen.directory, number)
@@ -202,5 +202,5 @@ class MemoryRecorder:
         return process_state.with_memory_after(seen)
 
     def save(self, directory: Path) -> list[Capture]:
-        """Write what is not on disk yet, and say what is there."""
+        """Write new snapshots, and return their captures."""
         return [*self._tensors.save(directory, self._run), *self._snapshots.save()]

@@ -6,7 +6,7 @@ are public in torch. They must be absent while torch.compile traces a module: a 
 again without them. So they are removed when ``torch.compile`` is called, and its result is watched. Hooks of one module
 are saved and copied with it, so its calls are wrapped instead.
 
-The steps are those of one thread. When it has ended, the steps are those of another one.
+The steps are those of one thread. When it has ended, another thread's calls become the steps.
 A server may compute each request in a new thread: then each further thread with the same target is a step, from
 its begin to its end.
 """
@@ -80,7 +80,7 @@ class ModuleCalls:
         self._watching = False
 
     def compiling(self) -> None:
-        """``torch.compile`` is about to be called: a graph must see no hooks of ours."""
+        """Remove the hooks, because ``torch.compile`` is about to be called and a graph must not contain them."""
         for handle in self._all:
             handle.remove()
         self._all = []
@@ -191,7 +191,7 @@ class ModuleCalls:
 
 
 def _code_of(thread: threading.Thread) -> Any:
-    """Code of the function that a thread runs; ``None``: it has none, or it is written in C."""
+    """Code of the function that a thread runs; ``None`` for none, or one written in C."""
     target = getattr(thread, "_target", None)
     return getattr(getattr(target, "__func__", target), "__code__", None)
 

@@ -104,7 +104,7 @@ class TorchProfilerCapture:
             self._range = None
 
     def stop(self, complete: tuple[int, int] | None, cut_off: int | None) -> None:
-        """End it. ``complete``: the steps (half open) that ran whole in it; ``cut_off``: one that did not."""
+        """End it. ``complete``: the steps (half open) that ran completely in it; ``cut_off``: an incomplete step."""
         metadata = {"pass": self._settings.name, "steps": complete, "cut_off": cut_off}
         try:
             self._profiler.add_metadata_json(METADATA_KEY, json.dumps(metadata))
@@ -191,7 +191,7 @@ def _without_host(head: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _quiet_kineto() -> Iterator[None]:
-    """libkineto reads its log level when it is first used; the variable is back as it was right after."""
+    """Silence libkineto, which reads its log level at its first use; the variable is restored right after."""
     name = "KINETO_LOG_LEVEL"
     if name in os.environ:  # the user wants to hear it
         yield
@@ -205,7 +205,7 @@ def _quiet_kineto() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_lines(unwanted: bytes) -> Iterator[None]:
-    """Hold back what is written to the standard error; write it afterwards, without the lines with ``unwanted``."""
+    """Hold back output to the standard error; write it afterwards, without the lines with ``unwanted``."""
     try:
         kept = os.dup(2)
     except OSError:  # the program has no standard error
@@ -225,10 +225,10 @@ def _without_lines(unwanted: bytes) -> Iterator[None]:
 
 
 def _quieten_c10() -> Callable[[], None] | None:
-    """Silence c10's warnings while memory is recorded, and return what undoes it.
+    """Silence c10's warnings while memory is recorded, and return the undo.
 
     The CPU allocator warns of every thousandth block that was allocated before the recording, on the
-    program's stderr; nothing else turns that off. Where the flag cannot be found it stays on.
+    program's stderr; nothing else turns that off. If the flag cannot be found it stays on.
     """
     import torch
 

@@ -68,7 +68,7 @@ class ProgramFacts:
             self._stacks()
 
     def noted(self) -> tuple[ProgramFact, ...]:
-        """All facts of now: what was watched, and the settings that torch and the environment have."""
+        """All facts so far: the watched ones, and the settings of torch and of the environment."""
         facts = list(self._facts.values())
         if self._stack_count:
             facts.append(ProgramFact(name="anomaly_stacks", count=self._stack_count, total_ns=self._stack_ns))
@@ -114,7 +114,7 @@ class ProgramFacts:
         return next(iter(self._users_lines(frame)), (None, None))
 
     def _users_lines(self, frame: FrameType | None) -> tuple[tuple[str, int], ...]:
-        """Lines outside installed packages, innermost first; where all are installed, those outside frameworks."""
+        """Lines outside installed packages, innermost first; if all are installed, those outside frameworks."""
         own: list[tuple[str, int]] = []
         library: list[tuple[str, int]] = []
         while frame is not None and len(own) < MOST_LINES:

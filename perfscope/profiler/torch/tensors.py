@@ -28,7 +28,7 @@ from perfscope.profiler.patching import Undo
 
 
 class ModuleRegistry:
-    """Weak references to the modules that were built, and the names of what they hold."""
+    """Weak references to the modules that were built, and the names of their tensors."""
 
     def __init__(self) -> None:
         # By id() with a weak reference: a module may define __eq__ and so have no hash.
@@ -117,7 +117,7 @@ class StorageRecord:
 
 @dataclass(slots=True)
 class StorageListing:
-    """The storages of one moment, largest first, and what was not listed by name."""
+    """The storages of one moment, largest first, and the sum of those without a name."""
 
     held: list[StorageRecord] = field(default_factory=list)
     rest: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class StorageListing:
     watches: list[Any] = field(default_factory=list)
 
     def sums(self) -> dict[str, int]:
-        """Bytes by purpose; empty where nothing is held."""
+        """Bytes by purpose; empty if there are none."""
         total = dict.fromkeys(SUMS.values(), 0)
         for record in self.held:
             total[SUMS[record.category]] += record.bytes
@@ -199,7 +199,7 @@ class TorchTensorsCapture:
         self._registry.stop()
 
     def begin(self, pass_name: str, step: int, optimizers: Iterable[Any]) -> dict[str, int]:
-        """List what is held before step ``step``, where pass ``pass_name`` begins; bytes by purpose."""
+        """List the storages before step ``step``, when pass ``pass_name`` begins; return bytes by purpose."""
         try:
             listing = list_storages(optimizers, self._registry)
         except Exception as error:  # a tensor class of the program's own may answer with anything
@@ -217,7 +217,7 @@ class TorchTensorsCapture:
             listing.watches.clear()
 
     def save(self, directory: Path, run: Path) -> list[Capture]:
-        """Write the listings to the process' directory if they changed, and say what is there."""
+        """Write the listings to the process' directory if they changed, and return their captures."""
         if self._reason is not None and not self._listings:
             return [Capture(pass_name=TOOL, tool=TOOL, state="missing", reason=self._reason)]
         if not self._listings:
@@ -239,7 +239,7 @@ class TorchTensorsCapture:
 
 
 def _tensors(optimizers: list[Any], registry: ModuleRegistry) -> Iterator[tuple[str, str | None, str, Any]]:
-    """(name, module, category, tensor): what is parameters first, so that they name what they share."""
+    """(name, module, category, tensor): parameters first, so that shared storages have their names."""
     named = [(name, module, tensor, own) for name, module, tensor, own in registry.named()]
     names: dict[int, tuple[str, str | None]] = {id(tensor): (name, module) for name, module, tensor, _ in named}
     parameters = {id(tensor): tensor for _, _, tensor, own in named if own}

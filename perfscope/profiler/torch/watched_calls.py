@@ -54,14 +54,14 @@ class _Layer:
 
 
 _LAYERS: dict[Any, list[_Layer]] = {}
-"""By class: a second one where a module is watched twice."""
+"""By class: with a second layer if a module is watched twice."""
 
 
 def watch_calls(module: Any, make: Callable[[Call], Call]) -> Undo:
-    """Wrap the calls of one module: what ``make(call)`` returns is called with the module and its arguments.
+    """Wrap the calls of one module: the result of ``make(call)`` is called with the module and its arguments.
 
-    Both ``__call__`` and what torch's own ``__call__`` looks up are wrapped, and one of them acts in a call: a loop may
-    have bound the first before (``generate`` of transformers), and the second is compiled with the module.
+    Both ``__call__`` and the functions that torch's ``__call__`` looks up are wrapped, and one acts in a call: a
+    loop may have bound the first before (``generate`` of transformers), and the second is compiled with the module.
     """
     layers, number = _LAYERS.setdefault(type(module), []), id(module)
     layer = next((layer for layer in layers if number not in layer.watched), None)

@@ -70,8 +70,8 @@ class OpGraphCapture:
     def start(self, step: int, *, modules: bool = True, frames: Frames | None = None) -> None:
         """Begins to record; ``step`` is the number the file will carry. Needs torch.
 
-        ``modules``: name modules, by hooks, which would be traced where modules are compiled. ``frames`` names lines,
-        where they are to be named in another way.
+        ``modules``: name modules, by hooks, which would be traced if modules are compiled. ``frames`` names lines in
+        another way.
         """
         if self._mode is not None:
             raise UsageError("op graph: start() called twice without stop()")
@@ -94,7 +94,7 @@ class OpGraphCapture:
     def _watch_inference_mode(self) -> Undo:
         """Keep the mode on while the program enters and leaves ``inference_mode`` within the step.
 
-        Leaving restores the dispatch keys of when it was entered; those of a mode that came after are lost.
+        Leaving restores the dispatch keys of its begin, without those of a mode that was added later.
         """
         from torch.autograd.grad_mode import inference_mode
 
@@ -110,7 +110,7 @@ class OpGraphCapture:
         return undo_all(wrap(inference_mode, name, make) for name in ("__enter__", "__exit__"))
 
     def stop(self) -> None:
-        """Ends the recording. It never raises for what the program did to the mode stack meanwhile."""
+        """Ends the recording. It never raises because of changes of the program to the mode stack meanwhile."""
         mode, modules, table = self._mode, self._modules, self._table
         if mode is None or modules is None or table is None:
             return
@@ -142,16 +142,16 @@ class OpGraphCapture:
 
 
 def insert_lowest(mode: Any) -> None:
-    """Puts the mode below those of the program.
+    """Put the mode below those of the program.
 
-    They may then be entered and left around us in any order: torch pops the topmost, which is never ours.
+    The program's modes may then be entered and left in any order: torch pops the topmost, which is never ours.
     """
     above = compat.pop_ordinary_modes()
     compat.push_modes([mode, *above])
 
 
 def remove_mode(mode: Any) -> None:
-    """Takes it out from between those of the program."""
+    """Remove the mode from between those of the program."""
     compat.push_modes([entered for entered in compat.pop_ordinary_modes() if entered is not mode])
 
 
@@ -183,7 +183,7 @@ Line = tuple[str | None, int | None, str | None]
 
 
 class OpTable:
-    """Rows in execution order, ``limit`` ops at most; what comes after makes the graph ``truncated``."""
+    """Rows in execution order, at most ``limit`` ops; further ops make the graph ``truncated``."""
 
     def __init__(self, step: int, limit: int) -> None:
         self.step = step
@@ -262,7 +262,7 @@ class OpTable:
         self._parameters.add(storage)
 
     def close(self, live_out: list[int], storages: dict[str, list[Any]]) -> None:
-        """Ends the graph: what is alive, where the program ran, and which reads would stall there.
+        """Ends the graph: live storages, the device, and the reads that would stall it.
 
         ``storages``: the columns ``bytes``, ``born`` and ``died``, one row per storage by its id.
         """

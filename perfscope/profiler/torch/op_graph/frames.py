@@ -17,7 +17,7 @@ USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA = range(6)
 
 
 _GENERATED = os.sep + "torchinductor_"
-"""Start of the folder's name (the rest is the user's) to which inductor writes code, unless told otherwise."""
+"""Begin of the name of the folder (the rest is the user's name) to which inductor writes code by default."""
 
 
 class Site(NamedTuple):
@@ -92,7 +92,7 @@ class Frames(SourceFiles):
         )
 
     def is_user(self, path: str) -> bool:
-        """Whether a file is the user's, where a stack is known as text only."""
+        """Whether a file is the user's, if a stack is known as text only."""
         return self._kind_of(path, "") == USER
 
     def _kind(self, code: CodeType) -> int:

@@ -111,7 +111,7 @@ POINTWISE_UNTAGGED = aten(
     # One output element per input element, at the same place; torch 2.13 tags neither these ...
     "copy copy_ _to_copy clone fill fill_ zero_ masked_fill_ native_dropout native_dropout_backward tril tril_ "
     "triu triu_ softplus_backward glu glu_backward bernoulli bernoulli_ uniform_ normal_ "
-    # ... nor those that make every element from nothing.
+    # ... nor ops that make every element from nothing.
     "zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full scalar_tensor rand rand_like "
     "randn randn_like"
 )
@@ -183,7 +183,7 @@ def facts_of(func: Any) -> OpFacts:
     name = str(func)
     packet = name.rpartition(".")[0]
     written = tuple(arg.name for arg in schema.arguments if arg.alias_info is not None and arg.alias_info.is_write)
-    if name.startswith("c10d.") and not name.startswith("c10d.send"):  # their schemas do not say what they write
+    if name.startswith("c10d.") and not name.startswith("c10d.send"):  # their schemas lack their writes
         written = tuple(
             arg.name for arg in schema.arguments if "Tensor" in str(arg.type) and not arg.name.startswith("input")
         )
@@ -264,9 +264,9 @@ class StorageIds:
         self._now = now
         self._by_address: dict[int, _Watch] = {}
         self.bytes: list[int] = []
-        """Size of each storage, the largest seen: one that is resized (FSDP frees its gathered weights so) grows."""
+        """Size of each storage, the largest seen: a resized storage (FSDP frees its gathered weights so) grows."""
         self.born: list[int | None] = []
-        """Index of the op that made each storage; ``None``: it was there before, or no op was seen to make it."""
+        """Index of the op that made each storage; ``None``: it existed before, or no op was seen to make it."""
         self.died: list[int | None] = []
         """Index of the op before which each storage was freed; ``None``: it is alive."""
 
@@ -426,9 +426,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     def _checkpoint(
         self, phase: str, module: str, line: tuple[str | None, int | None, str | None], site: Site
     ) -> tuple[tuple[str, int] | None, tuple[str | None, int | None, str | None]]:
-        """Where the checkpoint around an op was called, and the line of the op.
+        """The call of the checkpoint around an op, and the line of the op.
 
-        An op of a library's module that runs again has no frame of the user's but that of ``backward()``: its line is
+        An op of a library's module that runs again has only the user's frame of ``backward()``: its line is
         that of the call.
         """
         if phase == "forward" and site.checkpoint_call is not None:
@@ -483,7 +483,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         return bool(outputs) and not written and {storage[out] for out in outputs} <= {storage[row] for row in inputs}
 
     def _new_sequences(self) -> range:
-        """Autograd numbers that this thread gave out since its last op: those of this op's node."""
+        """Autograd numbers that this thread assigned since its last op: those of this op's node."""
         thread, upcoming = self._here(), torch._C._autograd._get_sequence_nr()
         known = self._next_sequence.get(thread, upcoming)
         self._next_sequence[thread] = upcoming
@@ -539,7 +539,7 @@ def _recomputes(site: Site) -> bool:
 
 
 def _host_read_reason(why: str, where: str, site: Site, frame: Any) -> str | None:
-    """The reason to report, or None where the value lives on the host on every machine."""
+    """The reason to report, or None if the value is on the host on every machine."""
     while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_DISPATCH_WRAPPERS):
         frame = frame.f_back  # torch wraps __torch_dispatch__ so that it is never compiled
     if site.data or reads_step_counter(frame):
