@@ -15,7 +15,6 @@ COMMANDS: dict[str, str] = {
     "doctor": "perfscope.commands.doctor:doctor",
     "explain": "perfscope.commands.explain:explain",
     "history": "perfscope.commands.history:history",
-    "parity": "perfscope.commands.parity:parity",
     "query": "perfscope.commands.query:query",
     "report": "perfscope.commands.report:report",
     "rules": "perfscope.commands.rules:rules",
@@ -31,7 +30,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
     "Analyze": ("analyze", "query", "serve", "rules", "explain"),
     "Fix": ("try",),
-    "Compare": ("compare", "parity", "history", "baseline", "store"),
+    "Compare": ("compare", "history", "baseline", "store"),
     "Compile for a machine that is not here": ("compile", "setup", "advise"),
     "Share": ("report",),
 }

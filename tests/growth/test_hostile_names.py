@@ -13,7 +13,6 @@ from perfscope.analyzers.compare.runs import keys
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
-from perfscope.analyzers.parity import names
 from perfscope.analyzers.readers import scale_out
 from perfscope.analyzers.readers.torch_log import graph_text
 from perfscope.analyzers.time import frame_kinds, phases, steps
@@ -21,6 +20,7 @@ from perfscope.dashboards.report.compare import json as comparison_json
 from perfscope.model.frames import parse_frame, parse_module
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.model.untrusted_text import clean, scrub
+from perfscope.plugins.parity import names
 from perfscope.profiler.session import steps as session_steps
 from tests.build import TraceBuilder
 

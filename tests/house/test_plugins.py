@@ -22,8 +22,6 @@ from tests.house.test_architecture import defined, file_of
 
 FOLDER = REPOSITORY / "perfscope" / "plugins"
 PAGE = REPOSITORY / "docs" / "plugins.md"
-NOT_MOVED = ("tests/parity",)
-"""Tests of the core that still use a plug-in."""
 
 
 def ours() -> dict[str, str]:
@@ -223,6 +221,5 @@ def test_without_plug_ins_the_core_starts_and_analyzes(emptied: Path) -> None:
 
 @pytest.mark.slow
 def test_without_plug_ins_the_tests_of_the_core_are_collected(emptied: Path) -> None:
-    ignored = [f"--ignore={folder}" for folder in NOT_MOVED]
-    done = in_emptied(emptied, "-m", "pytest", "--collect-only", "-q", "--ignore=tests/house", *ignored)
+    done = in_emptied(emptied, "-m", "pytest", "--collect-only", "-q", "--ignore=tests/house")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -23,7 +23,7 @@ COMPAT_FILES = {
     "profiler/jax/compat.py",
     "profiler/jax/donation_warnings.py",
     "plugins/numerics/torch/ops.py",
-    "profiler/parity/torch_side.py",
+    "plugins/parity/torch_side.py",
     "profiler/torch/compat.py",
     "profiler/torch/op_graph/recorder.py",
 }
@@ -140,7 +140,7 @@ def test_an_interface_that_moved_is_one_clear_sentence() -> None:
 @pytest.mark.parametrize(
     ("file", "table"),
     [
-        ("profiler/parity/torch_side.py", torch_compat.PRIVATE),
+        ("plugins/parity/torch_side.py", torch_compat.PRIVATE),
         ("profiler/torch/op_graph/recorder.py", torch_compat.PRIVATE),
         ("profiler/ahead/torch/compat.py", plan_compat.PRIVATE),
     ],

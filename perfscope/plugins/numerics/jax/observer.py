@@ -13,7 +13,7 @@ import numpy as np
 from perfscope.model.op_flops import JAX_PRODUCTS
 from perfscope.plugins.numerics.counting import distance
 from perfscope.plugins.numerics.document import FORMATS, Kind, Loss
-from perfscope.profiler.parity.jax_walk import LAYOUT, Place, is_float, terms_of, widened
+from perfscope.profiler.jax.jaxpr_walk import LAYOUT, Place, is_float, terms_of, widened
 
 MOST_OPS = 4_000
 """Most examined ops of a program: each is one more reduction to compile."""

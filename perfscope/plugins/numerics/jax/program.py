@@ -14,8 +14,8 @@ import numpy as np
 
 from perfscope.plugins.numerics.document import Kind
 from perfscope.plugins.numerics.jax.observer import HALF, LossNumbers, OpStatistics, wide_dtype
-from perfscope.profiler.parity.jax_walk import Place, Walk, is_float
-from perfscope.profiler.parity.side import Lines
+from perfscope.profiler.jax.jaxpr_walk import Place, Walk, is_float
+from perfscope.profiler.trail import Lines
 
 MOST_SEARCHED = 2_000
 """Most values searched for the gradient of a parameter."""

@@ -30,10 +30,10 @@ from perfscope.plugins.numerics.jax.program import (
     shape_of,
     signature_of,
 )
+from perfscope.profiler.jax.jaxpr_walk import is_float
 from perfscope.profiler.jax.wrapped import WrappedFunction, is_traced, wrap_jit
-from perfscope.profiler.parity.jax_walk import is_float
-from perfscope.profiler.parity.side import Lines
 from perfscope.profiler.patching import Undo
+from perfscope.profiler.trail import Lines
 
 FIRST_COUNTED = 2
 COUNTED_EVERY = 10

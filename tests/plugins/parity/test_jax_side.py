@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.model.documents.parity import Arrays, Recording
-from perfscope.profiler.parity.side import RunRequest, SideError
+from perfscope.plugins.parity.document import Arrays, Recording
+from perfscope.plugins.parity.side import RunRequest, SideError
 
 jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.jax
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 
 
 def record(make: Callable[[], Any], **request: Any) -> tuple[Recording, Arrays]:
-    from perfscope.profiler.parity.jax_side import JaxSide
+    from perfscope.plugins.parity.jax_side import JaxSide
 
     return JaxSide(make, None).run(RunRequest(**request))
 
@@ -54,7 +54,7 @@ def test_uses_of_weights_are_layers_and_a_scan_is_walked_layer_by_layer() -> Non
         ("blocks/w[2]", "dot_general"),
         ("output", ""),
     ]
-    assert recording.layers[0].line.startswith("tests/parity/test_jax_side.py:")
+    assert recording.layers[0].line.startswith("tests/plugins/parity/test_jax_side.py:")
     assert [layer.terms for layer in recording.layers[:2]] == [4, 5]
     x = arrays["input:0"] @ arrays["weight:first/w"] + arrays["weight:first/b"]
     np.testing.assert_allclose(arrays["layer:1"], x, rtol=1e-5, atol=1e-6)
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_jax() -> None:
 
 
 def test_weights_are_in_the_order_of_their_use() -> None:
-    from perfscope.profiler.parity.jax_side import JaxSide
+    from perfscope.plugins.parity.jax_side import JaxSide
 
     found, values = JaxSide(stacked, None).describe()
     assert [(each.name, each.shape) for each in found] == [
@@ -141,7 +141,7 @@ def test_lines_of_an_op_inside_of_a_function_of_jax_are_where_it_is_called() -> 
     recording, _ = record(lambda: (function, {"w": np.ones((2, 2), "f")}, np.ones((1, 2), "f")))
     lines = [op.line for op in recording.ops if op.name == "select_n"]
     assert len(lines) == len(set(lines)) == 2
-    assert all(line.startswith("tests/parity/test_jax_side.py:") for line in lines)
+    assert all(line.startswith("tests/plugins/parity/test_jax_side.py:") for line in lines)
 
 
 def test_a_callable_pytree_is_a_model_as_equinox_has_them() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.model.documents.parity import Arrays, Recording
-from perfscope.profiler.parity.side import RunRequest, SideError
+from perfscope.plugins.parity.document import Arrays, Recording
+from perfscope.plugins.parity.side import RunRequest, SideError
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
 def record(make: Callable[[], Any], **request: Any) -> tuple[Recording, Arrays]:
-    from perfscope.profiler.parity.torch_side import TorchSide
+    from perfscope.plugins.parity.torch_side import TorchSide
 
     def seeded() -> Any:
         torch.manual_seed(0)
@@ -90,7 +90,7 @@ def raw() -> Any:
 
 
 def test_a_parameter_outside_of_modules_is_a_layer_where_it_is_used_and_tied_weights_are_one() -> None:
-    from perfscope.profiler.parity.torch_side import TorchSide
+    from perfscope.plugins.parity.torch_side import TorchSide
 
     weights, _ = TorchSide(raw, None).describe()
     assert [(each.name, each.kind, each.aliases) for each in weights] == [
@@ -104,7 +104,7 @@ def test_a_parameter_outside_of_modules_is_a_layer_where_it_is_used_and_tied_wei
         ("head", ("table.weight",)),
         ("output", ()),
     ]
-    assert recording.layers[1].line.startswith("tests/parity/test_torch_side.py:")
+    assert recording.layers[1].line.startswith("tests/plugins/parity/test_torch_side.py:")
 
 
 def test_a_wide_run_makes_no_narrowing_cast() -> None:

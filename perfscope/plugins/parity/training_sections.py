@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.parity.training import Block, Metric, Training
 from perfscope.dashboards.report.blocks import Badge, Column, Report, Section, Text, Tone, table
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
+from perfscope.plugins.parity.training import Block, Metric, Training
 
 TONES: dict[str, Tone] = {"same": "better", "within noise": "better", "parts": "worse", "cannot tell": "open"}
 ONE_RUN = (

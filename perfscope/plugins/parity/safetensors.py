@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from perfscope.model.documents.parity import Arrays, Kind, Weight
 from perfscope.model.errors import DataError
+from perfscope.plugins.parity.document import Arrays, Kind, Weight
 
 MOST_HEADER = 100 << 20
 """Most bytes of a header; the limit of the format."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.parity.compare import Comparison
-from perfscope.model.documents.parity import SCHEMA, Parity, Recording, SideSummary
+from perfscope.plugins.parity.compare import Comparison
+from perfscope.plugins.parity.document import SCHEMA, Parity, Recording, SideSummary
 
 
 def document_of(comparison: Comparison, sources: tuple[str, str], *, created_utc: str, kept_weights: bool) -> Parity:

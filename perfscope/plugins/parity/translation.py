@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.analyzers.parity.layouts import FUSED, Layout, Shape, layouts, same
-from perfscope.analyzers.parity.names import Name, likeness, parse_name
-from perfscope.model.documents.parity import Arrays, Kind, Mapping, Weight
 from perfscope.model.errors import DataError, UsageError
+from perfscope.plugins.parity.document import Arrays, Kind, Mapping, Weight
+from perfscope.plugins.parity.layouts import FUSED, Layout, Shape, layouts, same
+from perfscope.plugins.parity.names import Name, likeness, parse_name
 
 MOST_NAMED = 4
 """Most weights named in an error."""

@@ -14,9 +14,9 @@ from perfscope.model.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.parity.compare import Side
-    from perfscope.model.documents.parity import Arrays, Parity, Weight
-    from perfscope.profiler.parity.process import SideProcess
+    from perfscope.plugins.parity.compare import Side
+    from perfscope.plugins.parity.document import Arrays, Parity, Weight
+    from perfscope.plugins.parity.process import SideProcess
 
 RUN, REFERENCE = "run", "reference"
 
@@ -35,10 +35,10 @@ class _A:
 
 def compare_sides(source_a: str, source_b: str, folder: Path, settings: dict[str, Any]) -> Parity:
     """Run both sides and the reference, and compare them; ``settings``: the options of the command."""
-    from perfscope.analyzers.parity.compare import Comparison, Side
-    from perfscope.analyzers.parity.document import document_of
-    from perfscope.analyzers.parity.translation import translate
-    from perfscope.profiler.parity.process import SideProcess
+    from perfscope.plugins.parity.assemble import document_of
+    from perfscope.plugins.parity.compare import Comparison, Side
+    from perfscope.plugins.parity.process import SideProcess
+    from perfscope.plugins.parity.translation import translate
 
     with ExitStack() as ending:
         process_b = SideProcess(source_b, folder / "b", settings["device_b"])
@@ -71,8 +71,8 @@ def compare_sides(source_a: str, source_b: str, folder: Path, settings: dict[str
 
 def _side_a(source: str, folder: Path, settings: dict[str, Any], ending: ExitStack) -> _A:
     """A, started, with the weights that both sides run with."""
-    from perfscope.model.documents.parity import load_recording
-    from perfscope.profiler.parity.process import SideProcess
+    from perfscope.plugins.parity.document import load_recording
+    from perfscope.plugins.parity.process import SideProcess
 
     if Path(source).is_dir():
         recording, arrays = load_recording(Path(source) / RUN)
@@ -87,9 +87,9 @@ def _side_a(source: str, folder: Path, settings: dict[str, Any], ending: ExitSta
 
 
 def _from_file(file: Path, weights: Sequence[Weight], *, torch: bool) -> Arrays:
-    from perfscope.analyzers.parity.safetensors import read_safetensors
-    from perfscope.analyzers.parity.translation import translate
-    from perfscope.profiler.parity.orbax import read_orbax
+    from perfscope.plugins.parity.orbax import read_orbax
+    from perfscope.plugins.parity.safetensors import read_safetensors
+    from perfscope.plugins.parity.translation import translate
 
     stored, values = read_orbax(file) if file.is_dir() else read_safetensors(file)
     try:
@@ -100,8 +100,8 @@ def _from_file(file: Path, weights: Sequence[Weight], *, torch: bool) -> Arrays:
 
 def _shared(a: _A, weights_b: Sequence[Weight], settings: dict[str, Any]) -> Arrays:
     """A's weights, rounded once to the coarser of both dtypes, so that all runs have the same."""
-    from perfscope.analyzers.parity.compare import coarsest
-    from perfscope.analyzers.parity.errors import DIGITS, rounded
+    from perfscope.plugins.parity.compare import coarsest
+    from perfscope.plugins.parity.errors import DIGITS, rounded
 
     dtypes_b = [weight.dtype for weight in weights_b]
     finest_b = settings["dtype_b"] or max(dtypes_b, key=lambda name: DIGITS.get(name, 24), default="float32")
@@ -110,8 +110,8 @@ def _shared(a: _A, weights_b: Sequence[Weight], settings: dict[str, Any]) -> Arr
 
 
 def _run_a(a: _A, values: Arrays, dtype: str | None, quiet: bool) -> Side:
-    from perfscope.analyzers.parity.compare import Side
-    from perfscope.model.documents.parity import load_recording
+    from perfscope.plugins.parity.compare import Side
+    from perfscope.plugins.parity.document import load_recording
 
     tell("running A", quiet=quiet)
     if a.process is None:
@@ -122,8 +122,8 @@ def _run_a(a: _A, values: Arrays, dtype: str | None, quiet: bool) -> Side:
 
 
 def _reference(a: _A, process: SideProcess | None, values: Arrays | None, settings: dict[str, Any]) -> Side:
-    from perfscope.analyzers.parity.compare import Side
-    from perfscope.model.documents.parity import load_recording
+    from perfscope.plugins.parity.compare import Side
+    from perfscope.plugins.parity.document import load_recording
 
     dtype = settings["reference_dtype"]
     tell(f"running the reference, {settings['reference'].upper()} in {dtype}", quiet=settings["quiet"])

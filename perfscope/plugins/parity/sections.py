@@ -17,7 +17,7 @@ from perfscope.dashboards.report.blocks import (
     tables,
 )
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
-from perfscope.model.documents.parity import Divergence, Mapping, Parity, Row, SideSummary
+from perfscope.plugins.parity.document import Divergence, Mapping, Parity, Row, SideSummary
 
 FEW_ROWS = 8
 SECTIONS = (

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from msgspec import Struct
 
-from perfscope.model.documents.parity import Kind
+from perfscope.plugins.parity.document import Kind
 
 Shape = tuple[int, ...]
 FUSED = 3

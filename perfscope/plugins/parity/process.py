@@ -12,9 +12,9 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from perfscope.model.documents.parity import Arrays, Recording, Weight, load_arrays, load_recording
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import sanitize
+from perfscope.plugins.parity.document import Arrays, Recording, Weight, load_arrays, load_recording
 from perfscope.profiler.launch.program import end_with_us, path_with_package
 
 LOG = "log.txt"
@@ -28,7 +28,7 @@ class SideProcess:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("wb") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "perfscope.profiler.parity.child", source, device or "", str(folder)],
+                [sys.executable, "-P", "-m", "perfscope.plugins.parity.child", source, device or "", str(folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.parity.errors import cosine, expected_error, max_ulp, relative_error, rounded
-from perfscope.analyzers.parity.layouts import layouts
-from perfscope.analyzers.parity.names import likeness, parse_name
-from perfscope.analyzers.parity.safetensors import read_safetensors
-from perfscope.analyzers.parity.translation import Translation, translate
-from perfscope.model.documents.parity import Arrays, Kind, Weight
 from perfscope.model.errors import DataError, UsageError
+from perfscope.plugins.parity.document import Arrays, Kind, Weight
+from perfscope.plugins.parity.errors import cosine, expected_error, max_ulp, relative_error, rounded
+from perfscope.plugins.parity.layouts import layouts
+from perfscope.plugins.parity.names import likeness, parse_name
+from perfscope.plugins.parity.safetensors import read_safetensors
+from perfscope.plugins.parity.translation import Translation, translate
 
 
 def weight(name: str, *shape: int, kind: Kind = "", aliases: tuple[str, ...] = ()) -> Weight:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfscope.profiler.parity.side import FLOATS, Lines, Trail
+from perfscope.profiler.trail import FLOATS, Lines, Trail
 
 Tag = frozenset[str] | None
 """Weights of a value that consists only of weights and constants; ``None``: it depends on the inputs."""

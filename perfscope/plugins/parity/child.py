@@ -1,4 +1,4 @@
-"""The process of one side: ``python -m perfscope.profiler.parity.child SOURCE DEVICE FOLDER``.
+"""The process of one side: ``python -m perfscope.plugins.parity.child SOURCE DEVICE FOLDER``.
 
 It answers requests, one line of JSON each, on its stdin; output of the user's code goes to stderr.
 """
@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.model.documents.parity import ARRAYS, load_arrays, save_recording
-from perfscope.profiler.parity.side import SEED, RunRequest, Side, SideError
+from perfscope.plugins.parity.document import ARRAYS, load_arrays, save_recording
+from perfscope.plugins.parity.side import SEED, RunRequest, Side, SideError
 
 
 def load_function(source: str) -> Callable[[], Any]:
@@ -65,12 +65,12 @@ def side_of(make: Callable[[], Any], device: str | None) -> Side:
     """The framework of the result of ``make``."""
     made = make()
     if "torch" in sys.modules and isinstance(made[0], sys.modules["torch"].nn.Module):
-        from perfscope.profiler.parity.torch_side import TorchSide
+        from perfscope.plugins.parity.torch_side import TorchSide
 
         return TorchSide(make, device)
     if "jax" not in sys.modules:
         raise SideError(f"a {type(made[0]).__name__} is not a PyTorch model, and jax is not imported")
-    from perfscope.profiler.parity.jax_side import JaxSide
+    from perfscope.plugins.parity.jax_side import JaxSide
 
     return JaxSide(make, device)
 

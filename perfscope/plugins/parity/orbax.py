@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from perfscope.model.documents.parity import Arrays, Weight
 from perfscope.model.errors import DataError
+from perfscope.plugins.parity.document import Arrays, Weight
 
 DEFAULT_ITEM = "default"
 """Where Orbax's `CheckpointManager` stores a tree in the folder of a step."""
@@ -23,7 +23,7 @@ def read_orbax(folder: Path) -> tuple[list[Weight], Arrays]:
         from orbax.checkpoint import StandardCheckpointer
     except ImportError as error:
         raise DataError(f"{folder}: a folder is read as an Orbax checkpoint: pip install orbax-checkpoint") from error
-    from perfscope.profiler.parity.jax_side import named_floats, to_numpy
+    from perfscope.plugins.parity.jax_side import named_floats, to_numpy
 
     item = folder / DEFAULT_ITEM
     try:

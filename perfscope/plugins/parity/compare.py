@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.parity.errors import (
+from perfscope.plugins.parity.document import Arrays, Divergence, Recording, Row, RowKind
+from perfscope.plugins.parity.errors import (
     FACTOR,
     cosine,
     expected_error,
@@ -17,9 +18,9 @@ from perfscope.analyzers.parity.errors import (
     relative_error,
     roundoff,
 )
-from perfscope.analyzers.parity.matching import Align, Match, alignment, joined, match_layers, unmatched
-from perfscope.analyzers.parity.translation import Translation
-from perfscope.model.documents.parity import Arrays, Divergence, Op, Recording, Row, RowKind
+from perfscope.plugins.parity.matching import Align, Match, alignment, joined, match_layers, unmatched
+from perfscope.plugins.parity.translation import Translation
+from perfscope.profiler.trail import Op
 
 ALIKE = 0.1
 """Relative difference up to which values belong to one layer, if only their weights indicate that."""

@@ -12,17 +12,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfscope.model.documents.parity import RECORDING_SCHEMA, Arrays, Kind, Recording, Weight
-from perfscope.profiler.parity.side import (
-    FLOATS,
-    Lines,
-    RunRequest,
-    SideError,
-    Trail,
-    cotangents,
-    fitted_input,
-    fitted_weights,
-)
+from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Kind, Recording, Weight
+from perfscope.plugins.parity.side import RunRequest, SideError, cotangents, fitted_input, fitted_weights
+from perfscope.profiler.trail import FLOATS, Lines, Trail
 
 Model = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 _EXACT = frozenset({"copy_", "detach", "clone", "index", "embedding", "gather", "cat", "stack", "where", "masked_fill"})

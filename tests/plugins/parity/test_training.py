@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from perfscope.analyzers.parity import training
-from perfscope.analyzers.parity.training import Metric, compare_trainings
-from perfscope.commands.parity import parity
 from perfscope.model.errors import DataError
 from perfscope.plugins.numerics.document import StepValues
+from perfscope.plugins.parity import training
+from perfscope.plugins.parity.command import parity
+from perfscope.plugins.parity.training import Metric, compare_trainings
 from tests import warm
 
 STEPS = 160

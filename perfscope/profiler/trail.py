@@ -1,55 +1,55 @@
-"""Shared by both frameworks when they record a run of a model: files, lines, the trail of ops, the cotangents."""
+"""The trail of a model's forward: its ops and layers in order, with the lines of the user's code."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from perfscope.model.documents.parity import Arrays, Layer, Op, Recording, Weight
+from perfscope.model.documents.bounded_json import Count, Number, Texts, Value
 from perfscope.profiler.source_files import SourceFiles
 
 MOST_OPS = 50_000
 """Most ops of the trail; later ones are not recorded."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "equinox", "numpy")
-SEED = 0
-"""Seed of all generators before the user's function is called, and of the cotangents."""
 
 
-class SideError(Exception):
-    """One line on a problem with a model's function or its result."""
+class Layer(Value, frozen=True, kw_only=True):
+    """A point of the forward whose value was kept: the output of a module, or of an op that uses a weight."""
+
+    name: str
+    op: str
+    line: str = ""
+    """``model.py:38``, of the user's code."""
+    weights: Texts = ()
+    """Weights that it uses itself; ``NAME[i]`` of weights that are stacked by layer."""
+    follows: Count | None = None
+    """The layer whose result this layer takes: a product before its bias."""
+    dtype: str = ""
+    roundings: Count = 0
+    """Ops on floating point from the inputs up to here, each of which rounds its result."""
+    terms: Count = 0
+    """Sum of the reduction lengths of these ops."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """How a model is run. ``dtype``: floating-point weights and inputs are cast to it; ``None``: unchanged.
+class Op(Value, frozen=True, kw_only=True):
+    """An op of the forward, with numbers about its result that no change of layout changes."""
 
-    ``weights`` and ``inputs`` replace the function's own. ``wide``: skip the program's casts to narrower dtypes (for
-    the reference).
-    """
-
-    dtype: str | None = None
-    weights: Arrays | None = None
-    inputs: Sequence[np.ndarray] | None = None
-    wide: bool = False
-
-
-class Side(Protocol):
-    """A model in one framework."""
-
-    framework: str
-
-    def describe(self) -> tuple[list[Weight], Arrays]:
-        """Its weights in the order of their use, and their values."""
-
-    def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
-        """Run it forward and backward."""
+    name: str
+    line: str = ""
+    layers: Count = 0
+    """Layers that were complete before it."""
+    size: Count
+    norm: Number | None
+    total: Number | None
+    absolute: Number | None
+    """Sum of the absolute values. ``None``: not finite."""
 
 
 @dataclass(slots=True)
@@ -105,33 +105,6 @@ class Trail:
 def finite(value: Any) -> float | None:
     """The number, ``None`` if it is not finite or exceeds the range of a document."""
     return float(value) if math.isfinite(value) and abs(value) < 1e30 else None
-
-
-def cotangents(shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
-    """Gradients of the outputs at the start of the backward: 1 for a scalar, else signs, random but fixed."""
-    generator = np.random.default_rng(SEED)
-    return [generator.integers(0, 2, shape) * 2.0 - 1.0 if shape else np.ones(()) for shape in shapes]
-
-
-def fitted_input(given: np.ndarray, shape: tuple[int, ...], number: int) -> np.ndarray:
-    """The other side's input in this side's layout: channels may be last on one side and first on the other."""
-    if given.shape == shape:
-        return given
-    if given.ndim == len(shape) and given.ndim > 2:
-        for source, target in ((1, -1), (-1, 1)):
-            moved = np.moveaxis(given, source, target)
-            if moved.shape == shape:
-                return moved
-    raise SideError(f"input {number} is {list(given.shape)} in A and {list(shape)} in B")
-
-
-def fitted_weights(own: Mapping[str, tuple[int, ...]], given: Arrays) -> None:
-    """Check names and shapes of weights that replace a model's own; ``SideError`` on a mismatch."""
-    for name, shape in own.items():
-        if name not in given:
-            raise SideError(f"no value for the weight {name}")
-        if given[name].shape != shape:
-            raise SideError(f"the weight {name} is {list(shape)}, its value {list(given[name].shape)}")
 
 
 class Lines:

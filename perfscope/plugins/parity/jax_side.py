@@ -1,6 +1,6 @@
 """Records a JAX model: an interpreter runs its jaxpr op by op under `jax.vjp`, for values and gradients in one pass.
 
-A zero is added to each layer (`jax_walk`); its gradient is the layer's.
+A zero is added to each layer (`jaxpr_walk`); its gradient is the layer's.
 """
 
 from __future__ import annotations
@@ -15,17 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfscope.model.documents.parity import RECORDING_SCHEMA, Arrays, Recording, Weight
-from perfscope.profiler.parity.jax_walk import Walk, is_float
-from perfscope.profiler.parity.side import (
-    Lines,
-    RunRequest,
-    SideError,
-    Trail,
-    cotangents,
-    fitted_input,
-    fitted_weights,
-)
+from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Recording, Weight
+from perfscope.plugins.parity.side import RunRequest, SideError, cotangents, fitted_input, fitted_weights
+from perfscope.profiler.jax.jaxpr_walk import Walk, is_float
+from perfscope.profiler.trail import Lines, Trail
 
 
 class JaxSide:

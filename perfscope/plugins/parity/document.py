@@ -17,6 +17,7 @@ import numpy as np
 from perfscope.model.documents.bounded_json import MANY, Count, Number, Texts, Value, read_document, schema_of
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import sanitize_value
+from perfscope.profiler.trail import Layer, Op
 
 SCHEMA = "perfscope.parity/1"
 RECORDING_SCHEMA = "perfscope.parity-recording/1"
@@ -40,38 +41,6 @@ class Weight(Value, frozen=True, kw_only=True):
     kind: Kind = ""
     aliases: Texts = ()
     """Other names of the same array (tied weights)."""
-
-
-class Layer(Value, frozen=True, kw_only=True):
-    """A point of the forward whose value was kept: the output of a module, or of an op that uses a weight."""
-
-    name: str
-    op: str
-    line: str = ""
-    """``model.py:38``, of the user's code."""
-    weights: Texts = ()
-    """Weights that it uses itself; ``NAME[i]`` of weights that are stacked by layer."""
-    follows: Count | None = None
-    """The layer whose result this layer takes: a product before its bias."""
-    dtype: str = ""
-    roundings: Count = 0
-    """Ops on floating point from the inputs up to here, each of which rounds its result."""
-    terms: Count = 0
-    """Sum of the reduction lengths of these ops."""
-
-
-class Op(Value, frozen=True, kw_only=True):
-    """An op of the forward, with numbers about its result that no change of layout changes."""
-
-    name: str
-    line: str = ""
-    layers: Count = 0
-    """Layers that were complete before it."""
-    size: Count
-    norm: Number | None
-    total: Number | None
-    absolute: Number | None
-    """Sum of the absolute values. ``None``: not finite."""
 
 
 class Recording(Value, frozen=True, kw_only=True):

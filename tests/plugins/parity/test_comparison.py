@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfscope.analyzers.parity.compare import Comparison, Side
-from perfscope.analyzers.parity.document import document_of
-from perfscope.analyzers.parity.translation import translate
-from perfscope.dashboards.report.sections.parity import render_text
-from perfscope.model.documents.parity import RECORDING_SCHEMA, Layer, Op, Recording, Weight, dump
+from perfscope.plugins.parity.assemble import document_of
+from perfscope.plugins.parity.compare import Comparison, Side
+from perfscope.plugins.parity.document import RECORDING_SCHEMA, Layer, Op, Recording, Weight, dump
+from perfscope.plugins.parity.sections import render_text
+from perfscope.plugins.parity.translation import translate
 
 NAMES = ("embed", "block", "head")
 SHAPE = (64, 16)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfscope.__main__ import main
-from perfscope.model.documents.parity import load
+from perfscope.plugins.parity.document import load
 
 MODELS = Path(__file__).with_name("models.py")
 TWINS = "perfscope.workloads.twins"
@@ -161,7 +161,7 @@ def test_the_twins_of_the_workloads_are_the_same(tmp_path: Path, name: str, laye
     [
         ("transposed_weight", "blocks.0.attention.out", "dot_general at perfscope/workloads/jax/attention.py"),
         ("wrong_epsilon", "norm", "reduce_sum at perfscope/workloads/jax/layers.py"),
-        ("missing_scale", "blocks.0.attention.out", "select_n at tests/parity/planted.py"),
+        ("missing_scale", "blocks.0.attention.out", "select_n at tests/plugins/parity/planted.py"),
     ],
 )
 def test_planted_errors_are_named_at_their_layer(tmp_path: Path, name: str, layer: str, line: str) -> None:

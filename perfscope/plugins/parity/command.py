@@ -66,10 +66,10 @@ def parity(a: str, b: str, **settings: Any) -> int:
     Two folders of runs that `perfscope run --numerics` recorded are compared by their losses and gradient norms: the
     first step in which they differ by more than the runs of one side do.
     """
-    from perfscope.commands.parity.sides import compare_sides
-    from perfscope.dashboards.report.sections.parity import render_text
-    from perfscope.model.documents.parity import FILE, dump
     from perfscope.model.files import write_atomically
+    from perfscope.plugins.parity.document import FILE, dump
+    from perfscope.plugins.parity.sections import render_text
+    from perfscope.plugins.parity.sides import compare_sides
 
     if _holds_runs(a) and _holds_runs(b):
         return _trainings(Path(a), Path(b), settings)
@@ -102,8 +102,8 @@ def _holds_runs(source: str) -> bool:
 
 
 def _trainings(a: Path, b: Path, settings: dict[str, Any]) -> int:
-    from perfscope.analyzers.parity.training import compare_trainings
-    from perfscope.dashboards.report.sections.training import render_text
+    from perfscope.plugins.parity.training import compare_trainings
+    from perfscope.plugins.parity.training_sections import render_text
 
     document = compare_trainings(a, b)
     write_answers([(settings["json_file"], lambda: document.dump().decode())], quiet=settings["quiet"])

@@ -1,1 +1,0 @@
-"""Compares two recordings of a model layer by layer: translated weights, errors, first divergence. numpy only."""

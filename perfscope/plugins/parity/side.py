@@ -1,0 +1,71 @@
+"""Shared by both frameworks when they record a run of a model: files, lines, the trail of ops, the cotangents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from perfscope.plugins.parity.document import Arrays, Recording, Weight
+
+SEED = 0
+"""Seed of all generators before the user's function is called, and of the cotangents."""
+
+
+class SideError(Exception):
+    """One line on a problem with a model's function or its result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """How a model is run. ``dtype``: floating-point weights and inputs are cast to it; ``None``: unchanged.
+
+    ``weights`` and ``inputs`` replace the function's own. ``wide``: skip the program's casts to narrower dtypes (for
+    the reference).
+    """
+
+    dtype: str | None = None
+    weights: Arrays | None = None
+    inputs: Sequence[np.ndarray] | None = None
+    wide: bool = False
+
+
+class Side(Protocol):
+    """A model in one framework."""
+
+    framework: str
+
+    def describe(self) -> tuple[list[Weight], Arrays]:
+        """Its weights in the order of their use, and their values."""
+
+    def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
+        """Run it forward and backward."""
+
+
+def cotangents(shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
+    """Gradients of the outputs at the start of the backward: 1 for a scalar, else signs, random but fixed."""
+    generator = np.random.default_rng(SEED)
+    return [generator.integers(0, 2, shape) * 2.0 - 1.0 if shape else np.ones(()) for shape in shapes]
+
+
+def fitted_input(given: np.ndarray, shape: tuple[int, ...], number: int) -> np.ndarray:
+    """The other side's input in this side's layout: channels may be last on one side and first on the other."""
+    if given.shape == shape:
+        return given
+    if given.ndim == len(shape) and given.ndim > 2:
+        for source, target in ((1, -1), (-1, 1)):
+            moved = np.moveaxis(given, source, target)
+            if moved.shape == shape:
+                return moved
+    raise SideError(f"input {number} is {list(given.shape)} in A and {list(shape)} in B")
+
+
+def fitted_weights(own: Mapping[str, tuple[int, ...]], given: Arrays) -> None:
+    """Check names and shapes of weights that replace a model's own; ``SideError`` on a mismatch."""
+    for name, shape in own.items():
+        if name not in given:
+            raise SideError(f"no value for the weight {name}")
+        if given[name].shape != shape:
+            raise SideError(f"the weight {name} is {list(shape)}, its value {list(given[name].shape)}")

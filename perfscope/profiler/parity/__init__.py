@@ -1,1 +1,0 @@
-"""Runs a model in a separate process and records its weights, activations and gradients (`perfscope parity`)."""
