@@ -55,6 +55,7 @@ from perfscope.analyzers.time.model_calls import (
     generation,
     one_generation,
 )
+from perfscope.analyzers.time.phases import PHASES, work_phases
 from perfscope.analyzers.time.rank_waits import reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
 from perfscope.analyzers.time.samples import nearest_samples, sampled_site, stacks
@@ -130,6 +131,7 @@ __all__ = [
     "JIT_DISABLED",
     "MOST_SITES",
     "NO_WORK",
+    "PHASES",
     "REGION",
     "SYNC_SLACK_NS",
     "UNKNOWN_SITE",
@@ -243,6 +245,7 @@ __all__ = [
     "whole_ns",
     "with_busy_note",
     "work_inside",
+    "work_phases",
     "work_time",
     "worst_spans",
 ]

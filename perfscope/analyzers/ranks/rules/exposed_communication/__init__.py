@@ -49,15 +49,18 @@ from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import Wait, shares_of, waits_of
 from perfscope.analyzers.time import (
+    PHASES,
     StepAccount,
     account_windows,
     communication_in_steps,
     framework,
     reduced_too_often,
     rows_by_device,
+    situation,
     step_accounts,
     step_windows,
     timed_cost,
+    work_phases,
     worst_spans,
 )
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
@@ -100,6 +103,20 @@ ADVICE = {
     "sendrecv": "Use more microbatches, an interleaved schedule, or local work beside the sends and receives.",
 }
 """By operation, spelled without underscores: sources write `all_reduce`, `allreduce`, `_allgather_base`."""
+
+FORWARD_SHARE = 0.2
+"""Of all-reduces: tensor parallelism has as many in the forward pass as in the backward pass, data parallelism next to
+none (buffers of the model)."""
+
+OF_LAYERS = (
+    "Overlap the all-reduces of tensor parallelism with the matrix products beside them: sequence parallelism, and the "
+    "asynchronous form (`--tp-comm-overlap` of Megatron-LM, `torch._inductor.config._micro_pipeline_tp`). Or split "
+    "layers over fewer devices, within one NVLink domain."
+)
+OF_SERVED_LAYERS = (
+    "Split the layers over fewer devices (`tensor_parallel_size`), and serve more replicas, or keep them within one "
+    "NVLink domain, where servers have one-shot all-reduces for small messages."
+)
 
 XLA_ADVICE = (
     'Let XLA overlap it: XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true" on a GPU. Give it something to '
@@ -271,7 +288,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             + (ALONE if alone else ""),
             **timed_cost(trace, cost, device.whole_ns),
             covers_ns={"exposed_communication": cost},
-            advice=_advice(trace, kind) if instruction is None else _xla_advice(instruction),
+            advice=_advice(trace, kind, members) if instruction is None else _xla_advice(instruction),
             where=Where(
                 file=line.file,
                 line=line.line,
@@ -359,13 +376,24 @@ def operation_of_kernel(name: str) -> str:
     return "communication" if match is None or match[1] == "Generic" else _CAMEL.sub("_", match[1]).lower()
 
 
-def _advice(trace: Trace, kind: str) -> str:
+def _advice(trace: Trace, kind: str, members: list[int]) -> str:
     if kind == "all_reduce" and (often := reduced_too_often(trace)):
         return often
+    if kind == "all_reduce" and framework(trace) != "jax" and (inside := _in_forward(trace, members)):
+        return inside
     if framework(trace) == "jax":  # without its compiled program
         return XLA_ADVICE.format(work="two half batches")
     spelled = kind.replace("_", "").lower()
     return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
+
+
+def _in_forward(trace: Trace, members: list[int]) -> str:
+    """Advice for all-reduces of the forward pass, which reduce activations and no gradients; ``''`` for others."""
+    phases = trace.fact(work_phases)["kernels"][members]
+    if (phases == PHASES.index("forward")).sum() < FORWARD_SHARE * len(members):
+        return ""
+    trains = trace.fact(situation).phase == "training"
+    return OF_LAYERS if trains else OF_SERVED_LAYERS
 
 
 def _xla_advice(instruction: Instruction) -> str:
