@@ -169,6 +169,10 @@ class Picture(Struct, frozen=True):
     markup: str
 
 
+NEGLIGIBLE = 0.0005
+"""Share of the step: a smaller one is written as 0.0 %."""
+
+
 class FindingBlock(Struct, frozen=True, kw_only=True):
     """A finding: what is wrong, where, the most that a fix saves, and what to do."""
 
@@ -186,6 +190,11 @@ class FindingBlock(Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     """Ranks that have the finding, if there are several sources."""
     evidence: Table | None = None
+
+    @property
+    def negligible(self) -> bool:
+        """Whether its share rounds to 0.0 %: left out where only the first findings are shown."""
+        return self.saves is not None and self.share is not None and self.share < NEGLIGIBLE
 
 
 class Tile(Struct, frozen=True):

@@ -193,7 +193,8 @@ def findings_part(
     summary: Summary, width: int, *, verbose: bool, brief: Brief = IN_FULL, links: bool = False
 ) -> Iterator[RenderableType]:
     """The findings, costliest first, or a sentence that there are none; then an empty line."""
-    blocks = summary.findings if verbose else summary.findings[:FIRST_FINDINGS]
+    worth = [block for block in summary.findings if not block.negligible] or summary.findings
+    blocks = summary.findings if verbose else worth[:FIRST_FINDINGS]
     if not blocks:
         told = summary.explained and not summary.recording  # a better recording would explain more of the time
         known = f"; causes are known for {summary.explained} of the time" if told else ""
