@@ -108,6 +108,9 @@ FORWARD_SHARE = 0.2
 """Of all-reduces: tensor parallelism has as many in the forward pass as in the backward pass, data parallelism next to
 none (buffers of the model)."""
 
+LEAST_LAYERS = 3
+"""Per step, in the forward pass: one or two may reduce a loss or a metric."""
+
 OF_LAYERS = (
     "Overlap the all-reduces of tensor parallelism with the matrix products beside them: sequence parallelism, and the "
     "asynchronous form (`--tp-comm-overlap` of Megatron-LM, `torch._inductor.config._micro_pipeline_tp`). Or split "
@@ -124,6 +127,12 @@ XLA_ADVICE = (
 )
 
 ALONE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
+
+LONG_SHARE = 0.25
+"""Of a step, for one collective on one rank: longer ones mostly wait for a rank that comes late."""
+FIRST_COMPARE = (
+    "Give the traces of all ranks to one `perfscope analyze`, to see whether this rank waits for a slower one. "
+)
 
 OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the result is used."
 
@@ -288,7 +297,8 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             + (ALONE if alone else ""),
             **timed_cost(trace, cost, device.whole_ns),
             covers_ns={"exposed_communication": cost},
-            advice=_advice(trace, kind, members) if instruction is None else _xla_advice(instruction),
+            advice=(FIRST_COMPARE if alone and _waits(trace, device, members) else "")
+            + (_advice(trace, kind, members) if instruction is None else _xla_advice(instruction)),
             where=Where(
                 file=line.file,
                 line=line.line,
@@ -298,6 +308,13 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             spans=worst_spans(kernels["start_ns"][members], kernels["end_ns"][members], exposed[members]),
             removes=(Removed(table="kernels", rows=np.array(members, np.int64)),),
         )
+
+
+def _waits(trace: Trace, device: StepAccount, members: list[int]) -> bool:
+    """Whether one collective takes so much of a step that it rather waits for a slow rank than transfers."""
+    kernels = trace.rows["kernels"]
+    longest = int((kernels["end_ns"] - kernels["start_ns"])[members].max())
+    return longest >= LONG_SHARE * device.whole_ns / max(1, len(device.numbers))
 
 
 def _by_kind(trace: Trace, device: StepAccount, named: dict[int, int]) -> dict[str, list[int]]:
@@ -390,7 +407,9 @@ def _advice(trace: Trace, kind: str, members: list[int]) -> str:
 def _in_forward(trace: Trace, members: list[int]) -> str:
     """Advice for all-reduces of the forward pass, which reduce activations and no gradients; ``''`` for others."""
     phases = trace.fact(work_phases)["kernels"][members]
-    if (phases == PHASES.index("forward")).sum() < FORWARD_SHARE * len(members):
+    steps = max(1, trace.fact(step_windows).count)
+    in_forward = int((phases == PHASES.index("forward")).sum())
+    if in_forward < FORWARD_SHARE * len(members) or in_forward < LEAST_LAYERS * steps:
         return ""
     trains = trace.fact(situation).phase == "training"
     return OF_LAYERS if trains else OF_SERVED_LAYERS
