@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.ops.movement import movements
+from perfscope.model.finding import Outcome
 from perfscope.model.op_graph import GraphStorage
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
@@ -55,6 +56,26 @@ def test_a_cache_that_is_joined_in_each_step_is_flagged_with_its_line_and_time()
     assert (finding.where.op, finding.where.file) == ("aten::cat", "train.py")
     assert finding.cost_ns_per_step == pytest.approx(300_000, abs=10)
     assert "Allocate the cache once" in finding.advice
+
+
+def test_a_cache_that_is_joined_is_flagged_early_in_a_run_whose_steps_grow():
+    def judged(growth_us: float) -> Outcome:
+        t = steps_of(
+            [("aten::cat", 30), ("aten::scaled_dot_product_attention", 500)], shapes=[grown(step) for step in range(3)]
+        )
+        times = [1_000 + growth_us * step for step in range(80)]
+        begin = 10_000.0
+        for number, time in enumerate(times, 1):
+            t.run_step(number, begin, begin + time)
+            begin += time
+        t.step_times_us = tuple(times)
+        return outcome(t.build())
+
+    (finding,) = judged(40).findings
+    assert finding.subject == "cache join"
+    assert finding.cost_ns_per_step == pytest.approx(30_000, abs=10), "of the recorded steps"
+    assert "Steps grow from 1.06 ms to 4.10 ms" in finding.detail
+    assert judged(0).status == "clean"
 
 
 def test_the_cache_is_also_known_by_the_op_graph():

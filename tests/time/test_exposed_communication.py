@@ -324,7 +324,7 @@ def test_the_operation_is_what_the_host_asked_for(around: str, kind: str, advice
     b.launched("ncclDevKernel_SendRecv(x)", 10, 100, 900, correlation=1, communication=True)
     (finding,) = _judge_trace(b.build()).findings
     assert finding.subject == kind
-    assert finding.advice.startswith(advice)
+    assert advice in finding.advice
 
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)"

@@ -84,9 +84,17 @@ def test_tokens_of_one_generation_take_longer_and_longer() -> None:
     assert judge_trace(RULE, replace(b.build(), step_tokens=several)).status == "flagged"
 
 
-def test_the_threshold_is_a_third_more() -> None:
-    assert judge(run([10_000 + 40.0 * step for step in range(80)], sampled=False)).status == "flagged"
-    assert judge(run([10_000 + 39.0 * step for step in range(80)], sampled=False)).status == "clean"
+def test_the_threshold_is_a_third_more_where_a_variable_grew_and_half_as_much_again_elsewhere() -> None:
+    def status(us: float, *, named: bool) -> str:
+        b = run([10_000 + us * step for step in range(80)], sampled=False)
+        if named:
+            held(b, "seen", "array", [1000, 2000, 3000, 4000])
+        return judge(b).status
+
+    assert status(40.0, named=True) == "flagged"
+    assert status(39.0, named=True) == "clean"
+    assert status(67.0, named=False) == "flagged"
+    assert status(65.0, named=False) == "clean", "a machine that becomes slower does that too"
 
 
 @pytest.mark.parametrize(

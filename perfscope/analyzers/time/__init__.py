@@ -120,7 +120,7 @@ from perfscope.analyzers.time.whole_run.cores import (
     waits_of_steps,
     with_busy_note,
 )
-from perfscope.analyzers.time.whole_run.step_growth import GrownName, grown_names
+from perfscope.analyzers.time.whole_run.step_growth import GrownName, StepGrowth, grown_names, step_growth
 
 __all__ = [
     "BACKWARD",
@@ -156,6 +156,7 @@ __all__ = [
     "Region",
     "Situation",
     "StepAccount",
+    "StepGrowth",
     "Window",
     "Windows",
     "WorkTime",
@@ -226,6 +227,7 @@ __all__ = [
     "spans_of_ranks",
     "stacks",
     "step_accounts",
+    "step_growth",
     "step_windows",
     "steps_at",
     "steps_known",

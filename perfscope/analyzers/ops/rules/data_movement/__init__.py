@@ -29,12 +29,14 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
-from perfscope.analyzers.ops.movement import Movement, movements
+from perfscope.analyzers.ops.movement import LEAST_PART, Movement, movements
 from perfscope.analyzers.time import (
+    StepGrowth,
     account_windows,
     framework,
     op_records,
     removed_inside,
+    step_growth,
     time_of,
     timed_cost,
     whole_ns,
@@ -42,6 +44,7 @@ from perfscope.analyzers.time import (
 )
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, fit_title
 from perfscope.model.trace import Trace
+from perfscope.model.units import format_ns
 
 LEAST_SHARE = 0.1
 """Of the steps, of causes that a program can do without: a tenth is what teams schedule work for."""
@@ -69,6 +72,9 @@ _KEPT = (
     "Allocate a tensor of the full size once and write each new part into it (`kept[n:n + 1] = new`), or collect the "
     "parts in a list and join them once, where they are read."
 )
+_GROWING = ("kept_join", "cache_join")
+"""Causes that take longer in each step."""
+
 _WORDS: dict[str, _Words] = {
     "index_gradient": _Words(
         "{cause} fills a whole tensor for each index",
@@ -224,9 +230,12 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
             continue
         words = _WORDS[movement.kind]
         least = LEAST_SHARE_OF_NEEDED if words.needed else LEAST_SHARE
+        grown = trace.fact(step_growth) if movement.kind in _GROWING else None
+        if grown is not None:  # what is recorded early says little of the later steps
+            least = LEAST_PART
         again = movement.kind in ("dequantise", "convert") and movement.site.where().label() in named
         if movement.time_ns >= least * whole and _avoidable(trace, movement) and not again:
-            yield _finding(trace, movement, words, whole)
+            yield _finding(trace, movement, words, whole, grown)
 
 
 def _avoidable(trace: Trace, movement: Movement) -> bool:
@@ -238,7 +247,7 @@ def _calls(trace: Trace, movement: Movement) -> float:
     return movement.calls / max(1, len(trace.fact(account_windows).numbers))
 
 
-def _finding(trace: Trace, movement: Movement, words: _Words, whole: int) -> Finding:
+def _finding(trace: Trace, movement: Movement, words: _Words, whole: int, grown: StepGrowth | None) -> Finding:
     cost = movement.time_ns
     if len(trace.rows["kernels"]):
         cost = sum(
@@ -254,7 +263,10 @@ def _finding(trace: Trace, movement: Movement, words: _Words, whole: int) -> Fin
     return Finding(
         subject=movement.kind.replace("_", " "),
         title=fit_title(f"{title}: {often}", op, cause),
-        detail=words.detail,
+        detail=words.detail
+        if grown is None
+        else f"{words.detail} Steps grow from {format_ns(round(grown.first_ns))} to {format_ns(round(grown.last_ns))} "
+        "over the run; the saving is that of the recorded steps.",
         **timed_cost(trace, cost, whole),
         covers_ns={"compute": cost},
         advice=_STAYS if movement.kind == "kept_join" and movement.onto == "stays" else words.advice,
