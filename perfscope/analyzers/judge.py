@@ -41,6 +41,7 @@ from perfscope.analyzers.selection import EVERYTHING, Selection, part_of
 from perfscope.analyzers.thresholds import Thresholds, changed
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.finding import Rule
+from perfscope.model.plugins import load, plugins
 from perfscope.model.trace import Trace
 
 BYTES_PER_PROCESS = 500_000
@@ -167,10 +168,11 @@ def judge_paths(
 
 
 def _scale_out() -> Any:
-    """Remote files and clusters: an optional part, imported here and nowhere else."""
-    from perfscope.analyzers.readers import scale_out
-
-    return scale_out
+    """The plug-in's module for remote files and clusters; ``UsageError`` without the plug-in."""
+    home = next((plugin.scale_out for plugin in plugins() if plugin.scale_out), None)
+    if home is None:
+        raise UsageError("URLs and --scheduler need the plug-in scale_out, which is not installed")
+    return load(home)
 
 
 def _inputs(paths: Sequence[str | Path]) -> list[Input]:

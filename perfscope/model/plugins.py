@@ -82,6 +82,8 @@ class Plugin(NamedTuple):
     """Name -> ``Intervention`` (`perfscope try`)."""
     exports: Mapping[str, str] = _NOTHING
     """Format -> module with ``SUFFIX``, ``FOLDER`` and ``write(subject, target)`` (`perfscope export`)."""
+    scale_out: str = ""
+    """Module that reads files at URLs and works on clusters, with the functions of `plugins/scale_out/remote.py`."""
 
 
 class Entry(NamedTuple):

@@ -13,14 +13,12 @@ from perfscope.analyzers.compare.runs import keys
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
-from perfscope.analyzers.readers import scale_out
 from perfscope.analyzers.readers.torch_log import graph_text
 from perfscope.analyzers.time import frame_kinds, phases, steps
 from perfscope.dashboards.report.compare import json as comparison_json
 from perfscope.model.frames import parse_frame, parse_module
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.model.untrusted_text import clean, scrub
-from perfscope.plugins.parity import names
 from perfscope.profiler.session import steps as session_steps
 from tests.build import TraceBuilder
 
@@ -49,13 +47,11 @@ FUNCTIONS: tuple[Callable[[str], object], ...] = (
     parse_module,
     clean,
     scrub,
-    scale_out.shown_url,
     steps._is_engine_step,
 )
 WORK: dict[str, Callable[[str], object]] = {
     **{f"{function.__module__}.{function.__name__}": function for function in FUNCTIONS},
     "numbered layers": jax_layers._NUMBERED.fullmatch,
-    "numbered words": names._NUMBERED.fullmatch,
     "inputs of a graph": graph_text._INPUT.findall,
     "worktrees": lambda text: comparison_json._WORKTREE.sub("", text),
     "families of steps": lambda text: session_steps._NUMBER.sub("", text),

@@ -39,7 +39,7 @@ def declared(name: str) -> Plugin:
 
 def homes(plugin: Plugin) -> set[str]:
     """All names that a declaration holds."""
-    found = {plugin.report} - {""}
+    found = {plugin.report, plugin.scale_out} - {""}
     for kind in ("commands", "results", "readers", "interventions", "exports"):
         found |= set(getattr(plugin, kind).values())
     found |= {home.module for home in plugin.rules.values()}

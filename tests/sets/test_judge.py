@@ -23,7 +23,6 @@ from perfscope.analyzers.readers.hlo import text as hlo_text
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.load import Task, TaskResult, load_path, load_paths, read_task
 from perfscope.analyzers.readers.run.parts import RunPart, divide_run
-from perfscope.analyzers.readers.scale_out import shown_url, without_secrets
 from perfscope.analyzers.registry import rule_ids
 from perfscope.dashboards.report import render
 from perfscope.model.documents.run import Capture, Process, Run, dump
@@ -343,40 +342,6 @@ def test_a_real_job(tmp_path: Path) -> None:
     judged = judge_paths([folder], jobs=2)
     assert judged.analysis["straggler"].findings[0].ranks == (1,)
     assert all(trace.op_graph is None and trace.detail is None for trace in judged.loaded.traces)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("s3://bucket/job/rank 0.json", "s3://bucket/job/rank 0.json"),
-        ("s3://bucket/a@b/x?versionId=3", "s3://bucket/a@b/x?versionId=3"),
-        ("s3://AKIA:se/cr@et@bucket/job", "s3://***@bucket/job"),
-        ("s3://AKIA:sec/ret@bucket/job", "s3://***@bucket/job"),
-        ("https://host:8443/a@b", "https://host:8443/a@b"),
-        ("ftp://me@host/x", "ftp://***@host/x"),
-        (
-            "https://b.host/k.gz?X-Amz-Credential=A%2Fb&X-Amz-Signature=12ab&file=k",
-            "https://b.host/k.gz?X-Amz-Credential=***&X-Amz-Signature=***&file=k",
-        ),
-        ("https://host/x?sv=1&sig=abcd%3D", "https://host/x?sv=***&sig=***"),
-        ("https://host/x?abcdef", "https://host/x?***"),
-        ("traces/x?y@z", "traces/x?***"),
-    ],
-)
-def test_what_is_shown(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
-
-
-def test_texts_about_a_url() -> None:
-    url = "https://me:pass-word@host/x?sig=abcd%3Defg&rank=3"
-    for line in (f"cannot open {url}", "GET /x?sig=abcd=efg", "user me:pass-word", "pass-word of me", "abcd%3Defg"):
-        said = without_secrets(line, url)
-        assert "abcd" not in said
-        assert "pass-word" not in said
-    assert without_secrets("no such key", url) == "no such key"
-    assert without_secrets("key AKIAIOSFODNN7EXAMPLE of http://u:p@h/ and ?X-Amz-Signature=00ff&x=1", "s3://b/k") == (
-        "key *** of http://***@h/ and ?X-Amz-Signature=***&x=1"
-    )
 
 
 def test_no_error_shows_a_login(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.readers import scale_out
 from perfscope.analyzers.readers.load import is_remote
-from perfscope.analyzers.readers.scale_out import fetched, remote_files
 from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, UsageError
+from perfscope.plugins.scale_out import remote as scale_out
+from perfscope.plugins.scale_out.remote import fetched, remote_files, shown_url, without_secrets
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -119,3 +119,37 @@ def test_what_is_not_installed_or_known(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UsageError, match=r"pip install 'perfscope\[cluster\]'"):
         remote_files("memory://job")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/job/rank 0.json", "s3://bucket/job/rank 0.json"),
+        ("s3://bucket/a@b/x?versionId=3", "s3://bucket/a@b/x?versionId=3"),
+        ("s3://AKIA:se/cr@et@bucket/job", "s3://***@bucket/job"),
+        ("s3://AKIA:sec/ret@bucket/job", "s3://***@bucket/job"),
+        ("https://host:8443/a@b", "https://host:8443/a@b"),
+        ("ftp://me@host/x", "ftp://***@host/x"),
+        (
+            "https://b.host/k.gz?X-Amz-Credential=A%2Fb&X-Amz-Signature=12ab&file=k",
+            "https://b.host/k.gz?X-Amz-Credential=***&X-Amz-Signature=***&file=k",
+        ),
+        ("https://host/x?sv=1&sig=abcd%3D", "https://host/x?sv=***&sig=***"),
+        ("https://host/x?abcdef", "https://host/x?***"),
+        ("traces/x?y@z", "traces/x?***"),
+    ],
+)
+def test_what_is_shown(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_texts_about_a_url() -> None:
+    url = "https://me:pass-word@host/x?sig=abcd%3Defg&rank=3"
+    for line in (f"cannot open {url}", "GET /x?sig=abcd=efg", "user me:pass-word", "pass-word of me", "abcd%3Defg"):
+        said = without_secrets(line, url)
+        assert "abcd" not in said
+        assert "pass-word" not in said
+    assert without_secrets("no such key", url) == "no such key"
+    assert without_secrets("key AKIAIOSFODNN7EXAMPLE of http://u:p@h/ and ?X-Amz-Signature=00ff&x=1", "s3://b/k") == (
+        "key *** of http://***@h/ and ?X-Amz-Signature=***&x=1"
+    )

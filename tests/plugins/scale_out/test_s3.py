@@ -12,9 +12,9 @@ import pytest
 
 from perfscope.__main__ import run as command
 from perfscope.analyzers.judge import judge_paths
-from perfscope.analyzers.readers import scale_out
 from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
 from perfscope.dashboards.report import render
+from perfscope.plugins.scale_out import remote as scale_out
 from tests.sets.test_judge import make, timing
 
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 's3fs')")
@@ -169,7 +169,7 @@ def test_an_object_that_goes_after_it_was_listed(
         storage.rm(f"traces/job/{gone}")
         return found
 
-    monkeypatch.setattr("perfscope.analyzers.readers.scale_out.remote_files", then_removed)
+    monkeypatch.setattr("perfscope.plugins.scale_out.remote.remote_files", then_removed)
     assert command(["analyze", "s3://traces/job", "--jobs", "1"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"perfscope: s3://traces/job/{gone}: not read: no such file, folder or bucket")

@@ -14,12 +14,12 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers.judge import JudgeTask, judge_paths
-from perfscope.analyzers.readers import scale_out as clustering
 from perfscope.analyzers.readers.load import Task, TaskResult
-from perfscope.analyzers.readers.scale_out import work_on_cluster
 from perfscope.analyzers.readers.workers import LostTask
 from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.plugins.scale_out import remote as clustering
+from perfscope.plugins.scale_out.remote import work_on_cluster
 
 distributed = pytest.importorskip("distributed")
 
