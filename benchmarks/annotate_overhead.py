@@ -1,8 +1,8 @@
-"""What step() and region(), and reads and calls of jax, cost in a program when nobody listens, and when something does.
+"""Cost of step() and region(), and of reads and calls of jax, with and without a listener.
 
     python benchmarks/annotate_overhead.py
 
-Prints nanoseconds a call, the least of several rounds: what a call costs, not what else ran.
+Prints nanoseconds per call, the least of several rounds: the cost of a call without other activity.
 """
 
 from __future__ import annotations

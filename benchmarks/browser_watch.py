@@ -1,4 +1,4 @@
-"""When a page's picture stands still, and what the browser holds meanwhile."""
+"""The time at which a page's picture is complete, and the browser's memory until then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 STILL_S = 0.5
 """Unchanged for so long: the picture is done."""
 FEW_PIXELS = 200
-"""Of a picture of more than a million: the compositor smooths the corners of boxes anew, for seconds."""
+"""Pixels out of more than a million: the compositor keeps smoothing the corners of boxes for seconds."""
 
 
 class TooSlowError(Exception):
@@ -43,7 +43,7 @@ def settled(page: Page, began: float, least: int = 0) -> tuple[float, float]:
 
 
 def _differ(one: bytes, other: bytes) -> bool:
-    """Whether more pixels of two PNGs differ than nobody sees."""
+    """Whether more pixels of two PNGs differ than are visible."""
     if not other:
         return True
     pixels = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for png in (one, other)]

@@ -1,11 +1,11 @@
-"""Does what a run says of the model carry over to other programs? Each program of the corpus held out in turn.
+"""Whether corrections from measured runs apply to other programs: each program of the corpus is held out in turn.
 
 ::
 
     PYTHONPATH=. PERFSCOPE_CORPUS=... python benchmarks/calibration_across.py  # the table of docs/compile-model.md
 
-Instructions of a program are priced by what those of their class reached in all *other* programs of the same device:
-the median of where in its own range each lay (0: the low end, 1: the high end, by ratio). Programs of the same
+Instructions of a program are priced by the efficiency of their class in all *other* programs of the same device:
+the median position of each in its own range (0: the low end, 1: the high end, by ratio). Programs of the same
 instructions as the one held out are left out with it; scatters, whose time only data tells, are in neither.
 """
 
@@ -27,7 +27,7 @@ GROUPS: tuple[Group, ...] = ("products", "memory-bound", "collectives", "launche
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Instructions of a class of one program, priced by the other programs. Errors are factors, 1 is none."""
+    """Instructions of a class of one program, priced by the other programs. Errors are factors; 1 means no error."""
 
     instructions: int
     before: float
@@ -51,7 +51,7 @@ def share(one: InstructionError) -> float:
 
 
 def off(one: InstructionError, said: float) -> float:
-    """The factor between a time that was said and the measured one."""
+    """The factor between a predicted and the measured time."""
     return math.exp(abs(math.log(said / one.measured_ns)))
 
 
@@ -65,7 +65,7 @@ def members(found: Calibration, group: Group) -> list[InstructionError]:
 
 
 def content(found: Calibration) -> tuple[tuple[str, int, int], ...]:
-    """What a program is made of, whatever its instructions are called."""
+    """The content of a program, whatever its instructions are called."""
     return tuple(sorted((one.row.opcode, one.row.once.low, one.row.once.high) for one in found.instructions))
 
 

@@ -5,8 +5,8 @@
     python benchmarks/checkpoint_override.py OUT --table --write   only reads OUT; writes the table into docs/memory.md
 
 The JAX workloads have ``--policy none, full, dots``. Each is compiled for an H100 (the transformer for eight) with its
-own flag, and once more with another policy than its flag says. Where ``--checkpoint`` does what the flag does, peak and
-arithmetic are the same. Nothing is run, and no time is measured. Needs the compiler (`perfscope doctor`).
+own flag, and once more with another flag and the same policy from ``--checkpoint``. If the option works like the flag,
+peak and arithmetic are equal. Nothing is run, and no time is measured. Needs the compiler (`perfscope doctor`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What perfscope's own commands cost, as cases of `bench.py`: `run`, `compile`, `serve`, and sets of many ranks."""
+"""Cost of perfscope's own commands, as cases of `bench.py`: `run`, `compile`, `serve`, and sets of many ranks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def programs(folder: Path, small: bool) -> tuple[Path, str]:
 
 
 def recorded(folder: Path) -> dict[str, float]:
-    """Of the run that was made last: its untraced step, how much longer those under the profiler took, its size."""
+    """The latest run: its untraced step, the additional time of profiled steps, its size."""
     from perfscope.analyzers.readers.load import load_one
     from perfscope.model.documents import run_folders
 
@@ -102,7 +102,7 @@ def compile_readers() -> dict[str, Reader]:
 
 
 def no_file(folder: Path, small: bool) -> tuple[Path, str]:
-    """What is compiled is a module of ours."""
+    """The compiled program is a module of perfscope."""
     home = folder / "nothing"
     home.mkdir()
     return home, "training steps of our workloads, tiny"

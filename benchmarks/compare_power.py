@@ -91,7 +91,7 @@ def _levels(times: Sequence[float]) -> list[float] | None:
 def draw(noise: Noise, most: int, rng: np.random.Generator) -> np.ndarray:
     """Log ratios of trials without an effect, by the estimator that each of them chooses, shape (trials, 2 most).
 
-    First the pairs that are measured, behind them as many to confirm.
+    First the measured pairs, then as many to confirm.
     """
     drawn = rng.integers(len(noise.ratios), size=(TRIALS, CALIBRATION + 2 * max(most, LEAST_CONFIRMING)))
     ratios = noise.ratios[drawn] * rng.choice([-1.0, 1.0], size=drawn.shape)[:, :, None]

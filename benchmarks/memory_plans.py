@@ -1,12 +1,12 @@
-"""How well the memory of a step under another checkpointing policy is predicted, against steps that were run with it.
+"""Accuracy of the predicted memory under another checkpointing policy, against steps that were run with it.
 
     python benchmarks/memory_plans.py [--runs DIR] [--write]
 
-Each size of the workload ``perfscope.workloads.transformer`` is recorded by ``perfscope run`` under each policy, on
-the CPU. From each recording the peak and the recomputation of every policy are predicted and laid beside what was
-measured under that policy: the peak of the allocator's events in the detail pass, and the spans of the ops that ran
-again in the timing pass. ``--runs``: keep the recordings there, and take those that are there already. ``--write``:
-put the table into docs/memory.md.
+Each size of the workload ``perfscope.workloads.transformer`` is recorded by ``perfscope run`` under each policy, on the
+CPU. From each recording the peak and the recomputation of every policy are predicted and compared with the measurements
+under that policy: the peak of the allocator's events in the detail pass, and the spans of the ops that ran again in the
+timing pass. ``--runs``: keep the recordings there, and use existing ones. ``--write``: put the table into
+docs/memory.md.
 """
 
 from __future__ import annotations

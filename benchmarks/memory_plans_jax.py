@@ -26,7 +26,7 @@ from perfscope.model.trace import Trace
 
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 SOURCES = (*POLICIES, "names")
-"""Nothing of a program tells what another with ``names`` would keep; from one with it something can be predicted."""
+"""A program without ``names`` allows no prediction for one with it; the reverse does."""
 ENDING = ".hlo.pb.xz"
 KINDS = {"loop": ("scan", "halves"), "layers with a scope each": ("unrolled", "listed")}
 HELD_OUT = ("unrolled-fresh", "listed-fresh")
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Of the peak, as a share of the compiled one."""
+        """Error of the peak, as a share of the compiled one."""
         return self.predicted / self.compiled - 1
 
 

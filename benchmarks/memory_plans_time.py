@@ -1,9 +1,9 @@
-"""What another checkpoint policy changes of a step's time: predicted, against the program compiled with the policy.
+"""Predicted changes of a step's time under another checkpoint policy, against the program compiled with the policy.
 
     python benchmarks/memory_plans_time.py FOLDER [FOLDER ...] [--write]
 
 The folders are those of ``benchmarks/memory_plans_jax.py``. Both sides are modelled by the same peaks of the device:
-the time of the program as it is plus the predicted change, against the time of the program that XLA compiled with the
+the time of the current program plus the predicted change, against the time of the program that XLA compiled with the
 policy. Nothing is run. ``--write`` puts the table into docs/memory.md.
 """
 
@@ -25,7 +25,7 @@ from perfscope.model.trace import Trace
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- benchmarks/memory_plans_time.py writes from here -->", "<!-- to here -->"
 NO_CHANGE = 0.03
-"""Of a step: less has no sign worth predicting."""
+"""Share of a step below which the sign of a change is not worth predicting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def right(self) -> bool:
-        """Whether it is quicker where it was said to be, or slower."""
+        """Whether the sign of the change was predicted correctly."""
         return (self.predicted - self.today) * (self.compiled - self.today) > 0
 
 

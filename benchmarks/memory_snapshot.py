@@ -2,11 +2,11 @@
 
     python benchmarks/memory_snapshot.py [--source FILE.pickle.gz] [--megabytes 1000] [--repeat 1] [--torch]
 
-The snapshot is a real one whose history is repeated until the file is large enough: each copy begins with what was
+The snapshot is a real one whose history is repeated until the file is large enough: each copy begins with the memory
 held when the first one began, so the peak stays that of the source. It is written by ``pickle.dump``, as torch does.
-Every reader is a process of its own on the same file, in turn; the one of ``--repeat`` runs that took
-least of the processor counts, as the machine may be shared. Memory is the
-largest resident set of the process less that of the same process before it opened the file, mapped pages included.
+Every reader is a separate process on the same file, in turn; of ``--repeat`` runs the one with the least processor time
+counts, because the machine may be shared. Memory is the largest resident set of the process less that of the same
+process before it opened the file, mapped pages included.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _back(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _copied(event: dict[str, Any], later: int, lists: dict[int, list[Any]]) -> dict[str, Any]:
-    """As torch makes them: words and lists of frames are objects of their own, frames are shared."""
+    """As made by torch: words and lists of frames are separate objects, frames are shared."""
     frames = event.get("frames", [])
     shared = lists.setdefault(id(frames), list(frames))
     return {
@@ -128,7 +128,7 @@ def _copied(event: dict[str, Any], later: int, lists: dict[int, list[Any]]) -> d
 
 
 def measure(code: tuple[str, str], file: Path) -> dict[str, Any]:
-    """What one reader says of the file, in a process of its own."""
+    """One reader's result for the file, in a separate process."""
     script = _MEASURE.format(before=code[0], work=code[1])
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(

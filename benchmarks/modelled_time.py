@@ -137,7 +137,7 @@ def main() -> int:
 
 
 FEW, MANY = 20, 200
-"""Instructions up to which a program has no table of its own, and is not divided."""
+"""Instructions up to which a program has no separate table, and is not divided."""
 
 _COPY = re.compile(r"\.(double_buffer_clone|peeled_double_buffer)$")
 

@@ -92,7 +92,7 @@ def planned(folder: Path, size: str, policy: str, *, own: bool) -> PlanMemory:
 
 
 def row(folder: Path, size: str, policy: str) -> str:
-    """Of the table."""
+    """A row of the table."""
     place = folder / f"{size}-{policy}".replace(" ", "-").replace(",", "")
     place.mkdir(parents=True, exist_ok=True)
     ran = measured(place, size, policy)

@@ -1,10 +1,10 @@
-"""Makes a large Kineto trace out of a real one: copies shifted in time, with ids of their own.
+"""Makes a large Kineto trace out of a real one: copies shifted in time, with new ids.
 
     python benchmarks/replicate.py SOURCE.json.gz OUT.json --megabytes 500
 
-Every copy keeps the source's kernels, ops and flows; times, correlation, external ids, flow ids and
-sequence numbers are shifted so that no copy collides with another. The string dictionary stays as
-small as the source's, which flatters every reader alike.
+Every copy keeps the source's kernels, ops and flows; times, correlation, external ids, flow ids and sequence numbers
+are shifted so that no copy collides with another. The string dictionary stays as small as the source's, which flatters
+every reader alike.
 """
 
 from __future__ import annotations

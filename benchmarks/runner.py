@@ -50,20 +50,20 @@ class Case:
     key: str
     title: str
     make: Callable[[Path, bool], tuple[Path, str]]
-    """Writes the file into a folder, small or in full; gives it (or its folder) and says what it is."""
+    """Writes the file into a folder, small or in full; returns it (or its folder) and a description."""
     readers: Mapping[str, Reader]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one process took."""
+    """Measurements of one process."""
 
     cpu_s: float
     wall_s: float
     peak_bytes: int
     """The largest resident set of a process."""
     marks: Mapping[str, float] = field(default_factory=dict)
-    """What the command measured itself (``OUT/marks.json``) and what was read after it, by name with unit."""
+    """Values measured by the command itself (``OUT/marks.json``) and read after it, by name with unit."""
 
 
 def python(code: str, interpreter: str = sys.executable, **more: Any) -> Reader:
@@ -180,7 +180,7 @@ def _middle(values: list[float]) -> str:
 
 
 def into_markdown(file: Path, key: str, text: str) -> None:
-    """Replace what stands between the markers of ``key``."""
+    """Replace the text between the markers of ``key``."""
     before, opening, rest = file.read_text().partition(f"<!-- {key} -->\n")
     _, closing, after = rest.partition(f"<!-- /{key} -->")
     if not opening or not closing:

@@ -1,10 +1,10 @@
-"""What sampling stacks costs a step: bare and sampled stretches of one process in turn, in pairs.
+"""Cost of sampling stacks: bare and sampled periods of one process in turn, in pairs.
 
     python benchmarks/sampling_overhead.py [--pairs 300] [--seconds 0.1] [--only torch-small]
 
-One row a workload, each in a process of its own. Of each pair the ratio of sampled to bare time a step, by the clock
-and by processor time of the process and its workers; medians with the 95 % interval of the median (order statistics).
-``sampler``: processor time of the sampling thread over the clock, as the sampler itself counts it.
+One row per workload, each in a separate process. The result of a pair is the ratio of sampled to bare time per step, by
+the clock and by processor time of the process and its workers; medians with the 95 % interval of the median (order
+statistics). ``sampler``: processor time of the sampling thread over the clock, as counted by the sampler itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfscope.profiler.source_files import SourceFiles
 Step = Callable[[], object]
 
 LOADER_STEPS = 50
-"""Of an iteration with workers of its own: each is a stretch, and of these there are a tenth as many pairs."""
+"""Steps of an iteration with its own workers: each is a period, and there are a tenth as many pairs of these."""
 
 
 def torch_steps(width: int, layers: int) -> Step:
@@ -110,7 +110,7 @@ WORKLOADS: dict[str, Callable[[], Step]] = {
 
 
 def processor_s() -> float:
-    """Of this process and of children that ended."""
+    """Processor time of this process and of children that ended."""
     usage = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(item.ru_utime + item.ru_stime for item in usage)
 

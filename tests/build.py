@@ -129,7 +129,7 @@ class TraceBuilder:
         return known.index(code) if code in known else self._add("threads", process=code, thread=self.code("main"))
 
     def core_reading(self, start: float, end: float, wait: float, *, others: float = 0) -> None:
-        """What the system counted between two readings: how long the thread of the steps waited for a core."""
+        """The system's counters between two readings: how long the thread of the steps waited for a core."""
         self._add("cores", from_ns=_ns(start), until_ns=_ns(end), cpu_ns=_ns(end - start - wait), wait_ns=_ns(wait),
                   others_wait_ns=_ns(others), switches=0)  # fmt: skip
 

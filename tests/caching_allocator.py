@@ -1,11 +1,11 @@
 """A small simulation of torch's CUDA caching allocator, for tests on machines without a GPU.
 
-What it does is what c10/cuda/CUDACachingAllocator.cpp documents, on one stream and with default settings: sizes are
+It follows the documentation in c10/cuda/CUDACachingAllocator.cpp, on one stream and with default settings: sizes are
 rounded up to 512 B; up to 1 MiB are served from segments of 2 MiB, larger ones from 20 MiB, those of 10 MiB and more
-from segments of their own in multiples of 2 MiB; the smallest free block that fits is taken and split (small pool: any
-rest; large pool: a rest over 1 MiB); neighbours that are free become one; where the device is full, segments that are
-free as a whole go back before the allocation fails. A snapshot of it has the layout of
-``torch.cuda.memory._snapshot()``. It is simulated, not recorded.
+from separate segments in multiples of 2 MiB; the smallest free block that fits is taken and split (small pool: any
+rest; large pool: a rest over 1 MiB); free neighbours are merged; if the device is full, entirely free segments are
+returned before the allocation fails. A snapshot of it has the layout of ``torch.cuda.memory._snapshot()``. It is
+simulated, not recorded.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says how busy the machine is.
+# The duration of an example depends on the load of the machine.
 settings.register_profile("perfscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perfscope")
 
@@ -35,7 +35,7 @@ def corpus_files(folder: str, pattern: str = "*") -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text has the width of a pipe: parallel workers of pytest are told the width of its own terminal."""
+    """Text has the width of a pipe; otherwise parallel workers of pytest inherit the width of its terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
@@ -59,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden(name, text)``: ``text`` is what ``golden/<name>`` beside the test's file holds."""
+    """``golden(name, text)``: compare ``text`` with ``golden/<name>`` next to the test's file."""
     folder = request.path.parent / "golden"
 
     def compare(name: str, text: str) -> None:

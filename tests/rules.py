@@ -12,11 +12,11 @@ from tests.build import TraceBuilder
 
 
 def judged_by(name: str) -> Callable[[Trace | TraceBuilder], Outcome]:
-    """What the rule says of a trace, or of what a builder holds."""
+    """The rule's result for a trace, or for the content of a builder."""
     rule = load_rule(name)
     return lambda recorded: judge(rule, recorded.build() if isinstance(recorded, TraceBuilder) else recorded)
 
 
 def compared_by(name: str) -> Callable[[Sequence[Trace]], Outcome]:
-    """What the rule says of several traces together."""
+    """The rule's result for several traces together."""
     return lambda traces: analyze(traces, [name])[name]

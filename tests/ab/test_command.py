@@ -52,7 +52,7 @@ def test_a_regression_fails_the_build_that_asked_for_it(tmp_path: Path) -> None:
     assert str(tmp_path) not in (folder / "result.json").read_text()
     assert git(tmp_path, "worktree", "list").count("\n") == 1
 
-    # Complete as it is, it starts nothing when it is resumed, and says the same.
+    # A complete result: resuming it starts nothing and prints the same.
     launches = (folder / LAUNCHES_FILE).read_bytes()
     again = asked(tmp_path, "--resume", str(folder), "--json", "-", "-q", "--", "train.py", "25")
     assert again.returncode == 0, "no gate was asked for"

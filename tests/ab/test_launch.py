@@ -252,7 +252,7 @@ def test_a_build_runs_once_in_each_arm_and_its_failure_is_told(tmp_path: Path) -
 
 
 def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -> None:
-    """The program has a process group of its own, two processes below us: the signal reaches it all the same."""
+    """The program is in a separate process group, two processes below this one: the signal still reaches it."""
     (tmp_path / "train.py").write_text(
         "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'running')\ntime.sleep(600)\n"
     )

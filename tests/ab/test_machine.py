@@ -27,7 +27,7 @@ RECORDED = (
     "0, GPU-8f1c0c8e-aaaa-bbbb-cccc-000000000000, NVIDIA H200, 570.86.15, 1980, 41, 402.55, 0x0000000000000004\n"
     "1, GPU-11111111-aaaa-bbbb-cccc-000000000000, NVIDIA H200, 570.86.15, 345, 28, 75.10, 0x0000000000000001\n"
 )
-"""What a driver of the 570 series prints with ``--format=csv,noheader,nounits``."""
+"""Output of a 570 series driver with ``--format=csv,noheader,nounits``."""
 
 
 def kernel(folder: Path, *, stat: str, throttled: int = 0, psi: int = 0) -> Sources:
@@ -80,7 +80,7 @@ def test_a_kernel_that_says_nothing_gives_nothing(tmp_path: Path) -> None:
 
 
 def test_a_launch_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real kernel here, with a real process; only what it must say is asked."""
+    """The real kernel of this machine and a real process; only guaranteed values are checked."""
     monkeypatch.setattr(machine, "PERIOD_S", 0.05)
     with MachineWatch(Gpus("")) as watch:
         subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)

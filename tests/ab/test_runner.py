@@ -32,7 +32,7 @@ Happening = Callable[[int], str | None]
 
 
 class Fake:
-    """Starts nothing: the n-th launch fails with what ``happens(n)`` says, or raises what it is."""
+    """Starts nothing: ``happens(n)`` gives the failure of the n-th launch, or an exception to raise."""
 
     def __init__(self, happens: Happening = lambda number: None) -> None:
         self.happens = happens
@@ -147,7 +147,7 @@ def test_a_program_that_does_not_run_is_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [1, 4, 7, 8, 13, 20])
 def test_what_was_interrupted_goes_on_where_it_was(tmp_path: Path, at: int) -> None:
-    """The same pairs in the same order as without; a launch whose partner did not run is no half of a pair."""
+    """The same pairs in the same order as without an interruption; a launch without its partner is not half a pair."""
     whole_folder, folder = tmp_path / "whole", tmp_path / "broken"
     whole_folder.mkdir()
     folder.mkdir()

@@ -19,7 +19,7 @@ from tests.ab.repositories import commit, git, repository
 
 @pytest.fixture
 def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """In a repository of two commits, which is the current folder, with a place of its own for temporary files."""
+    """A repository of two commits as current folder, with a separate folder for temporary files."""
     found = repository(tmp_path / "code")
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
@@ -28,7 +28,7 @@ def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 
 def left(tmp_path: Path) -> list[str]:
-    """Worktrees beside the checkout, and what lies in the temporary folder."""
+    """Worktrees next to the checkout, and files in the temporary folder."""
     listed = git(tmp_path / "code", "worktree", "list", "--porcelain").splitlines()
     held = [line for line in listed if line.startswith("worktree ")][1:]
     return held + [path.name for path in (tmp_path / "scratch").iterdir()]

@@ -37,7 +37,7 @@ PAIRS = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is asked for; 1 if a case could not be judged."""
+    """Run the requested cases; return 1 if a case could not be judged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filter", default="", help="regular expression on 'framework mode: name'")
     parser.add_argument("--only", choices=("rules", "advice"), help="one kind of case")

@@ -24,7 +24,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceCase:
-    """What is run, and what its report must say first. All words are regular expressions, case does not matter."""
+    """The program to run, and the expected first finding. All words are regular expressions without case."""
 
     name: str
     framework: Framework
@@ -40,7 +40,7 @@ class AdviceCase:
     rules: tuple[str, ...] = ()
     """Rules of which each is the right first finding; empty: a control, or ``says`` alone is the answer."""
     line: tuple[str, ...] = ()
-    """Texts of lines of which one is to be named; empty: no line is asked for."""
+    """Texts of lines, one of which must be named; empty: no line is required."""
     file: str = ""
     """File of ``line``, if it is not the program: a path of the repository."""
     fix: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class AdviceCase:
 
     @property
     def title(self) -> str:
-        """What names it everywhere."""
+        """Its name in all tables."""
         return f"{self.framework} {self.kind}: {self.name}"
 
     @property

@@ -65,7 +65,7 @@ class Judged:
     case: AdviceCase
     verdict: Verdict
     why: str
-    """What is missing or false; empty where it is right."""
+    """Missing or false parts; empty if the advice is right."""
     first: str
     """The first finding: rule, place and title."""
     fix: str
@@ -162,7 +162,7 @@ def _of_findings(case: AdviceCase, blocks: Sequence[FindingBlock], lacking: list
 
 
 def _faults(case: AdviceCase, block: FindingBlock) -> list[str]:
-    """What a finding of the right rule lacks."""
+    """Yield the faults of a finding of the right rule."""
     finding, places = block.finding, case.places
     text = text_of(block)
     faults = []
@@ -176,7 +176,7 @@ def _faults(case: AdviceCase, block: FindingBlock) -> list[str]:
 
 
 def text_of(block: FindingBlock) -> str:
-    """All that a finding says, but for its evidence."""
+    """All texts of a finding except its evidence."""
     finding = block.finding
     return "\n".join((finding.where.label(), finding.title, finding.detail, finding.advice))
 

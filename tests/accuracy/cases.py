@@ -1,10 +1,10 @@
 """The table of labelled cases: a program or recording with a known defect, and its twin without it.
 
 A defect is one line of a program, which ends in ``# defect: RULE[, RULE]`` (`tests/accuracy/labels.py`). A case names
-the rules that shall find it, and text by which its line is known among the labelled ones. Recordings of others have no
-source: their story is what their authors or tools of others say of them, and stands beside the case.
+the rules that should find it, and a text that identifies its line among the labelled ones. Recordings by others have no
+source: their story, from their authors or from other tools, is in the case.
 
-``make accuracy`` judges all of them and writes docs/accuracy.md; `test_cases.py` holds each to what the table says.
+``make accuracy`` judges all of them and writes docs/accuracy.md; `test_cases.py` compares each with the table.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Case:
     measured: bool = False
     """Whether the saving is measured by pairs of the defect and its twin."""
     story: str = ""
-    """Of a recording of others: what is in it, and who says so."""
+    """For a recording by others: its content, with the source of that statement."""
     clean: tuple[str, ...] = ()
-    """Of a recording of others: rules that are agreed to have nothing there. What it holds besides is not labelled, so
-    no other rule is counted as a false alarm."""
+    """For a recording by others: rules that are agreed to find nothing in it. Its other content is not labelled, so
+    that no other rule counts as a false alarm."""
 
     @property
     def title(self) -> str:
-        """What names it everywhere."""
+        """Its name in all tables."""
         return f"{self.framework} {self.mode}: {self.name}"
 
 

@@ -1,4 +1,4 @@
-"""Runs the cases, asks all rules, and compares what they say with the labels."""
+"""Runs the cases, evaluates all rules, and compares their findings with the labels."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ RUN_LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What one rule said of one program."""
+    """The result of one rule for one program."""
 
     rule: str
     status: str
     reason: str | None = None
     places: tuple[tuple[str, int] | None, ...] = ()
-    """Of each finding, the costliest first, and the line that its fix changes; ``None``: no line of the workloads."""
+    """Places of findings, costliest first, and the line that the fix changes; ``None``: not a line of the workloads."""
     titles: tuple[str, ...] = ()
     cost_ns_per_step: int | None = None
-    """Of the costliest."""
+    """Cost of the costliest finding."""
     basis: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is expected of one rule, and what it said."""
+    """The expected and the actual result of one rule."""
 
     rule: str
     label: str | None
@@ -78,7 +78,7 @@ class Result:
     answers: tuple[Answer, ...]
     alarms: tuple[Alarm, ...]
     besides: Mapping[str, str]
-    """What is flagged besides and right, with the reason."""
+    """Other correct findings, with the reason."""
     clean: tuple[str, ...]
     """Rules that looked at the defect's program or its twin, and rightly found nothing; one entry for each."""
     seconds: float
@@ -141,7 +141,7 @@ class Judge:
         self._said: dict[str, tuple[Said, ...]] = {}
 
     def said_of(self, source: Source) -> tuple[Said, ...]:
-        """What each rule said of a source."""
+        """The result of each rule for a source."""
         if source.key not in self._said:
             name = "".join(letter if letter.isalnum() else "-" for letter in source.key)[-80:]
             self._said[source.key] = tuple(_said(analysis_of(source, self.folder / name)))

@@ -1,4 +1,4 @@
-"""What is known of the rules on the labelled cases: what else they rightly flag, and why they miss or are wrong.
+"""Known deviations of the rules on the labelled cases: other correct findings, and reasons of misses and false alarms.
 
 A row belongs to all cases whose title (``framework mode: name``) its pattern matches. Every row is printed on
 docs/accuracy.md; a miss or a false alarm without a row fails the slow tests.

@@ -12,7 +12,7 @@ from tests.conftest import REPOSITORY
 WORKLOADS = REPOSITORY / "perfscope" / "workloads"
 LABEL = re.compile(r"# defect: (?P<rules>\w+(?:, \w+)*)(?::|$)")
 NO_RULE = "none"
-"""Of a defect that no rule finds in one program: two of them are compared."""
+"""Label of a defect that no rule finds in a single program: two programs are compared."""
 
 
 @cache

@@ -29,7 +29,7 @@ the slow tests hold every case to it. The table of cases is `tests/accuracy/case
 
 @dataclass(slots=True)
 class Score:
-    """Of one rule."""
+    """Counts of one rule."""
 
     found: int = 0
     missed: int = 0

@@ -1,6 +1,6 @@
-"""Recordings of a GPU that are a case themselves: small Kineto traces, written as PyTorch's profiler writes them.
+"""GPU recordings that are cases themselves: small Kineto traces in the format of PyTorch's profiler.
 
-All times are made up, in microseconds. What makes each a case is in its function's docstring.
+All times are made up, in microseconds. The docstring of each function describes its defect.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def gemms(trace: Kineto, host: float, device: float, count: int, each: float, op
 
 
 def overlapping_kernels(folder: Path) -> Path:
-    """One stream, but every sixteenth kernel is said to last as long as twenty others: a counter that ran over."""
+    """One stream, but every sixteenth kernel lasts as long as twenty others: a counter that overflowed."""
     trace = Kineto(device=AMD)
     for start in steps(trace):
         at = start + 100
@@ -146,7 +146,7 @@ def no_device_activity(folder: Path) -> Path:
 
 
 def badly_joined(folder: Path) -> Path:
-    """A second writer left the tail of its own list behind the end of the first."""
+    """A second writer left the tail of its list after the end of the first."""
     rows = [
         {"ph": "X", "name": "aten::mm", "pid": 1, "tid": 1, "ts": str(1.7e15 + 100 * n), "dur": 40.0, "cat": "cpu_op"}
         for n in range(60)
@@ -182,7 +182,7 @@ def loader_without_workers(folder: Path) -> Path:
 
 
 def pageable_copies(folder: Path) -> Path:
-    """Each batch comes from pageable memory; nothing runs beside the copy."""
+    """Each batch comes from pageable memory; nothing runs during the copy."""
     trace = Kineto()
     for start in steps(trace):
         trace.launched(

@@ -1,4 +1,4 @@
-"""What a defect costs: its steps against those of its twin, launched in turns without a profiler."""
+"""The cost of a defect: steps of the program and of its twin, in alternating launches without a profiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.accuracy.cases import Program
 from tests.accuracy.judge import environment_of
 
 STEPS = 44
-"""Of a measured launch: JAX is timed in windows of eight steps."""
+"""Steps of a measured launch: JAX is timed in windows of eight steps."""
 ESTIMATOR = "p25"
 """Stands for a launch: on a machine that others use the median repeats worse."""
 LEVEL = 0.95
@@ -28,7 +28,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """What the twin's step takes less, in ns: mean of the pairs and its interval of level 0.95 (Student's t)."""
+    """Saving of the twin's step in ns: mean of the pairs and its interval of level 0.95 (Student's t)."""
 
     pairs: int
     defect_ns: int

@@ -1,10 +1,10 @@
-"""Numbers of peers on public files, one test a cause that once gave another number.
+"""Numbers of peers on public files, one test per cause that once gave another number.
 
-The files lie in the folder ``peers`` of the corpus under the names in ``FILES``; where one is missing its test
-skips and says where it comes from. What the corpus itself shows is tested beside the readers: XLA's trace.json with
-its last empty object (``readers/xspace/test_trace_json.py``), runs, stacks and capacity of a TPU
-(``readers/xspace/test_corpus.py``), step and DMA of Kineto (``readers/test_kineto_corpus.py``), logs held against
-tlparse (``readers/torch_log/test_corpus.py``).
+The files are in the folder ``peers`` of the corpus under the names in ``FILES``; if one is missing, its test is skipped
+and names its source. Cases in the corpus itself are tested with the readers: XLA's trace.json with its last empty
+object (``readers/xspace/test_trace_json.py``), runs, stacks and capacity of a TPU (``readers/xspace/test_corpus.py``),
+step and DMA of Kineto (``readers/test_kineto_corpus.py``), logs compared with tlparse
+(``readers/torch_log/test_corpus.py``).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_steps_of_the_old_schema_are_those_of_the_tensorboard_plugin(peers: Path
 
 
 def test_memory_of_events_without_addresses_is_their_running_sum(peers: Path) -> None:
-    """Sum over the file's ``[memory]`` events; what was held before them is not known, so nothing is said of room."""
+    """Sum over the file's ``[memory]`` events; memory held before is unknown, so free memory is not reported."""
     trace = load_one(public(peers, "worker0.1623143089861.pt.trace.json.gz"))
     assert [line.peak()[1] for line in trace.fact(memory_timelines)] == [2_791_636_480, 57_803_264]
     near = analyze([trace], rules=["oom_near"])["oom_near"]
@@ -155,7 +155,7 @@ def test_capacity_is_the_allocators_and_devices_without_a_name_have_one(
 
 
 def test_instructions_of_a_tpu_take_what_its_line_of_ops_shows(corpus: Path) -> None:
-    """xprof: ``jit_f`` ran 400 times on 4 devices, 784 ms each; copies beside the core are in no instruction's time."""
+    """xprof: ``jit_f`` ran 400 times on 4 devices, 784 ms each; copies parallel to the core count for nothing."""
     trace = load_one(corpus / "xplane" / "xprof__tpu_inference_2.xplane.pb.gz")
     ran = [one.execution for one in trace.fact(programs) if one.execution is not None]
     assert sum(one.instructions_ns for one in ran) == pytest.approx(315.1e9, rel=1e-3)
@@ -173,7 +173,7 @@ def test_graphs_of_a_log_are_what_inductor_compiled(peers: Path, name: str, grap
 
 
 def test_ranks_of_logs_are_those_of_their_names(peers: Path) -> None:
-    """As in tlparse: every record of all three says rank 0."""
+    """As in tlparse: every record of all three has rank 0."""
     sources = [trace.source for trace in load(public(peers, "multi_rank_schedule"))]
     assert [(source.rank, source.rank_source) for source in sources] == [(rank, "file name") for rank in range(3)]
 
@@ -224,9 +224,9 @@ def test_a_memory_timeline_has_the_peak_of_its_file(peers: Path, name: str, peak
 
 
 def test_counts_of_a_comparison_are_per_step_in_every_row(peers: Path) -> None:
-    """HTA's trace_compare: work behind the last step is in no row, and a metric shows what its rows show.
+    """HTA's trace_compare: work after the last step is in no row, and a metric is the sum of its rows.
 
-    HTA's ops that came: AddmmBackward0, All2All_Pooled_Req, CatBackward0.
+    New ops according to HTA: AddmmBackward0, All2All_Pooled_Req, CatBackward0.
     """
     base, head = (load_one(public(peers, f"trace_compare/{name}.json.gz")) for name in ("base", "test"))
     comparison = compare([base], [head])

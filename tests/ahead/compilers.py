@@ -8,7 +8,7 @@ from perfscope.profiler.ahead.targets import plugins
 
 
 def require(kind: plugins.Kind) -> plugins.Plugin:
-    """The compiler of a kind, or a skip that says what is missing."""
+    """The compiler of a kind, or a skip that names what is missing."""
     found = plugins.find(kind)
     if isinstance(found, plugins.MissingPlugin):
         pytest.skip(f"{found.reason}; {found.install}")
@@ -16,7 +16,7 @@ def require(kind: plugins.Kind) -> plugins.Plugin:
 
 
 def require_checkpoint() -> None:
-    """A skip that says why, where this jax is not one that ``--checkpoint`` is for."""
+    """Skip with the reason if this jax does not support ``--checkpoint``."""
     jax = pytest.importorskip("jax")
     from perfscope.profiler.ahead.jax import compat
 

@@ -23,14 +23,14 @@ from tests.hlo_build import QUICK
 
 
 def discover_programs(run: Callable[[], Any], limits: RunLimits | None = None) -> Discovery:
-    """What a function compiles, in this process, for its own CPU; its exception is the test's."""
+    """The programs that a function compiles, in this process, for its CPU; exceptions reach the test."""
     found = discover.discover_programs(run, jax.devices("cpu")[:1], limits)
     assert found.failure is None, found.failure.text
     return found
 
 
 def json_of_child(text: str, *, devices: int = 8, path: tuple[str, ...] = (), folder: Path | None = None) -> Any:
-    """What a script prints as JSON, in a process with so many CPU devices."""
+    """The JSON that a script prints, in a process with that many CPU devices."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
     quick = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
     environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick]).strip()

@@ -36,7 +36,7 @@ def step_of(fun: Callable[..., Any], asked: str | None, weights: Any, x: jax.Arr
 
 
 def book_of(fun: Callable[..., Any], asked: str, weights: Any, x: jax.Array) -> Checkpoints:
-    """What ``--checkpoint`` did to the gradient, which is traced and not compiled."""
+    """The outcome of ``--checkpoint`` for the gradient, which is traced and not compiled."""
     with checkpointed(parse_checkpoint(asked)) as book:
         _traced(fun, weights, x)
     assert book is not None

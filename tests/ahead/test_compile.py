@@ -1,4 +1,4 @@
-"""The parent of the child that compiles: whatever becomes of the child, the folder opens and says what is not there."""
+"""The parent of the compiling child: however the child ends, the folder opens and lists what is missing."""
 
 from __future__ import annotations
 

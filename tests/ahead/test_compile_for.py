@@ -113,7 +113,7 @@ def under_checkpoints() -> tuple[Any, Any, tuple[Any, ...]]:
 
 
 def test_a_policy_is_nobody_elses() -> None:
-    """What is jitted in this process, before and after and in another thread, is as it was."""
+    """Functions jitted in this process before, after and in another thread are unchanged."""
     plain, _, arguments = under_checkpoints()
     from perfscope.model.documents.compile_request import parse_checkpoint
     from perfscope.profiler.ahead.jax import export

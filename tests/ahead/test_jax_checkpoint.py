@@ -26,7 +26,7 @@ from tests.ahead.policies import book_of, step_of, under
 pytestmark = pytest.mark.jax
 LAYERS = 4
 PAIRS = (("none", "full"), ("none", "dots"), ("full", "none"), ("dots", "full"))
-"""What the program says, and what is asked for."""
+"""Policy in the program, and requested policy."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def jitted_layers(policy: str) -> Callable[..., Any]:
 
 
 def blocked(policy: str) -> Callable[..., Any]:
-    """A layer with a loop and a checkpoint of its own in it, as attention in blocks has them."""
+    """A layer that contains a loop and a checkpoint, like attention in blocks."""
 
     def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
         parts = x.reshape(4, 2, -1)
@@ -112,7 +112,7 @@ def own(model: Callable[[str], Callable[..., Any]], policy: str, size: tuple[int
 
 
 def numbered(text: str) -> str:
-    """Names by their first use: how many were made before them says nothing of the program."""
+    """Names by their first use, because the number of earlier names is irrelevant."""
     names: dict[str, str] = {}
     return re.sub(r"\b[a-z_][\w\-]*(?:\.\d+)+", lambda one: names.setdefault(one[0], f"name{len(names)}"), text)
 
@@ -133,7 +133,7 @@ def test_the_same_policy_changes_nothing() -> None:
 
 
 def test_policies_differ() -> None:
-    """What the test above compares is not one program under three names."""
+    """The test above does not compare one program with itself."""
     assert len({own(scanned, policy) for policy in ("none", "full", "dots")}) == 3
     assert own(looped, "none") != own(looped, "full")
 

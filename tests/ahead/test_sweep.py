@@ -1,4 +1,4 @@
-"""What ``--sweep`` may say, and the arguments that come of it."""
+"""Values of ``--sweep``, and the resulting arguments."""
 
 from __future__ import annotations
 

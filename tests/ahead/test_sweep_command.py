@@ -133,7 +133,7 @@ def test_a_sweep_end_to_end_and_again(here: Path, capsys: pytest.CaptureFixture[
     assert "act=gelu" in text
     assert "4 of 12 variants were not compiled" in text
     assert (here / "sweep.html").read_text().startswith("<!DOCTYPE html>")
-    (folder,) = (here / "perfscope-runs").iterdir()  # a sweep is no run that `latest` could point to
+    (folder,) = (here / "perfscope-runs").iterdir()  # a sweep is not a run that `latest` could point to
     assert (folder / plain["folder"] / "compile.json").is_file()
 
     assert run([*words, "--json", "again.json", "train.py"]) == 0
@@ -233,7 +233,7 @@ def test_an_interrupt_keeps_what_is_done(here: Path) -> None:
 
 
 def _left(pids: list[int], *, within: float) -> list[int]:
-    """Those that are still there after a while: who was killed leaves the table when its new parent looks at it."""
+    """Processes that still exist after a while: a killed one leaves the table when its new parent reaps it."""
     until = time.monotonic() + within
     while pids and time.monotonic() < until:
         pids = [pid for pid in pids if Path(f"/proc/{pid}").exists()]

@@ -77,7 +77,7 @@ def test_a_die_of_amd_has_its_own_cache() -> None:
 def test_xla_makes_code_of_the_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, code: str
 ) -> None:
-    """Newer XLA writes no PTX, which is said."""
+    """Newer XLA writes no PTX, and the manifest notes that."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(
         "import jax, jax.numpy as jnp\n"

@@ -1,4 +1,4 @@
-"""What stands for ``torch.cuda`` in a planned program: a class for each class, so that annotations and checks work."""
+"""Replacements of ``torch.cuda`` in a planned program: a class for each class, so that annotations and checks work."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TABLE = {
     "attention backward": ((19, 10, 858.6), (15, 7, 857.0)),
 }
 ROUNDED = 0.1
-"""MB: the table has one digit behind the point."""
+"""MB: the table has one decimal."""
 
 
 def planned(folder: Path, text: str, name: str = "train") -> Trace:
@@ -419,7 +419,7 @@ def test_an_eager_step_by_hand(tmp_path: Path) -> None:
     assert eager.op == "aten.threshold_backward.default"
     assert (eager.file, eager.line) == ("train.py", 10)
     assert matrices(eager) == {"parameter": 2, "input": 1, "gradient": 1, "activation": 1, "temporary": 2}
-    # it begins behind the optimizer's step: with the gradients and the input of the step before
+    # it begins after the optimizer's step: with the gradients and the input of the previous step
     assert 0 <= eager.start_bytes - 5 * 4 * MIB < SMALL
 
 

@@ -1,4 +1,4 @@
-"""Programs of several processes: what is planned of rank 0, beside the same programs running over gloo."""
+"""Programs of several processes: the plan of rank 0 compared with the same programs running over gloo."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def processes_of(trace: Trace) -> PlannedProcesses:
 
 
 def really_run(folder: Path, text: str, world: int, *, alone: bool = False) -> list[list[dict[str, Any]]]:
-    """What torch's profiler saw of rank 0 in each of the steps to look at.
+    """Records of torch's profiler on rank 0 for each examined step.
 
-    ``alone``: over a group that exchanges nothing, for peaks: gloo's threads take scratch memory and let go of tensors
-    when they come to it.
+    ``alone``: over a group that exchanges nothing, for peaks: gloo's threads take scratch memory and free tensors at
+    arbitrary times.
     """
     script, truth = folder / "real.py", folder / "truth.json"
     script.write_text(text)
@@ -116,7 +116,7 @@ def measured_peak(steps: list[list[dict[str, Any]]]) -> int:
 
 
 def planned_peak(trace: Trace) -> int:
-    """Of the eager step, before an allocator rounds."""
+    """Peak of the eager step, before an allocator rounds."""
     memory = trace.torch_plans[0].plan.memory
     assert memory is not None
     assert memory.eager is not None
@@ -135,7 +135,7 @@ def test_data_parallel_is_planned_as_it_runs(tmp_path: Path, world: int) -> None
         assert {(one.kind, one.dtype, one.by) for one in rows} == {("all-reduce", "float32", "DistributedDataParallel")}
         assert [one.bytes for one in rows] == [one.bytes for one in processes.buckets]
         assert all(one.phase == "backward" and one.until is not None for one in rows)
-    assert len(processes.buckets) > 1  # and so they may hide behind the backward
+    assert len(processes.buckets) > 1  # so the backward may hide them
     eager = processes.eager or ()
     assert eager[0].at.ops < eager[-1].at.ops
     assert any("buckets are modelled from parameter sizes" in note for note in processes.notes)
@@ -177,8 +177,8 @@ def test_sharded_parameters_are_planned_as_they_run(tmp_path: Path) -> None:
     (work,) = trace.fact(plan_works)
     assert work.eager_exchanges is not None
     gathers = [row for row in work.eager_exchanges.rows if row.collective.kind == "all-gather"]
-    assert gathers[0].blocks  # nothing was asked for before the first
-    assert not gathers[1].blocks  # the others run beside the layer before them
+    assert gathers[0].blocks  # nothing was requested before the first
+    assert not gathers[1].blocks  # the others run parallel to the previous layer
 
 
 def test_modules_that_are_sharded_without_a_mesh_are_sharded_over_all(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Programs that the tests of plans run, as text: each is a file of its own in the child."""
+"""Programs for the tests of plans, as text: each is a separate file in the child."""
 
 TABLE = '''
 """Two models that compile themselves: LayerNorm and MLP, and attention written out."""

@@ -41,6 +41,6 @@ def axe_source(folder: Path) -> str:
 
 
 def violations_above_minor(page: Any, source: str) -> list[dict[str, Any]]:
-    """What axe finds on the page as it is now, without what it calls minor."""
+    """Violations that axe finds on the current page, without those it rates minor."""
     page.evaluate(source)
     return [one for one in page.evaluate(RUN) if one["impact"] in COUNTED_IMPACTS]

@@ -1,4 +1,4 @@
-"""A headless Chromium driven over the DevTools pipe: what a page logs, asks for, and how wide it is."""
+"""A headless Chromium driven over the DevTools pipe: log messages, requests and width of a page."""
 
 from __future__ import annotations
 

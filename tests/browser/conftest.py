@@ -97,7 +97,7 @@ class Tab:
         self.page.wait_for_selector(ready, timeout=PATIENCE_MS)
 
     def failed(self, url: str, why: str | None) -> None:
-        """A request came to nothing; what the page itself gave up, as it went elsewhere, is no failure."""
+        """Whether a request failed; requests that the page cancelled on leaving do not count."""
         if why != "net::ERR_ABORTED":
             self.wrong.append(f"failed: {url} {why}")
 

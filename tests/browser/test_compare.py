@@ -1,4 +1,4 @@
-"""Two things compared in a browser: chosen, ticked, shown with their timelines; and the history beside them."""
+"""Comparisons in a browser: chosen, ticked, shown with their timelines; and the history."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_without_a_store_it_says_how_to_get_one(tab: Tab, tmp_path: Path) -> Non
 
 PAIR_STEPS = 4
 BEFORE_US = {"base": 300, "head": 7_700}
-"""What is recorded before the first step."""
+"""Time recorded before the first step."""
 PAIR_STEP_US = {"base": 1_000, "head": 1_400}
 EXTRA = "aten::cumsum"
 
@@ -181,7 +181,7 @@ SIDES = """['base', 'head'].map((side) => {
 
 
 def _pair_trace(path: Path, side: str) -> Path:
-    """Steps behind a beginning of another length; the head's have one more op."""
+    """Steps after a beginning of another length; the head's have one more op."""
     made = Kineto()
     made.add("cpu_op", "aten::empty", 1, 0, 5)
     for step in range(PAIR_STEPS):
@@ -268,7 +268,7 @@ def test_a_row_of_the_waterfall_leads_to_its_place(tab: Tab, pair_server: Server
 
 def test_an_ab_has_the_timelines_of_the_launches_it_profiled(tab: Tab, pair_server: Server) -> None:
     keys = _pair_keys(tab, pair_server)
-    assert not any("-base-" in key for key in keys)  # they are no runs of their own in a list
+    assert not any("-base-" in key for key in keys)  # they are not listed as runs
     tab.open(f"{pair_server.base}compare", "#compare-stored")
     tab.page.click("#compare-stored")
     tab.page.click("[role=option]:visible:has-text('ab-20260101-main')")

@@ -26,7 +26,7 @@ GRIDS = """[...document.querySelectorAll('[id$=-search]')].every((one) => {
   head?.scrollIntoView({ block: 'center' });
   return head && getComputedStyle(head).visibility === 'visible';
 })"""
-"""The grids' code comes late, and a grid is hidden until it has been on the screen. Each stands below its search."""
+"""The grids' code loads late, and a grid is hidden until it was on the screen. Each is below its search."""
 SETTLE_MS = 250
 """Rows of grids and figures come after the page's heading."""
 WIDTHS = (1280, 820, 390)
@@ -38,7 +38,7 @@ LINKS = """(() => {
       .flatMap((one) => one.customdata || []).map(String).filter((one) => one.startsWith('/'));
   return [...links, ...drawn];
 })()"""
-"""Of links, and where a click on a figure leads."""
+"""Links, and targets of clicks on figures."""
 LEAST_WORDS = 20
 """Characters on a page that has anything to say."""
 STATUS = "document.querySelector('.ps-tl-status')?.textContent || ''"
@@ -85,7 +85,7 @@ def _pages(tab: Tab, server: Server, start: str) -> dict[str, str]:
 
 
 def _dead_end(tab: Tab, server: Server, href: str) -> str:
-    """What is wrong with where a link leads; ``""``: it shows what it names."""
+    """What is wrong with a link's target; ``""`` if it shows what the link names."""
     try:
         return _wrong_with(tab, server, href)
     except AssertionError as error:

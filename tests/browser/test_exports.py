@@ -136,7 +136,7 @@ def test_the_trace_opens_in_perfetto_and_nothing_leaves_the_machine(tab: Tab, se
     assert shown in other.inner_text("body")
     assert "rank0" in other.title()
     assert other.url.partition("#")[0] != server.base
-    # Perfetto's page asks once whether its user is of its makers; its policy here lets that nowhere.
+    # Perfetto's page checks once whether its user is one of its developers; its policy here blocks that.
     away = [(url, how) for url, how in answered if not re.match(r"(http://127\.0\.0\.1:|data:|blob:)", url)]
     assert [how for _, how in away if how != "csp"] == [], away
     assert tab.wrong == []
@@ -144,7 +144,7 @@ def test_the_trace_opens_in_perfetto_and_nothing_leaves_the_machine(tab: Tab, se
 
 
 def _is_only_perfetto(base: str) -> None:
-    """Its listener has the files of the page and nothing else, for who asks by a name of ours."""
+    """Its listener serves the files of the page only, and only under our host names."""
 
     def status(path: str, method: str = "GET", **headers: str) -> int:
         request = urllib.request.Request(f"{base}{path}", method=method, headers=headers)

@@ -54,7 +54,7 @@ def server(home: Path) -> Iterator[Server]:
 
 
 def _children(process: subprocess.Popen[str]) -> list[str]:
-    """Of all its threads."""
+    """Children of all its threads."""
     return [pid for file in Path(f"/proc/{process.pid}/task").glob("*/children") for pid in file.read_text().split()]
 
 

@@ -1,4 +1,4 @@
-"""Pages follow what changes beside them: runs that come and go in the picker, a run store, what is checked out."""
+"""Pages follow external changes: runs that appear and disappear, a run store, the commit checked out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph in a browser: what stands around a finding, an instruction that is chosen, a search, text to copy."""
+"""The graph in a browser: neighbours of a finding, a chosen instruction, a search, text to copy."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_search_finds_the_picture_of_an_instruction(tab: Tab, graph_server: Se
 
 @pytest.mark.slow
 def test_labels_lie_on_nothing(tab: Tab, tmp_path: Path) -> None:
-    """A plan whose values skip layers: no label stands on a node, on the words of a box or on another label."""
+    """A plan whose values skip layers: labels overlap neither nodes nor box titles nor other labels."""
     plan = REPOSITORY / "fixtures" / "plans-h100" / "attention-naive"
     with serving(tmp_path, plan) as graph_server:
         _open_graph(tab, graph_server)
@@ -193,7 +193,7 @@ def test_it_stays_readable_when_narrow_and_dark(tab: Tab, roofline_server: Serve
     tab.until(f"{ink} === getComputedStyle(document.querySelector('h1')).color")
     assert tab.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     absent = tab.page.inner_text(".ps-absent")
-    assert "headroom · of roof" in absent  # nothing was measured: the columns make room, and it is said
+    assert "headroom · of roof" in absent  # nothing was measured: empty columns are hidden, with a note
     tab.page.set_viewport_size({"width": 390, "height": 844})
     tab.until(f"{IN_SIGHT}.includes('time')")
     assert tab.page.evaluate(IN_SIGHT)[:2] == ["name", "time"]

@@ -108,7 +108,7 @@ def test_a_legend_tells_the_colours_of_devices_and_host(tab: Tab, server: Server
     matrix, launch = tab.page.evaluate(SWATCH, "matrix product"), tab.page.evaluate(SWATCH, "launch")
     kernel, op = tab.page.evaluate(COLOURS_AT, [["stream 7", 0, 33_000], ["thread 1", 1, 21_000]])
     assert _near(kernel, matrix)
-    assert _near(op, matrix)  # the op that asks for a product looks like the kernel that computes it
+    assert _near(op, matrix)  # the op that launches a product looks like the kernel that computes it
     assert not _near(launch, matrix)
     assert tab.wrong == []
 
@@ -192,7 +192,7 @@ WRITTEN = """(() => {
   const one = document.querySelector('.ps-timeline').perfscope, at = new URLSearchParams(location.search);
   return at.has('sel') && ['t0', 't1'].every((end) => Number(at.get(end)) === Math.round(one.view[end]));
 })()"""
-"""The address says what is selected and the view as it is now: it is written a moment behind the last change."""
+"""The address has the selection and the current view, shortly after the last change."""
 
 
 def test_the_address_brings_the_picture_back(tab: Tab, server: Server) -> None:
@@ -269,7 +269,7 @@ def test_the_picture_as_png(tab: Tab, files_server: Server) -> None:
 
 
 CLOCK_US = 1_700_000_000_000_000
-"""Of the recorded clocks: of the size of real ones."""
+"""Start of the recorded clocks, as large as real ones."""
 LATE_US = {0: 2_000, 1: 3_000}
 AHEAD_US = 700
 """The second rank's recording begins so much later."""
@@ -443,7 +443,7 @@ ROWS = "document.querySelector('.ps-timeline').perfscope.rows.map((row) => `${ro
 
 
 def _click_name(tab: Tab, label: str, *, right: bool = False) -> None:
-    """Click on the name of a row, or (``right``) on the star beside it."""
+    """Click on the name of a row, or (``right``) on its star."""
     script = """([label, right]) => {
       const one = document.querySelector('.ps-timeline').perfscope, draw = window.perfscope_ui.draw;
       const row = one.rows.find((each) => each.label.startsWith(label));

@@ -10,7 +10,7 @@ from perfscope.analyzers.checkpointing.step_model import Region, StepModel, Valu
 
 
 def value(bytes_: int, birth: int, death: int, **more: Any) -> Value:
-    """A value of the forward outside of all regions, that nobody needs, unless said otherwise."""
+    """A value of the forward outside of all regions, without readers by default."""
     given = {"last_forward_use": birth, "kind": "other", "region": None, "needed_by": frozenset(), "cost_ns": 0}
     return Value(bytes=bytes_, birth=birth, death=death, **(given | more))
 
@@ -18,10 +18,10 @@ def value(bytes_: int, birth: int, death: int, **more: Any) -> Value:
 def layers(
     count: int, *, held: int = 1_000, activation: int = 100, product: int = 40, temporary: int = 8, gradient: int = 10
 ) -> StepModel:
-    """``count`` layers of 4 ops each; the backward of each is 2 ops, in reverse, behind 2 ops of the loss.
+    """``count`` layers of 4 ops each; the backward of each is 2 ops, in reverse, after 2 ops of the loss.
 
-    Op 0 of a layer makes a product of ``product`` bytes (30 ns), op 1 an activation of ``activation`` bytes from it
-    (10 ns), both for the layer's backward; op 2 makes a temporary (5 ns), op 3 the output that the backward of the next
+    Op 0 of a layer makes a product of ``product`` bytes (30 ns), op 1 an activation of ``activation`` bytes from it (10
+    ns), both for the layer's backward; op 2 makes a temporary (5 ns), op 3 the output that the backward of the next
     layer needs. A layer's backward makes a gradient that lives to the end.
     """
     values: list[Value] = []

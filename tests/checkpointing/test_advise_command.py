@@ -1,4 +1,4 @@
-"""``perfscope advise memory`` from a path to its answer: text, page, JSON, and what is asked wrongly."""
+"""``perfscope advise memory`` from a path to its result: text, page, JSON, and invalid options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flagged; just below the threshold; the near miss; abstained; and what the finding says."""
+"""Flagged; just below the threshold; the near miss; abstained; and the texts of the finding."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def bargain(model: StepModel) -> Bargain:
 
 
 def capacity_for(peak: float) -> int:
-    """Of a device on which ``peak`` bytes may be used."""
+    """Size of a device on which ``peak`` bytes may be used."""
     return round(peak / SCARCE_SHARE) + 1
 
 
@@ -224,7 +224,7 @@ def with_policies(model: StepModel, policies: Sequence[str]) -> StepModel:
 
 
 def needed_checkpoints() -> StepModel:
-    """Checkpointed no more than its peak asks for, on a device that has just the room."""
+    """Checkpointed only as much as needed, on a device that has just the room."""
     best = bargain(checkpointed(PLAIN)).better
     assert best is not None
     return replace(with_policies(PLAIN, best.policies), capacity_bytes=capacity_for(best.peak_bytes))
@@ -265,7 +265,7 @@ def test_another_choice_with_as_low_a_peak_dominates() -> None:
 
 
 def test_a_peak_elsewhere_is_not_lowered() -> None:
-    """The optimizer makes copies behind the backward, larger than all activations."""
+    """The optimizer makes copies after the backward, larger than all activations."""
     model = checkpointed(PLAIN)
     update = value(5_000, model.length, model.length + 1)
     larger = replace(model, values=(*model.values, update), length=model.length + 1)

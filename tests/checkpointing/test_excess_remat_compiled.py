@@ -50,7 +50,7 @@ def step(
     reserved_kib: int = 0,
     region: str = "Torch-Compiled Region: 0/0",
 ) -> Trace:
-    """Forward at 100-300 us with so many KiB in use, backward at 400-700 us, and an optimizer behind both."""
+    """Forward at 100-300 us with that many KiB in use, backward at 400-700 us, then an optimizer."""
     b = MemoryBuilder(rank=None, recorded=frozenset({"host_ops", "autograd", "memory", "steps"}))
     b.device(0)
     if capacity_kib is not None:

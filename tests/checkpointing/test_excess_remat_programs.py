@@ -242,7 +242,7 @@ def test_what_cannot_be_judged_abstains():
     ],
 )  # fmt: skip
 def test_modelled_peaks_are_within_15_percent_of_xlas(corpus: Path, program_name: str, temporary: float):
-    """``temporary``: what XLA itself said when it compiled them, beside arguments and results."""
+    """``temporary``: XLA's own figure at compilation, in addition to arguments and results."""
     module = corpus_module(corpus / "aot" / f"gpu_{program_name}.hlo.txt.gz")
     entry = module.entry_computation()
     arguments = sum(one.shape.bytes for one in entry.instructions if one.opcode == "parameter")

@@ -191,7 +191,7 @@ def test_words_and_code_of_sharding_and_of_the_host() -> None:
     compile("\n".join(code_for(model, sharded)), "advice", "exec")
     hosted = next(plan for plan in front if plan.placement.optimizer_on_host)
     assert "optimizer state on the host" in describe(model, hosted)
-    assert hosted.added_high_ns is None  # the update takes time on the host that nobody knows
+    assert hosted.added_high_ns is None  # the update takes an unknown time on the host
 
 
 def test_code_of_a_jax_program_names_its_policies() -> None:
@@ -305,7 +305,7 @@ def test_keeping_everything_is_the_recorded_step() -> None:
 def test_full_keeps_outputs_and_makes_the_rest_again_up_to_what_is_needed() -> None:
     model = layers(2)
     told = simulate(model, ["full", "full"])
-    # The product and the activation of each layer; the temporary and the output come behind what is needed.
+    # The product and the activation of each layer; the temporary and the output end after their last reader.
     assert told.recompute_ns == 2 * (30 + 10)
     assert told.recomputed == 4
     curve = Simulator(model).curve(["full", "full"])
@@ -318,7 +318,7 @@ def test_full_keeps_outputs_and_makes_the_rest_again_up_to_what_is_needed() -> N
 def test_a_lone_checkpointed_layer_is_full_again_in_its_own_backward() -> None:
     model = layers(2)
     last, first = simulate(model, ["keep", "full"]), simulate(model, ["full", "keep"])
-    assert last.peak_bytes == 1_000 + 156 + 140 + 10  # the first layer's values wait beside it all the same
+    assert last.peak_bytes == 1_000 + 156 + 140 + 10  # the first layer's values still wait at the same time
     assert first.peak_bytes < last.peak_bytes
 
 
@@ -328,7 +328,7 @@ def test_selective_keeps_products() -> None:
     assert told.recompute_ns == 2 * 10
     full, kept = simulate(model, ["full", "full"]), simulate(model, keep_all(model))
     assert full.peak_bytes < told.peak_bytes < kept.peak_bytes
-    assert told.peak_bytes == full.peak_bytes + 40  # the first layer's product beside the second's forward
+    assert told.peak_bytes == full.peak_bytes + 40  # the first layer's product with the second's forward
 
 
 def test_a_product_that_nobody_needs_is_kept_selectively_all_the_same() -> None:
@@ -395,7 +395,7 @@ def test_level_three_gathers_the_parameters_of_the_region_that_runs_and_the_next
     gathered = parts - whole - (125 - 500)
     # 200 bytes are of no region and gathered throughout; each region has 100.
     assert gathered[0] == 200 + 2 * 100
-    assert gathered[10] == 200 + 100  # the last region: none comes behind it
+    assert gathered[10] == 200 + 100  # the last region: no other follows
     assert gathered.max() == 200 + 2 * 100
 
 

@@ -1,4 +1,4 @@
-"""What a policy keeps, and what scopes are layers."""
+"""Values kept by a policy, and scopes that are layers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ STEPS = (
 )
 CHECKPOINTED = ("full", "dots")
 OF_FLOPS = 0.05
-"""Of the recomputed arithmetic: the rest is casts and masks that the other program computes in another way."""
+"""Relative tolerance of the recomputed arithmetic: the other program computes casts and masks differently."""
 
 
 @cache

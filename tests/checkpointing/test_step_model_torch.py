@@ -113,7 +113,7 @@ def test_views_take_nothing() -> None:
 
 POLICY: dict[str, Policy] = {"none": "keep", "full": "full", "selective": "selective"}
 WITHIN = 0.02
-"""Of the peak that was measured. The errors seen are 0; the allowance is for another torch."""
+"""Relative tolerance of the measured peak. Observed errors are 0; the allowance is for another torch."""
 
 
 @pytest.fixture(scope="module")

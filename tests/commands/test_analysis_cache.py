@@ -1,4 +1,4 @@
-"""What was judged before is recalled: for the same files, options and code, and for nothing else."""
+"""Earlier analyses are reused for the same files, options and code only."""
 
 from __future__ import annotations
 

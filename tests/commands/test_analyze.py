@@ -43,7 +43,7 @@ class Reader(ModuleType):
 
 
 class Rules(ModuleType):
-    """A rule with findings of the severities that the test asks for."""
+    """A rule with findings of the severities that the test sets."""
 
     NEEDS = ("device_work",)
     severities: tuple[Severity, ...] = ("medium",)

@@ -22,12 +22,12 @@ from perfscope.model.plugins import named
 from tests.conftest import REPOSITORY
 
 VERBS = sorted({*COMMANDS, *named("commands")})
-"""Of the core and of plug-ins."""
+"""Commands of the core and of plug-ins."""
 
 
 @pytest.fixture
 def verb(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Adds a verb ``try`` that does what the test says."""
+    """Add a command ``try`` with behaviour set by the test."""
 
     def add(body: Any) -> None:
         from perfscope.commands.options import verbose_option

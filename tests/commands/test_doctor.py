@@ -1,4 +1,4 @@
-"""``perfscope doctor``: what can be captured here, and what stands in the way."""
+"""``perfscope doctor``: what can be captured here, and obstacles."""
 
 from __future__ import annotations
 

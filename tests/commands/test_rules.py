@@ -1,4 +1,4 @@
-"""``perfscope rules``: the list, and a rule's page as its docstring says it."""
+"""``perfscope rules``: the list, and a rule's page from its docstring."""
 
 from __future__ import annotations
 

@@ -46,12 +46,12 @@ JAX: dict[str, Sequence[str]] = {
     "jax-eager-update": ("--defect", "eager-update"),
     "jax-retrace": ("--defect", "retrace", "--steps", "9"),
 }
-"""Of ``workloads.jax.attention``, whose variant is ``naive``."""
+"""Options of ``workloads.jax.attention``, whose variant is ``naive``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A defect, what it is compared with, and what must be said of it first."""
+    """A defect, its baseline, and the expected first statement."""
 
     base: str
     head: str

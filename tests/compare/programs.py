@@ -23,11 +23,11 @@ from tests.plans.build import graph, kernel, plan, product, trace_of
 
 MIB = 1 << 20
 OPS = 8
-"""Products of a step, each of 0.1 ms at least, on lines of their own."""
+"""Products of a step, each of at least 0.1 ms, on separate lines."""
 
 
 def ddp_all_reduce(at: int, until: int | None, **changes: Any) -> PlannedCollective:
-    """A sum of gradients by DistributedDataParallel, asked for behind so many ops."""
+    """A sum of gradients by DistributedDataParallel, requested after that many ops."""
     parts: dict[str, Any] = {
         "kind": "all-reduce",
         "op": "c10d.allreduce_",
@@ -47,7 +47,7 @@ def ddp_all_reduce(at: int, until: int | None, **changes: Any) -> PlannedCollect
 
 
 def program_all_reduce(at: int, until: int | None, **changes: Any) -> PlannedCollective:
-    """A sum that the program itself asks for."""
+    """A sum requested by the program itself."""
     return ddp_all_reduce(at, until, **{"by": "the program", "phase": "forward", "line": 12, **changes})
 
 
@@ -95,7 +95,7 @@ def compiled_job(folder: Path, *inside: PlannedCollective, outside: tuple[Planne
 
 
 def on_target(trace: Trace, target: str | None) -> Trace:
-    """The same plan for another machine; ``None``: for one that nobody knows."""
+    """The same plan for another machine; ``None``: an unknown machine."""
     return replace(trace, target=None if target is None else parse_target(target, None))
 
 
@@ -119,7 +119,7 @@ def meta(name: str, line: int, file: str = "model.py") -> str:
 
 
 def fused_program(*, layers: int = 1, shift: int = 0, suffix: str = "", file: str = "model.py") -> HloModule:
-    """``exp`` and ``tanh`` in one kernel a layer. ``shift``: lines that stand above; ``suffix``: of every name."""
+    """``exp`` and ``tanh`` in one kernel per layer. ``shift``: additional lines above; ``suffix``: of every name."""
     bodies, entry = [], []
     previous = f"p{suffix}"
     for layer in range(layers):
@@ -140,7 +140,7 @@ def fused_program(*, layers: int = 1, shift: int = 0, suffix: str = "", file: st
 
 
 def split_program(*, layers: int = 1, broken: frozenset[int] | None = None, shift: int = 0) -> HloModule:
-    """The same, with each of the two in a kernel of its own in the layers that are ``broken`` (all of them)."""
+    """The same, with each of the two in a separate kernel in the ``broken`` layers (default: all)."""
     bodies, entry = [], []
     previous = "p"
     for layer in range(layers):
@@ -183,7 +183,7 @@ GATHER = """
 
 
 def gathers(*, sync: bool = False, beside: bool = True) -> HloModule:
-    """An asynchronous all-gather, with a kernel beside it or behind it."""
+    """An asynchronous all-gather, with a kernel during or after it."""
     body = "work {\n  x = f32[1024,1024]{1,0} parameter(0)\n  ROOT t = f32[1024,1024]{1,0} tanh(x)\n}\n"
     line = f"  w = f32[1024,1024]{{1,0}} fusion(q), kind=kLoop, calls=work, {meta('tanh', 21)}, {GPU}\n"
     return hlo_module(
@@ -237,7 +237,7 @@ def matmul_program(dtype: str = "f32", *, again: bool = False) -> HloModule:
 
 
 def before_optimization(*, barrier: bool) -> HloModule:
-    """The program of one layer as it was before optimization; with a barrier each line behind it moves by one."""
+    """The program of one layer before optimization; with a barrier each later line moves by one."""
     held = "b" if barrier else "e"
     extra = f"  b = {F32} opt-barrier(e), {meta('jvp(block_0)/optimization_barrier', 11)}\n" if barrier else ""
     text = (

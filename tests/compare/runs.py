@@ -1,4 +1,4 @@
-"""What must hold of every comparison, and of one of a program with itself."""
+"""Properties of every comparison, and of a program compared with itself."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ def gpu_run(
 ) -> Trace:
     """Steps of 1000 us: a product of 100 us, three pointwise kernels of 20 us or a fused one of 25.
 
-    ``slow_us``: what the product and the step are longer by.
-
-    ``item``: the host reads a value behind the product, and the device waits. ``extra``: one more small kernel.
+    ``slow_us``: extra duration of the product and the step. ``item``: the host reads a value after the product, and the
+    device waits. ``extra``: one more small kernel.
     """
     made = TraceBuilder(path=f"{file}.json", rank=rank)
     made.device(0, device)

@@ -61,7 +61,7 @@ def arms(
 
 
 def level(times: np.ndarray, estimator: str = "median") -> float:
-    """What stands for a launch."""
+    """The level of a launch."""
     part = steady_part(times.tolist())
     assert part.problem is None
     found = location(times[part.dropped :], estimator)

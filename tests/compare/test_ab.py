@@ -417,7 +417,7 @@ def test_a_metric_that_launches_of_one_commit_do_not_agree_on_concludes_nothing(
 
 
 def test_the_pair_in_the_middle_is_shown() -> None:
-    base = gpu_run(steps=1, slow_us=1000)  # its work ends behind its step
+    base = gpu_run(steps=1, slow_us=1000)  # its work ends after its step
     found = compare_pairs(*((base, gpu_run(steps=1, slow_us=1000 + slow)) for slow in (0, 300, 60)))
     assert found.comparison is not None
     assert found.comparison.time is not None

@@ -1,4 +1,4 @@
-"""Other programs, other machines and busy machines are told before a verdict."""
+"""Other programs, other machines and busy machines are named before a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The change of a step in parts: exact sums, and what each part says."""
+"""The change of a step in parts: exact sums, and the text of each part."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class TestByTimeAlone:
 
 
 class TestOrder:
-    """Of places where a count changed, that of the rule which names the count stands first."""
+    """Among places where a count changed, the place of the rule that names the count comes first."""
 
     def test_what_is_recomputed_stands_before_the_lines_that_it_makes_costlier(self) -> None:
         recomputed = ExactMetric(

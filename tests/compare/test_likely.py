@@ -1,4 +1,4 @@
-"""What one launch on each side says of the step time: likely worse, likely better, or not judged."""
+"""The step time from one launch per side: likely worse, likely better, or not judged."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ BUCKETS: Rows = (
     ddp_all_reduce(6, OPS),
     ddp_all_reduce(OPS, OPS, bytes=8 * MIB),
 )
-"""Of DistributedDataParallel over all of its backward: the last has nothing beside it."""
+"""DistributedDataParallel during its backward: nothing runs during the last one."""
 
 GATHERS: Rows = tuple(
     program_all_reduce(
@@ -67,11 +67,11 @@ GATHERS: Rows = tuple(
     )
     for at in range(1, 5)
 )
-"""Of `fully_shard`: each layer's beside the layer before it."""
+"""`fully_shard`: each layer's runs during the previous layer."""
 
 
 def wire_bytes(size: int, world: int = 8) -> int:
-    """Of an all-reduce: twice (n-1)/n of it."""
+    """Bytes of an all-reduce on the wire: twice (n-1)/n of its size."""
     return 2 * (world - 1) * size // world
 
 

@@ -17,8 +17,8 @@ from tests.compare.runs import assert_silent, assert_sums
 from tests.conftest import REPOSITORY
 
 FORWARD = "def forward(self, x_BLD"
-"""Of the block that is recomputed: where excess_remat is. That a second recompute makes it worse is a matter of time
-too; where it is not beyond chance, the block's largest product comes first."""
+"""Place of the recomputed block, which excess_remat names. Whether a second recompute makes it worse is a matter of
+time too; if it is not beyond chance, the block's largest product comes first."""
 
 IN_TORCH = [
     Planted(base="sdpa", head="item", metric="reads by the host per step", line=".item()"),
@@ -138,7 +138,7 @@ def test_a_slower_kernel_of_one_launch_each_is_shown_and_never_judged(run_of: Re
         for part in found.time.median.parts
         if part.key().op == "aten::add" and part.key().file.endswith("kernel_defects.py") and not part.key().phase
     ]
-    # how long one launch takes says nothing on a machine with other work: `..._by_several_launches` is the proof
+    # the time of one launch is meaningless on a busy machine: `..._by_several_launches` is the proof
     assert added.status in ("slower", "faster", "same")
     assert added.base.calls == added.head.calls
 

@@ -51,7 +51,7 @@ def test_the_rule_before_found_less(power: Any) -> None:
 
 
 def test_the_simulation_decides_as_the_judge_does(power: Any) -> None:
-    """The same ratios as launches: the judge asks for a second batch and confirms where the simulation does."""
+    """The same ratios as launches: the judge requests a second batch and confirms where the simulation does."""
     rng, most, decided = np.random.default_rng(3), 10, []
     power.TRIALS = 24
     ratios = 0.12 * rng.standard_normal((24, 2 * most))

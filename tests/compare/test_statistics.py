@@ -113,7 +113,7 @@ def test_locations() -> None:
 
 
 def crowded(rng: np.random.Generator) -> list[float]:
-    """A launch beside others: from launch to launch another share of its steps is disturbed."""
+    """A launch on a shared machine: the share of disturbed steps differs between launches."""
     times = 100 + rng.standard_normal(80)
     times[rng.random(80) < rng.uniform(0.2, 0.8)] *= 1.5
     return [float(value) for value in times]

@@ -170,7 +170,7 @@ def test_more_is_better_of_a_throughput() -> None:
 
 
 def test_shown_values_differ_as_the_pairs_do() -> None:
-    """The machine slows down by a half between pairs: medians of the sides say slower, every pair says faster."""
+    """The machine slows down by a half between pairs: by medians the head is slower, in every pair it is faster."""
     base = [1.60, 1.70, 1.79, 2.60, 2.70]
     head = [one * 0.963 for one in (1.55, 1.75, 2.00, 2.50, 2.80)]
     result = from_pairs("step time", base, head, estimator="median")

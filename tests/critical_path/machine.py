@@ -70,7 +70,7 @@ def run(ops: list[Op], *, stall: int = 0) -> tuple[Trace, int]:
 
 @dataclass(frozen=True)
 class Round:
-    """What a rank does before a collective: time of its host, then a kernel."""
+    """A rank's work before a collective: time of its host, then a kernel."""
 
     host: int
     kernel: int
@@ -91,9 +91,9 @@ TRANSFER = 40
 def run_job(
     ranks: list[list[Round]], *, transfer: int = TRANSFER, shift: int = 0, waits: bool = True
 ) -> tuple[list[Trace], int]:
-    """(a trace a rank, when the last one ends in us). Each round is a kernel, and an all-reduce behind it.
+    """(one trace per rank, end of the last one in us). Each round is a kernel followed by an all-reduce.
 
-    ``transfer``: of the all-reduce; 0 for none. ``shift``: of the clock of each rank to that of the one before.
+    ``transfer``: of the all-reduce; 0 for none. ``shift``: of the clock of each rank relative to the previous one.
     ``waits``: each host waits for each all-reduce; it always waits for the last.
     """
     builders = [TraceBuilder(rank=rank, path=f"rank{rank}.json") for rank in range(len(ranks))]

@@ -50,7 +50,7 @@ def names(trace: Trace) -> list[str]:
 
 
 def check(trace: Trace) -> None:
-    """What holds of every path."""
+    """Check properties of every path."""
     path, windows = trace.fact(critical_path), trace.fact(account_windows)
     if path is None:
         return

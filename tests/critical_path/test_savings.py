@@ -229,7 +229,7 @@ def test_a_finding_that_names_no_events_says_so() -> None:
     "name", ["HolisticTraceAnalysis__mtia_inference_rank_0.json.gz", "TraceLens__h100_bert-small.json.gz"]
 )
 def test_no_host_time_of_public_recordings_is_hidden(name: str, corpus: Path) -> None:
-    """What the account gives to the host is on the path, so both bounds agree."""
+    """Time that the account attributes to the host is on the path, so both bounds agree."""
     for rule in ("host_bound", "launch_bound"):
         for found in analyze(load(corpus / "kineto" / name), [rule])[rule].findings:
             assert found.cost_ns is not None

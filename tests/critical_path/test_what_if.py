@@ -81,9 +81,9 @@ def test_a_name_that_does_not_occur_is_a_usage_error() -> None:
 
 @given(OPS, st.sampled_from([0, 0.5, 2]))
 def test_drawn_programs_with_an_op_scaled(ops: list[Op], factor: float) -> None:
-    """Within the roundings and the 2 us that a wait for nothing takes; with streams beside it not longer than that.
+    """Within the roundings and the 2 us of a wait for nothing; with parallel streams not longer than that.
 
-    What a wait for all streams would have waited for had this op been shorter does not show.
+    The effect of a shorter op on a wait for all streams is not visible.
     """
     assume(any(op.name == "a" for op in ops))
     trace, before = run([*ops, Op("end", 5, 4, waits=True)])

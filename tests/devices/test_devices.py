@@ -1,4 +1,4 @@
-"""The device tables: names as drivers report them, and numbers that must stand in proportion."""
+"""The device tables: names as reported by drivers, and consistent ratios of numbers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_tpu_multiplies_bfloat16_and_nothing_faster_than_twice_that(device):
 def test_links_are_slower_than_memory_and_named(device):
     assert (device.link is None) == (device.link_bandwidth is None)
     if device.link_bandwidth is not None:
-        assert device.link_bandwidth * 3 < device.memory_bandwidth  # links to others are no second memory
+        assert device.link_bandwidth * 3 < device.memory_bandwidth  # links to others are not a second memory
 
 
 def test_links_are_counted_in_one_direction():

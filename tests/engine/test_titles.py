@@ -1,4 +1,4 @@
-"""A title is one line that says what is wrong, without the saving; the advice begins with the fix."""
+"""A title is one line on the problem, without the saving; the advice begins with the fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JOBS = ("torchrec__sst_long_a2a*", "torchrec__sst_sleep*", "astra-sim__megatron_
 
 
 def wrong(analysis: Analysis) -> list[str]:
-    """What breaks the rule, a line each."""
+    """Violations, one line each."""
     return [problem for rule, finding in analysis.findings() for problem in problems(rule, finding)]
 
 

@@ -1,7 +1,7 @@
-"""Breaks a process at the n-th time that it writes below a folder.
+"""Breaks a process at the n-th write below a folder.
 
-What counts as a write is what Python's audit events show (a file opened to be written, renamed, removed, a folder
-made), and each statement of the store. Every write has a process of its own, forked from one that did nothing yet.
+Writes are Python's audit events (a file opened for writing, renamed, removed, a folder made), and each statement of the
+store. Every write is tested in a separate process, forked from one that has done nothing yet.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Fault:
             raise error
 
 
-# What is done, and what must be true afterwards. All run in the folder of the test.
+# Actions, and conditions that must hold afterwards. All run in the folder of the test.
 
 
 def analyze_with_cache() -> int:
@@ -89,7 +89,7 @@ def cache_is_clean() -> None:
 
 
 def set_baseline() -> int:
-    """A second baseline beside the first."""
+    """A second baseline in addition to the first."""
     return run(["baseline", "set", "second", "run-1"])
 
 

@@ -25,7 +25,7 @@ sys.exit({PROGRAM_CODE})
 
 
 def prepare(name: str, folder: Path) -> None:
-    """What lies in the folder before the first fault."""
+    """Prepare the folder before the first fault."""
     if name == "cache":
         events = [
             {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 2.0 * index, "dur": 1.0,

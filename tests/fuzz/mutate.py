@@ -36,7 +36,7 @@ def mutated(content: bytes, structured: Mutation, random: Random) -> bytes:
     else:
         try:
             result = structured(content, random)
-        except Exception:  # the seed is of another kind than its folder says: its bytes are what is changed
+        except Exception:  # the seed is of another kind than its folder: its bytes are changed
             result = raw(content, random)
     if random.random() < GZIPPED:
         result = gzip.compress(result, 1)
@@ -149,7 +149,7 @@ _WIDTHS = {FIXED64: 8, FIXED32: 4}
 
 
 def _fields(content: bytes) -> list[Field] | None:
-    """The fields of a message; ``None`` if it is none."""
+    """The fields of a message; ``None`` if it is invalid."""
     fields: list[Field] = []
     position = 0
     while position < len(content):

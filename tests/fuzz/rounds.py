@@ -27,7 +27,7 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 @dataclass
 class Result:
-    """What came of the inputs of a reader: numbers by how they ended."""
+    """Results of a reader's inputs: counts by outcome."""
 
     inputs: int = 0
     ended: Counter[str] = field(default_factory=Counter)

@@ -26,14 +26,14 @@ from tests.readers.xspace import test_trace_json
 from tests.readers.xspace.test_damage import space
 
 MOST_BYTES = 300_000
-"""Of a seed, unpacked: a larger one costs more time than it finds."""
+"""Most bytes of a seed, unpacked: a larger one costs more time than it finds."""
 MOST_STORED = 60_000
-"""Of a file of the corpus as it is stored."""
+"""Most stored bytes of a file of the corpus."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """What is mutated for a reader, and how. ``suffix``: of the file's name; ``corpus``: folders of the corpus."""
+    """Mutated inputs of a reader. ``suffix``: of the file's name; ``corpus``: folders of the corpus."""
 
     mutate: mutate.Mutation
     suffix: str
@@ -90,7 +90,7 @@ FORMATS: dict[str, Format] = {
     ),
     "xplane": Format(mutate.protobuf, "xplane.pb", lambda: space().bytes(), ("xplane",)),
 }
-"""By reader. Those of folders (a run, a compiled program, nsys-jax) read the files of these."""
+"""By reader. Readers of folders (a run, a compiled program, nsys-jax) read the files of these."""
 
 
 @cache

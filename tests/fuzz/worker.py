@@ -1,7 +1,7 @@
 """The process that fuzzes: imports everything once, then forks a child for each piece of inputs.
 
-A child makes inputs of one reader by their numbers, and does with each what a user would. A limit that an input breaks
-ends the child: the parent knows its number, and makes the input again.
+A child makes inputs of one reader by their numbers, and uses each as a user would. If an input exceeds a limit, the
+child ends: the parent has its number, and makes the input again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.fuzz.mutate import mutated
 from tests.fuzz.seeds import FORMATS, seeds
 
 LIMIT_S = 10.0
-"""Of processor time, for one input: a loaded machine makes no hang."""
+"""Seconds of processor time for one input: a loaded machine causes no hang."""
 LIMIT_BYTES = 2 << 30
 """Beyond what the process has mapped before its first input."""
 PIECE_S = 20.0
-"""Of processor time, after which a piece ends early: each reader has the same share of it, and small files are many."""
+"""Seconds of processor time after which a piece ends: each reader has the same share, and small files are many."""
 WALL_S = 1_800
 """For a piece, waiting included: a process that does nothing is ended too."""
 REPORTS = ("text", "json", "markdown", "html")
@@ -45,7 +45,7 @@ USUAL_SEED_BYTES = 4_096
 """Larger seeds are taken less often, by as much as they cost more."""
 
 Examination = Callable[[Path, int], str]
-"""What is done with a file and its number: one word of how it ended; an exception is a failure."""
+"""Function of a file and its number: returns the outcome in one word; an exception is a failure."""
 
 
 def make(reader: str, number: int) -> bytes:
@@ -80,7 +80,7 @@ def examine(path: Path, number: int) -> str:
 
 
 def _fail(_: logging.Logger, what: str, error: BaseException) -> NoReturn:
-    """What breaks in a rule or a section costs a user no more than that, but is a defect."""
+    """Raise errors of a rule or section, which cost a user no more than that, but are defects."""
     raise AssertionError(what) from error
 
 

@@ -1,1 +1,1 @@
-"""What runs on a machine with a GPU (``make test-gpu``), and its rehearsal on the CPU."""
+"""Tests for a machine with a GPU (``make test-gpu``), and their rehearsal on the CPU."""

@@ -28,9 +28,9 @@ from tests.conftest import REPOSITORY
 SECONDS = 460.0
 RECORDING_S = 150.0
 COMPILE_S = 60.0
-"""Of one program; the others come as long as there is time."""
+"""Seconds for one program; the others follow as long as there is time."""
 REHEARSED = ("jax-attention-blocked",)
-"""What a rehearsal records: one program is enough to take every step."""
+"""Recording of a rehearsal: one program is enough to take every step."""
 REHEARSAL_TARGET = "h100"
 TESTS = ("tests/torch_capture", "tests/jax_capture", "tests/commands/test_self_test.py")
 

@@ -8,7 +8,7 @@ Event = dict[str, Any]
 STREAM = 7
 DEVICE = {"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150_754_820_096, "numSms": 132}
 LAUNCH_US = 5.0
-"""What an op that only launches takes on the host."""
+"""Host time of an op that only launches."""
 DROPPED = ("aten::as_strided", "aten::fill_", "aten::matmul", "aten::resolve_conj", "aten::sum")
 """Ops around those that are kept: they would not fit into the shorter ones."""
 

@@ -19,10 +19,10 @@ _IDS = ("correlation", "external_id", "sequence", "number", "run_id")
 
 
 def replicated(trace: Trace, copies: int, axis: Axis = "time") -> Trace:
-    """``trace`` ``copies`` times. Only the tables are replicated.
+    """``trace`` repeated ``copies`` times. Only the tables are replicated.
 
-    ``time``, ``streams``, ``threads``: one after the other with ids of their own, and on streams or threads of their
-    own. ``devices``: the device work once more for each device, side by side; there is one host.
+    ``time``, ``streams``, ``threads``: one after another with separate ids, and on separate streams or threads.
+    ``devices``: the device work once per device, in parallel; there is one host.
     """
     start, end = trace.span_ns()
     later = 0 if axis == "devices" else end - start + _PAUSE_NS

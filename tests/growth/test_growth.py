@@ -29,7 +29,7 @@ COPIES = (1, 4, 16)
 MOST_PER_DOUBLING = 2 * 1.3
 """n log n is 2.2 at these sizes; the square is 4."""
 LEAST_LINES, LEAST_ELEMENTS = 10_000, 100_000
-"""Of the largest trace: below it thresholds and fixed costs decide, and no user notices."""
+"""Least work of the largest trace: below it thresholds and fixed costs decide, and users do not notice."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def _rules_named(work: Work) -> Iterator[None]:
 
 
 def analysis_work(trace: Trace, copies: int, axis: Axis) -> Work:
-    """What all rules, the facts they read and the sections of the report do."""
+    """Run all rules, their facts and the sections of the report."""
     many = replicated(trace, copies, axis)
     rules = chosen_rules(None)
     with counting() as work, _rules_named(work), work.of("engine"):

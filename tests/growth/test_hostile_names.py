@@ -1,4 +1,4 @@
-"""Names, depths and texts that are made to be slow: what is asked of each costs in proportion to its length."""
+"""Names, depths and texts designed to be slow: the cost of each must be proportional to its length."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHORT, LONG, LONGEST = 1_000, 16_000, 100_000
 SLACK = 6
 """Times as much as in proportion; a square would be 16 times as much, or 100 times."""
 LEAST_S = 2e-4
-"""Of the short text: below it the clock tells little."""
+"""Least seconds for the short text: below it the clock is too coarse."""
 
 UNITS = (
     "a", "1", "_", "1.", ".1", "_1", "a_1", " ", ":", "/", "./", "/(", "(", "<", "a(", "f(x)", "x1", "1x", "key",

@@ -41,7 +41,7 @@ def op_cost(parameters: Sequence[str], op: str, computations: str = "") -> Instr
 
 
 def differences(one: HloModule, other: HloModule, ignored: frozenset[str] = frozenset()) -> Iterator[str]:
-    """What differs, with the instruction; computations may stand in another order, instructions may not."""
+    """Differences, with the instruction; the order of computations may differ, the order of instructions may not."""
     for field in ("name", "entry", "is_scheduled", "platform"):
         if getattr(one, field) != getattr(other, field):
             yield f"{field}: {getattr(one, field)!r} {getattr(other, field)!r}"

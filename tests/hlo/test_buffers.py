@@ -158,7 +158,7 @@ def test_xprof_says_so_today(
 ) -> None:
     monkeypatch.setitem(os.environ, "TF_CPP_MIN_LOG_LEVEL", "3")
     convert = pytest.importorskip("xprof.convert.raw_to_tool_data", reason="xprof is not installed")
-    path = tmp_path / f"{file}.xplane.pb"  # a copy: xprof writes beside it
+    path = tmp_path / f"{file}.xplane.pb"  # a copy: xprof writes in addition to it
     path.write_bytes(gzip.decompress((corpus / "aot" / f"{file}.xplane.pb.gz").read_bytes()))
     convert.xspace_to_tool_names([str(path)])  # writes the modules that the viewer reads
     asked = {"use_saved_result": False, "module_name": name}

@@ -89,7 +89,7 @@ def test_text_and_proto_of_a_program_cost_the_same(corpus: Path, name: str):
 
 @pytest.mark.parametrize("step", ["md_tp", "md_fsdp", "md_fsdp_unrolled"])
 def test_a_step_compiled_for_tpu_has_the_products_it_has_on_gpu(corpus: Path, step: str):
-    # on TPU they are convolutions with windows, in loops whose trip counts nobody wrote down
+    # on TPU they are convolutions with windows, in loops with unknown trip counts
     tpu, gpu = (read(corpus / "aot" / f"{device}_{step}.hlo.txt.gz") for device in ("tpu", "gpu"))
     assert not any(row.instruction.opcode == "dot" for row in tpu.rows)
     assert tpu.total.exact
@@ -145,7 +145,7 @@ TEXTS = [one for one in (*corpus_files("aot", "*.hlo.txt.gz"), *corpus_files("hl
 PROTOS = [*corpus_files("aot", "*.hlo.pb.gz"), *corpus_files("hlo_pb")]
 
 
-# the first word with an opening bracket behind a space that follows the end of a shape
+# the first word with an opening bracket after a space that follows the end of a shape
 OPCODE = re.compile(r"^\s+(?:ROOT )?%?\S+ = .*?[\])}] ([a-z][a-z0-9-]*)\(", re.MULTILINE)
 PLATFORMS = {"gpu_": "gpu", "tpu_": "tpu", "md_": "cpu"}
 

@@ -332,7 +332,7 @@ def flops(parameters: list[str], op: str) -> int | None:
 
 
 def test_window_reduction_does_not_add_padding():
-    # a cumulative sum of 16 in one window: output o adds o+1 numbers, o additions; XLA says 15 for each
+    # a cumulative sum of 16 in one window: output o adds o+1 numbers, o additions; XLA counts 15 for each
     assert (
         flops(["f32[16]", "f32[]"], "f32[16] reduce-window(%p0, %p1), window={size=16 pad=15_0}, to_apply=%add") == 120
     )

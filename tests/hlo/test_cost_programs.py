@@ -1,4 +1,4 @@
-"""Programs whose cost is counted by hand; every count is derived beside it."""
+"""Programs whose cost is counted by hand; every count has its derivation."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_updates_in_a_tuple_and_one_after_another():
 
 
 def test_an_update_of_something_computed_writes_everything():
-    # the operand is no buffer: 100 minus the 4 replaced are read, all are written
+    # the operand is not a buffer: 100 minus the 4 replaced are read, all are written
     body = """
   %fresh = f32[100] negate(%p0)
   ROOT %y = f32[100] dynamic-update-slice(%fresh, %p1, %p2)"""

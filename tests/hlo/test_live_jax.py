@@ -51,7 +51,7 @@ if hasattr(jax.profiler, "ProfileOptions"):  # jax 0.7 and newer
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the program left; in a process of its own, because jax's threads do not go with tests that fork."""
+    """The program's output folder; in a separate process, because jax's threads do not work with tests that fork."""
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed")
     place = tmp_path_factory.mktemp("live")

@@ -24,7 +24,7 @@ _WIRE = {1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 7: 2, 8: 2, 9: 2, 10: 0, 11: 0, 12:
 WRITTEN_AGAINST = (0, 10)
 """The jaxlib whose fields ours were taken from; an older one lacks the newest of them."""
 LEFT_OUT = "XSpace.hostnames"
-"""What must never be read."""
+"""Fields that must never be read."""
 
 
 def varint(data: mmap.mmap, position: int) -> tuple[int, int]:

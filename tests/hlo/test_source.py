@@ -31,7 +31,7 @@ def test_a_copy_serves_what_reads_it_through_others_without_a_line() -> None:
         """
     )
     assert [line_of(found, name) for name in ("zeros", "again", "a")] == [9, 9, 9]
-    assert line_of(found, "out") is None  # nobody reads what the program returns
+    assert line_of(found, "out") is None  # the program's result is unused
 
 
 @pytest.mark.parametrize(("steps", "line"), [(FURTHEST - 1, 9), (FURTHEST + 1, None)])

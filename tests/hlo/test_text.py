@@ -460,7 +460,7 @@ def test_counted_as_python_counts():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"FROM": "%n"},  # begins where the caller says
+        {"FROM": "%n"},  # begins at the caller's position
         {"STEP": "0"},
         {"STEP": "-1"},
         {"NEXT": "multiply(%mine, %step)"},

@@ -1,4 +1,4 @@
-"""What the documents say is held to the code: generated pages, links, commands, and the tutorial for a rule."""
+"""The documentation compared with the code: generated pages, links, commands, and the tutorial for a rule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 
 VERBS = sorted({*COMMANDS, *named("commands")})
-"""Of the core and of plug-ins."""
+"""Commands of the core and of plug-ins."""
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -195,7 +195,7 @@ class TestTutorial:
 
 
 def tour() -> list[tuple[str, str]]:
-    """What the README's tour asks the reader to type: (language, text) in order."""
+    """Text that the README's tour tells the reader to type: (language, text) in order."""
     text = (REPOSITORY / "README.md").read_text()
     section = text.split("## Five-minute tour", 1)[1].split("\n## ", 1)[0]
     steps = []

@@ -28,7 +28,7 @@ NOT_SHIPPED = (".gitkeep",)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist and the wheel, built from a copy: no build leftovers can slip in or stay behind."""
+    """A folder with the sdist and the wheel, built from a copy, so that build leftovers cannot affect it or remain."""
     checkout = tmp_path_factory.mktemp("checkout")
     for name in (
         "pyproject.toml",
@@ -61,7 +61,7 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 
 def shipped_files() -> set[str]:
-    """What the package folder holds, as the wheel should hold it: code and data, no caches."""
+    """Expected content of the package folder in the wheel: code and data, no caches."""
     found = {
         path.relative_to(REPOSITORY).as_posix()
         for path in (REPOSITORY / "perfscope").rglob("*")

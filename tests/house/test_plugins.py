@@ -132,7 +132,7 @@ def test_of_equal_names_the_first_plug_in_counts(monkeypatch: pytest.MonkeyPatch
     assert {name: home.module for name, home in plugins.named("rules").items()} == {"same": "first", "more": "third"}
 
 
-# The example of the page, installed as a package of its own.
+# The example of the page, installed as a separate package.
 
 
 def files_of_page() -> dict[str, str]:

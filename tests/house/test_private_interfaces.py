@@ -1,4 +1,4 @@
-"""Private interfaces of torch and jax: each is where its table says, and only the compat files use any."""
+"""Private interfaces of torch and jax: each exists where its table says, and only the compat files use any."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def private_uses(source: str) -> set[str]:
-    """Private modules and attributes of torch and jax that a file imports, reads, or names in a string of its own."""
+    """Private modules and attributes of torch and jax that a file imports, reads, or names in a separate string."""
     names: set[str] = set()
     if "torch" not in source and "jax" not in source:
         return names

@@ -27,7 +27,7 @@ def work(turns, rows=lambda turn: 8, after=lambda turn, loss: None):
         after(turn, loss)
     return weights, loss
 """
-"""A training loop that knows nothing of perfscope; a test's program goes on from here."""
+"""A training loop without perfscope; a test's program continues from here."""
 
 PRINT = "print(float(loss).hex(), [float(w.sum()).hex() for w in weights])\n"
 

@@ -1,4 +1,4 @@
-"""What jax says of a miss of its tracing cache, in the words of its oldest and newest version, and the log of it."""
+"""jax's explanations of tracing cache misses in its oldest and newest version, and their log."""
 
 from __future__ import annotations
 

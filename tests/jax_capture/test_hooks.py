@@ -23,7 +23,7 @@ pytestmark = pytest.mark.jax
 
 
 class Recorded:
-    """A recorder that notes what it is told."""
+    """A recorder that stores its calls."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

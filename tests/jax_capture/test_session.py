@@ -39,7 +39,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def said(stderr: str) -> list[str]:
-    """What the program wrote there; a line of XLA 0.6's own, for want of TensorFlow, is not to be helped."""
+    """Output of the program; a line printed by XLA 0.6 itself, without TensorFlow, is unavoidable."""
     return [line for line in stderr.splitlines() if "Can't import tensorflow" not in line]
 
 
@@ -436,7 +436,7 @@ def test_all_work_of_the_traced_steps_is_in_the_recording(tmp_path: Path) -> Non
     assert len(of_each) == 3
     assert of_each.nunique() == 1, "each step's work was recorded to its end"
     unmarked = [note for note in trace.source.notes if "without an end mark" in note]
-    # XLA of jax 0.7 does not mark every end of what goes on in its thread pool; a reader is told how many.
+    # XLA of jax 0.7 does not mark every end of work in its thread pool; the reader reports their number.
     assert not unmarked or only(tmp_path).packages["jax"].startswith("0.7.")
 
 

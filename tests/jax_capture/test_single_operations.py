@@ -1,4 +1,4 @@
-"""Operations beside the jitted function of the steps."""
+"""Operations outside of the steps' jitted function."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def ask(address: str) -> Any:
-    """What the plugin answers, as soon as it does."""
+    """The plugin's answer, as soon as it responds."""
     end = time.monotonic() + SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What blocks are for: each way of knowing, on built traces and a recorded snapshot."""
+"""Categories of blocks: each way of knowing, on built traces and a recorded snapshot."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
 
 SAME = ("ACTIVATION", "GRADIENT", "INPUT", "OPTIMIZER_STATE")
-"""Of these every byte must be what torch says. Torch has no word for what lives in one phase only: its TEMPORARY lives
-in one op, and the rest of ours it calls by where the values come from (AUTOGRAD_DETAIL, ACTIVATION, PARAMETER)."""
+"""Categories in which every byte must agree with torch. Torch has no category for blocks that live in one phase only:
+its TEMPORARY lives in one op, and it names the rest by origin (AUTOGRAD_DETAIL, ACTIVATION, PARAMETER)."""
 
 ROOT_GRADIENT = 4
 """Bytes of the gradient of the loss itself, one float made between the two passes: an activation to torch."""
@@ -36,7 +36,7 @@ class Profiled:
     """Bytes."""
     steps: int
     passes: int
-    """Of forward and backward, over all steps."""
+    """Number of forward and backward passes, over all steps."""
 
     def timeline(self) -> MemoryTimeline:
         (timeline,) = memory_timelines(self.trace)
@@ -142,7 +142,7 @@ def profiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def _made(timeline: MemoryTimeline) -> np.ndarray[Any, Any]:
-    """Blocks made in the recording, without work that runs again: to torch that is no activation."""
+    """Blocks made in the recording, without repeated work, which torch does not count as activation."""
     return np.flatnonzero(~timeline.blocks["before"] & (timeline.blocks["phase"] != MemoryPhase.RECOMPUTE))
 
 

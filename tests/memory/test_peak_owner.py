@@ -1,4 +1,4 @@
-"""What a peak need not hold: each kind built by hand, with its twin."""
+"""Avoidable contents of a peak: each kind built by hand, with its twin."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def step(b: MemoryBuilder, at: float) -> None:
 
 
 def optimizer(name: str, size: int = 10 * MIB) -> MemoryBuilder:
-    """Activations of 40 MiB, and in the optimizer, beside 35 MiB of state, what an op of that name makes."""
+    """Activations of 40 MiB, and in the optimizer 35 MiB of state plus the result of an op with that name."""
     b = MemoryBuilder()
     for number in range(2):
         at = 100 * number
@@ -184,7 +184,7 @@ def test_temporaries_of_one_parameter_are_clean() -> None:
 
 
 def test_what_is_not_the_peak_is_clean() -> None:
-    """5 MiB beside 35 are as high as the forward pass: without them nothing falls."""
+    """5 MiB and 35 are as high as the forward pass: without them nothing falls."""
     assert outcome_of(optimizer("aten::_foreach_sqrt", 5 * MIB)).status == "clean"
 
 
@@ -223,7 +223,7 @@ def gradients(freed: float | None, *, accumulates: bool = False) -> MemoryBuilde
 def test_gradients_that_outlive_the_optimizer() -> None:
     (finding,) = outcome_of(gradients(None)).findings
     assert finding.subject.startswith("gradients of the step before")
-    # made within the first backward pass, and beside the activations of the second and third step
+    # made within the first backward pass, and present with the activations of the second and third step
     assert finding.cost_bytes == 8 * MIB
     assert "set_to_none=True" in finding.advice
 
@@ -431,13 +431,13 @@ def written_out(q: Any, k: Any, v: Any) -> Any:
 
 @pytest.mark.torch
 def test_attention_of_a_real_program(tmp_path: Path) -> None:
-    """The peak that is told to remain, at best, is no higher than that of the fused form, which is clean."""
+    """The reported remaining peak, at best, is not higher than that of the fused form, which is clean."""
     torch = pytest.importorskip("torch")
     defective = recorded(tmp_path, written_out, lambda tensors: torch.optim.SGD(tensors, lr=0.1))
     finding = finding_of_kind(judge(RULE, defective), "attention scores")
     (timeline,) = defective.fact(memory_timelines)
     saved = finding.cost_bytes or 0
-    assert saved > 2 * 4 * 256 * 256 * 4  # the weights that are kept; the backward pass has their gradients beside
+    assert saved > 2 * 4 * 256 * 256 * 4  # the kept weights; the backward pass also has their gradients
     twin = recorded(
         tmp_path, torch.nn.functional.scaled_dot_product_attention, lambda tensors: torch.optim.SGD(tensors, lr=0.1)
     )

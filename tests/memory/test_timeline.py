@@ -370,7 +370,7 @@ def test_phases_of_a_schedule_cover_its_forward_and_backward_pass(corpus: Path) 
 
 
 def _with_a_loader() -> MemoryBuilder:
-    """Batches in shared memory, 64 and 32 bytes, beside the CPU allocator's 1000 and 500; one was there before."""
+    """Batches in shared memory, 64 and 32 bytes, and the CPU allocator's 1000 and 500; one existed before."""
     b = MemoryBuilder()
     b.make(1, 64, 1, device=-1, allocated_bytes=0, reserved_bytes=64)
     b.free(2, 2, device=-1, size=128, allocated_bytes=0, reserved_bytes=0)

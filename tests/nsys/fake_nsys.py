@@ -59,7 +59,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeNsys:
-    """Where it lies, and what it was asked."""
+    """Its location, and its calls."""
 
     folder: Path
 

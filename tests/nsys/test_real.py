@@ -44,7 +44,7 @@ for turn in range(5):
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Nsight Systems at a time, also in several processes of pytest: two beside each other fail now and then."""
+    """One Nsight Systems at a time, also in several processes of pytest: two at once fail occasionally."""
     if (why := command.available()) is not None:
         pytest.skip(why)
     base = tmp_path_factory.getbasetemp()
@@ -107,7 +107,7 @@ def test_a_killed_program_keeps_the_steps_up_to_its_end(tmp_path: Path) -> None:
 
 
 def bare(folder: Path, program: str) -> Trace:
-    """What ``nsys`` alone around a program records, exported as its user would."""
+    """A recording by ``nsys`` alone around a program, exported as its user would."""
     tool = str(shutil.which("nsys"))
     script = [sys.executable, str(folder / write(folder, program))]
     quiet = ["--trace=nvtx,osrt", "--sample=none", "--cpuctxsw=none", f"--output={folder / 'report'}"]

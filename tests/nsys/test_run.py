@@ -1,4 +1,4 @@
-"""``perfscope run --capture nsys`` around a fake ``nsys``: what it is asked, and what becomes of all it may do."""
+"""``perfscope run --capture nsys`` around a fake ``nsys``: its calls, and all its possible outcomes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_step_that_the_programs_end_cut_off_is_none(tmp_path: Path) -> None:
     program = "import perfscope, torch\nfor _ in range(8):\n    perfscope.step()\n"
     run(fake, tmp_path, write(tmp_path, program))
     (process,) = latest(tmp_path).processes
-    assert passes(process)["timing"].steps is None  # this nsys is none: nobody listens, nothing could be marked
+    assert passes(process)["timing"].steps is None  # this nsys is a fake: nothing listens, nothing could be marked
     assert process.untraced_step_ns == ()
     (trace,) = load_path(tmp_path / "perfscope-runs" / "latest").traces
     assert trace.rows["steps"]["number"].tolist() == [3, 4, 5, 6, 7]

@@ -97,7 +97,7 @@ def attention_program(
     *changes: tuple[str, str], entry: str = ENTRY, heads: int = 8, length: int = 256, width: int = 64,
     scheduled: bool = True,
 ) -> HloModule:  # fmt: skip
-    """Scores, softmax and product in three kernels; ``changes``: text and what stands in its place.
+    """Scores, softmax and product in three kernels; ``changes``: text and its replacement.
 
     ``entry``: ``ENTRY``, or ``LOOP`` for the same in a loop of six iterations.
     """

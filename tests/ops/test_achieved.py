@@ -1,4 +1,4 @@
-"""What kernels achieved of a device's peaks: costs given to kernels, rates, utilization."""
+"""Achieved shares of a device's peaks: costs per kernel, rates, utilization."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ NAMES = """
         (("body", "kept"), {"a"}),
         (("main", "same"), {"a"}),
         (("main", "last"), {"n", "more"}),
-        (("body", "state"), {"state"}),  # changes: nothing behind it is the value of every iteration
+        (("body", "state"), {"state"}),  # changes: no later value is the value of every iteration
     ],
 )
 def test_values_are_found_behind_their_names(value: tuple[str, str], behind: set[str]) -> None:

@@ -64,7 +64,7 @@ RECORDED_PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans-h100"
 
 
 def plan_in_float32(name: str, products: str) -> Trace:
-    """A recorded plan as if its operands were float32 and torch had been told ``products``."""
+    """A recorded plan as if its operands were float32 and torch's setting were ``products``."""
     (trace,) = load(RECORDED_PLANS / name)
     (held,) = trace.torch_plans
     graphs = tuple(
@@ -246,7 +246,7 @@ def test_a_device_without_tf32_is_advised_its_own_way():
     ],
 )
 def test_abstains_where_no_name_of_a_products_kernels_tells(op: str, kernels: list[str], status: str):
-    """Kernels of MTIA; a reduction after a product that a name tells of is none by itself."""
+    """Kernels of MTIA; a reduction after a product recognised by name is not a product by itself."""
     t = TraceBuilder()
     t.op(op, 0, 50)
     for number, kernel in enumerate(kernels):
@@ -296,7 +296,7 @@ RULE = load_rule("full_precision_matmul")
 
 HIGHEST = ", operand_precision={highest,highest}"
 CPU = 'backend_config={"outer_dimension_partitions":["2"]}'
-"""What marks a program as compiled for the CPU."""
+"""Marker of a program compiled for the CPU."""
 DIMS = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 META = 'metadata={op_name="jit(step)/mlp/dot_general" source_file="/home/me/mlp.py" source_line=6}'
 
@@ -317,7 +317,7 @@ def _judge(
     scheduled: bool = True,
     other: str = "bf16",
 ) -> Outcome:
-    """A product [size, inner] x [inner, inner] beside one of [inner, inner] x [inner, beside] that asks for nothing."""
+    """A product [size, inner] x [inner, inner] and one [inner, inner] x [inner, beside] without a request."""
     dot = f"{dtype}[{size},{inner}] dot(%a, %b), {DIMS}{asked}, {META}"
     parameters = f"  %a = {dtype}[{size},{inner}] parameter(0)\n  %b = {dtype}[{inner},{inner}] parameter(1)\n"
     body = f"%body () -> {dtype}[] {{\n{parameters}  ROOT %inner = {dot}\n}}\n" if fused else ""
@@ -382,13 +382,13 @@ def test_compiled_for_a_cpu_the_request_is_named_without_time(fused: bool):
 
 
 def test_on_a_cpu_the_threshold_is_one_percent_of_the_arithmetic():
-    """64 x 64 x 64 of it beside 64 x 64 x 6336."""
+    """64 x 64 x 64 of it next to 64 x 64 x 6336."""
     assert _judge(HIGHEST, size=64, inner=64, beside=6336, config=CPU).status == "flagged"
     assert _judge(HIGHEST, size=63, inner=64, beside=6336, config=CPU).status == "clean"
 
 
 def test_float64_on_a_cpu_is_named_where_the_program_is_of_another_type():
-    """[64, 64] x [64, 64] in float64 beside [64, 64] x [64, beside]: half of the arithmetic, and less."""
+    """[64, 64] x [64, 64] in float64 with [64, 64] x [64, beside]: half of the arithmetic, and less."""
     assert _judge("", dtype="f64", size=64, inner=64, beside=64, other="f32", config=CPU).status == "flagged"
     assert _judge("", dtype="f64", size=65, inner=64, beside=64, other="f32", config=CPU).status == "clean"
     assert _judge("", dtype="f64", size=64, inner=64, beside=64, other="f64", config=CPU).status == "clean"

@@ -1,4 +1,4 @@
-"""Sequences laid beside each other, and times that follow from it."""
+"""Sequences matched with each other, and the resulting times."""
 
 from __future__ import annotations
 

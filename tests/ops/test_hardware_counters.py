@@ -1,4 +1,4 @@
-"""FLOPs and bytes of ops from hardware counters, beside those by their shapes."""
+"""FLOPs and bytes of ops from hardware counters, compared with those from their shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an op works at, by its name: the classes that a colour does not tell apart."""
+"""Class of an op by its name: the classes that colours do not distinguish."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_programs_that_write_attention_out(
         # No attention in these: mixtures of experts, scans, and layers of matrix products.
         "aot/gpu_moe_einsum.hlo.txt.gz", "aot/gpu_ssm_assoc.hlo.txt.gz", "aot/gpu_md_fsdp.hlo.txt.gz",
         "aot/tpu_md_tp.hlo.txt.gz", "aot/gpu_remat_h100.hlo.txt.gz",
-        # Transformer Engine's kernels, beside the softmax of a router and of the loss.
+        # Transformer Engine's kernels, and the softmax of a router and of the loss.
         "hlo_text/Primus__moe_dp1_pp2_ep8.gfx950_after_opt.txt.gz",
     ],
 )  # fmt: skip
@@ -254,7 +254,8 @@ def test_less_than_a_hundredth_of_the_programs_bytes_is_clean() -> None:
         ballast = f"%far = f32[{elements}] parameter(4)\n%near = f32[{elements}] negate(%far)\nROOT %out"
         return _judge(attention_program(("ROOT %out", ballast)))
 
-    # Of all bytes: four times the scores, q, k, v, and o written, read and copied; and the ballast read and written.
+    # Share of all bytes: four times the scores, q, k, v, and o written, read and copied; and the ballast read and
+    # written.
     own = 4 * SCORES + 6 * 4 * 8 * 256 * 64
     elements = (100 * 4 * SCORES - own) // 8
     assert beside(elements).status == "flagged"
@@ -288,7 +289,7 @@ def test_two_calls_of_one_fusion_count_as_two() -> None:
 
 
 def test_what_backward_computes_again_is_no_second_finding() -> None:
-    """`jax.checkpoint` may give what is recomputed the line of its own call."""
+    """`jax.checkpoint` may give recomputed work the line of its own call."""
     again = PLACE.replace("attend/", "transpose(jvp())/rematted_computation/").replace("=7", "=40")
     (scores,) = [line.strip() for line in ENTRY.splitlines() if "dot(%q, %k)" in line]
     backward = [
@@ -308,7 +309,7 @@ def test_a_running_maximum_is_blocked_attention() -> None:
     assert _judge(attention_program(RUNNING, entry=LOOP)).status == "clean"
     # The same maximum with a limit from outside (an attention sink) is not a running one.
     assert _judge(attention_program(RUNNING)).status == "flagged"
-    # In a loop, an input that every iteration hands on unchanged is no state.
+    # In a loop, an input that every iteration passes on unchanged is not a state.
     assert _judge(attention_program(RUNNING, ("%k, %v, %new", "%k, %v, %old"), entry=LOOP)).status == "flagged"
 
 

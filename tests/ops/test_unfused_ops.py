@@ -92,7 +92,7 @@ def test_the_saving_is_never_more_than_the_exposed_time():
 
 
 def test_a_saving_is_never_more_than_its_bytes_and_launches_can_take():
-    """Kernels of 300 us for 7 x 512 KiB: that they were slow is no effect of memory traffic."""
+    """Kernels of 300 us for 7 x 512 KiB: memory traffic does not explain their slowness."""
     (finding,) = outcome(timed(layers(), us=300, step_us=3_000)).findings
     saved = 3 * 4 * SIZE  # bytes per step; 6 launches fewer, of 5 us at most
     slowest = 300e9 * 0.57  # an unknown device: the slowest of the catalogue, strided
@@ -326,7 +326,7 @@ def test_naive_attention_on_an_h100_by_hand(corpus: Path):
     assert trips["gemm_fusion_dot.3"].saved_bytes == 2 * scores
     assert sum(trip.saved_bytes for trip in trips.values()) == pytest.approx(10.5e6, rel=0.002)
     assert touched_bytes(module) == pytest.approx(8.9e-6 * 3.352e12, rel=0.01)
-    # scores that stay in the cache are no time saved; through memory they would take 3.1 of its 8.9 us
+    # scores that stay in the cache save no time; through memory they would take 3.1 of its 8.9 us
     trace = hlo_trace(module)
     times = [trip_time(trace, trip) for trip in trips.values()]
     assert sum(time.memory_ns for time in times) == pytest.approx(3_130, rel=0.005)

@@ -1,4 +1,4 @@
-"""Plans are read whole or refused in one line; what a plan says of itself is what is there."""
+"""Plans are read completely or refused in one line; their counts match their content."""
 
 from __future__ import annotations
 

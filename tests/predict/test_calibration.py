@@ -19,7 +19,7 @@ SIZE = 1 << 24
 
 
 def chain(count: int, *, size: int = SIZE, name: str = "jit_step") -> HloModule:
-    """One elementwise kernel behind the other: ``n0``, ``n1`` ..."""
+    """A chain of elementwise kernels: ``n0``, ``n1`` ..."""
     shape = f"f32[{size}]"
     text = f"ENTRY %main (p: {shape}) -> {shape} {{\n  %p = {shape} parameter(0)\n"
     before = "p"

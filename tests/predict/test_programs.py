@@ -42,7 +42,7 @@ SYNC = GATHER.replace("CONFIG", 'backend_config={"collective_backend_config":{"i
 
 
 def check(found: Estimate) -> None:
-    """What holds of every estimate."""
+    """Check properties of every estimate."""
     assert 0 <= found.step_ns.low <= found.step_ns.high
     low, high = found.parts
     assert low.total == found.step_ns.low
@@ -231,7 +231,7 @@ def task_lists(draw: st.DrawFn) -> list[Task]:
 
 
 def by_moments(tasks: list[Task], played: Played) -> dict[str, int]:
-    """What each ns of the stretch counts as, asked ns by ns."""
+    """The kind of each ns of the period, evaluated ns by ns."""
     counted = dict.fromkeys(("compute", "communication", "copy", "gap"), 0)
     for moment in range(played.makespan):
         kinds = {

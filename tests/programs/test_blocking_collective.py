@@ -55,13 +55,13 @@ def test_a_start_whose_done_comes_at_once_is_flagged():
 
 
 SENT_NS = 7 * 65536 * 4 / 450e9 * 1e9
-"""What a device sends of the gathered value, over an H100's links."""
+"""Time in which a device sends its part of the gathered value over an H100's links."""
 WORK_NS = 2 * 131072 * 4 / 3.352e12 * 1e9
 """A kernel that reads and writes 131,072 float32."""
 
 
 def with_work(elements: int) -> str:
-    """The gather with independent work on that many elements behind it."""
+    """The gather followed by independent work on that many elements."""
     return gather().replace("[64]", f"[{elements}]")
 
 
@@ -192,7 +192,7 @@ def test_what_was_tried_on_a_v5e_is_not_said_of_other_chips(kind: str, cause: st
 
 
 def test_the_causes_of_recorded_programs():
-    """Compiled again with the flags, `all-to-all` is split and one `all-reduce` beside a product is divided."""
+    """Compiled with the flags, `all-to-all` is split, and one `all-reduce` parallel to a product is divided."""
     trace = load_one(REPOSITORY / "fixtures" / "programs-v5e" / "transformer-sharding")
     found: dict[str, set[str]] = {}
     for one in trace.fact(collectives):

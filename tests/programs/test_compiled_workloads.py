@@ -35,7 +35,7 @@ H100: dict[str, set[str]] = {
     "transformer": set(),
     "transformer-sharding": {"blocking_collective", "resharding_collective"},
 }
-"""What is found in each; the twins of the defects have nothing."""
+"""Findings in each; the twins of the defects have none."""
 V5E: dict[str, set[str]] = {
     "attention-naive": {"unfused_attention"},
     "attention-naive-fp32": {"unfused_attention", "full_precision_matmul"},
@@ -104,7 +104,7 @@ def test_ragged_products_of_a_v5e_are_grouped_kernels_but_for_the_gradients_of_t
 
 
 def test_a_selection_by_a_convolution_counts_like_one_by_a_dot() -> None:
-    """Of two choices of one expert and one place a token, in 4 experts' 256 places, 1 in 512 is not zero."""
+    """With two choices of one expert and one place per token, in 4 experts' 256 places, 1 in 512 is not zero."""
     analysis = analyze(load_one(FIXTURES / "programs-v5e" / "moe-einsum"), rules=["dense_expert_compute"])
     found = _findings(analysis)
     assert found

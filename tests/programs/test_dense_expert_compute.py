@@ -38,7 +38,7 @@ INDEX = Pattern(constant=frozenset({2, 3}))
 
 
 def one_hot(axis: int) -> tuple[Pattern, np.ndarray]:
-    """Of random indices [T, K] an array [T, K, E, C], one-hot along E (2) or C (3) and the same along the other."""
+    """From random indices [T, K] an array [T, K, E, C], one-hot along E (2) or C (3) and constant along the other."""
     size = (E, C)[axis - 2]
     positions = Pattern(distinct=frozenset({axis}), constant=frozenset(range(4)) - {axis})
     found = positions_equal(positions, INDEX, (T, K, E, C))
@@ -48,7 +48,7 @@ def one_hot(axis: int) -> tuple[Pattern, np.ndarray]:
 
 
 def assert_holds(told: Pattern, array: np.ndarray) -> None:
-    """Nothing the pattern says is wrong of the array."""
+    """The pattern holds for the array."""
     for axes, most in told.bounds.items():
         assert np.count_nonzero(array, axis=tuple(axes)).max() <= most, axes
     for axis in told.constant:
@@ -168,7 +168,7 @@ FACTORS = "lhs_contracting_dims={1,2}, rhs_contracting_dims={0,1}"
 
 
 CPU = 'backend_config={"outer_dimension_partitions":["2"]}'
-"""What marks a program as compiled for the CPU."""
+"""Marker of a program compiled for the CPU."""
 
 
 def experts(
@@ -366,7 +366,7 @@ def test_on_a_gpu_it_saves_the_time_beyond_moving_the_rows():
 
 
 def test_the_threshold_is_a_twentieth_of_one_hot_arithmetic():
-    """Wasted are 1,023 of 1,024 parts of 256 columns, beside as many columns as it takes."""
+    """1,023 of 1,024 parts of 256 columns are wasted, with as many other columns as it takes."""
     most = int(FEATURES * (1 - 1 / WORDS) / 0.05 - FEATURES)
     assert _judge_text(beside=most - 8).status == "flagged"
     assert _judge_text(beside=most + 8).status == "clean"

@@ -144,7 +144,7 @@ def test_agrees_with_xprof(name: str, tmp_path: Path, corpus: Path, monkeypatch:
     """
     monkeypatch.setitem(os.environ, "TF_CPP_MIN_LOG_LEVEL", "3")
     convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
-    copy = tmp_path / "x.xplane.pb"  # xprof writes beside what it reads
+    copy = tmp_path / "x.xplane.pb"  # xprof counts writes in addition to reads
     copy.write_bytes(gzip.decompress((corpus / "aot" / f"{name}.xplane.pb.gz").read_bytes()))
     text, _ = convert.xspace_to_tool_data([str(copy)], "hlo_stats", {"use_saved_result": False})
     table = json.loads(text)

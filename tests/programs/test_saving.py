@@ -1,4 +1,4 @@
-"""What fixing something in a program saves: modelled, measured, and never more than was measured."""
+"""Savings of a fix in a program: modelled, measured, and never more than measured."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_executions_in_real_and_synthetic_profiles(corpus: Path):
 
 @pytest.mark.parametrize(("platform", "spent"), [("cpu", 8_000), ("gpu", 2_000)])
 def test_on_a_cpu_instructions_share_the_time_in_which_several_run(platform, spent):
-    """On an accelerator what runs beside others is hidden; on a CPU the others would have the processors."""
+    """On an accelerator parallel work hides an instruction; on a CPU the others would get the processors."""
     module = replace(MODULE, platform=platform)
     trace = recorded_trace(module, ops=[("x", 0, 14), ("y", 2, 14), ("z", 14, 20)], steps=[(0, 50)])
     assert exposed_ns(trace, module, ["x"]) == spent

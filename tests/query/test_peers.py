@@ -1,4 +1,4 @@
-"""Ready queries beside what HTA (traceinsight 0.6.1, HTA_DISABLE_NS_ROUNDING=1) prints for the same public files.
+"""Predefined queries compared with HTA (traceinsight 0.6.1, HTA_DISABLE_NS_ROUNDING=1) on the same public files.
 
 It leaves out the last step of a recording and works with the file's whole microseconds; docs/peers.md has the table.
 """
@@ -132,7 +132,7 @@ def test_the_op_profile_is_a_tree_whose_levels_sum(corpus: Path, file: str, runs
 
 
 def test_counters_of_kernels_and_their_ops(corpus: Path) -> None:
-    """What HTA's test and its notebook `cupti_flops_analysis` say of this file; all 77 rows are equal to HTA's."""
+    """Results of HTA's test and its notebook `cupti_flops_analysis` for this file; all 77 rows are equal to HTA's."""
     kernels = answer(corpus, COUNTED, """
         select any_value(k.name) as kernel, any_value(s.name) as op, any_value(k.basis) as basis,
                sum(case when metric like '%fma_pred_on.sum' then 2 * value else value end) as flops,

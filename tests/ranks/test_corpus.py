@@ -14,7 +14,7 @@ pytestmark = pytest.mark.corpus
 
 RULES = ["nvlink_stall", "link_contention", "expert_imbalance", "pipeline_bubble", "straggler", "small_collectives"]
 LARGE = "AllReduce_Sum_f16"
-"""Of megatron: 81 all-reduces of 64 MiB over 8 A100, which take 0.6 ms each."""
+"""Megatron: 81 all-reduces of 64 MiB over 8 A100, which take 0.6 ms each."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_collectives_of_all_ranks_that_take_five_times_as_long_stall(
     (finding,) = analyze(traces, ["nvlink_stall"])["nvlink_stall"].findings
     assert "in a group of 8" in finding.detail
     assert finding.ranks == tuple(range(8))
-    # 3.0 ms each where 0.42 are ideal; a part of some lies beside computing
+    # 3.0 ms each where 0.42 are ideal; some overlap with compute
     assert finding.cost_ns == pytest.approx(81 * 2_590_000, rel=0.02)
 
 
@@ -122,7 +122,7 @@ def test_collectives_beside_another_stream_that_take_half_longer_are_contention(
     assert subjects(traces, RULES) - before == {("link_contention", "all_reduce beside another")}
     (finding,) = analyze(traces, ["link_contention"])["link_contention"].findings
     assert "beside all_gather" in finding.detail
-    # 300 us of each of 40, of which little is beside computing
+    # 300 us of each of 40, few of them parallel to compute
     assert finding.cost_ns == pytest.approx(40 * 300_000, rel=0.15)
 
 

@@ -1,4 +1,4 @@
-"""Collectives of XLA programs on several devices of one recording: devices stand for ranks."""
+"""Collectives of XLA programs on several devices of one recording: devices take the place of ranks."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_where_the_place_of_each_device_is_recorded_it_is_not_guessed() -> None:
 
 
 def test_groups_with_a_place_that_is_not_in_the_recording_are_left_out() -> None:
-    """Of two processes with two devices each, the second one: devices 0 and 1 are partitions 2 and 3."""
+    """The second of two processes with two devices each: devices 0 and 1 are partitions 2 and 3."""
     second = [(name, device, run, start, end) for name, device, run, start, end in REDUCED if device < 2]
     found = device_set(recording(second, devices=2, groups="{{0,1},{2,3}}", places=(2, 3)))
     assert found is not None

@@ -171,7 +171,7 @@ def judged(folder: Path, dumps: dict[int, dict[str, Any]]) -> Outcome:
 
 
 def test_the_rank_that_never_came_is_named_and_its_victims_are_not(tmp_path: Path) -> None:
-    """0 waits for 1 in a pair, 1 waits for 3 in the world, 2 waits for 3: 3 waits for nobody."""
+    """0 waits for 1 in a pair, 1 waits for 3 in the world, 2 waits for 3: 3 waits for no rank."""
     dumps = {
         0: dump([entry(sequence=7, group="1"), entry(sequence=9)], TWO),
         1: dump([entry(sequence=9, frames=[{"filename": "/home/user/train.py", "line": 5, "name": "f"}])], TWO),
@@ -227,7 +227,7 @@ def test_all_to_all_of_other_sizes_is_right(tmp_path: Path) -> None:
 
 
 def test_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
-    """Rank 1 is in the pair (0, 1), rank 0 already in the world with nobody else, and 1 is not there."""
+    """Rank 1 is in the pair (0, 1), rank 0 already in the world as the only one, and 1 is missing there."""
     dumps = {
         0: dump([entry(sequence=4)], {"0": [0, 1], "1": [0, 1]}),
         1: dump([entry(sequence=7, group="1")], {"0": [0, 1], "1": [0, 1]}),

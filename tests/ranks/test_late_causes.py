@@ -88,7 +88,7 @@ def test_without_a_cause_there_is_no_fix() -> None:
 
 
 def sampled(stack: str, *, all_ranks: bool = False) -> Extra:
-    """Rank 1 is in a line of its own while the others wait; ``all_ranks``: the others are there as well."""
+    """Rank 1 is in a line of its code while the others wait; ``all_ranks``: the others are there as well."""
 
     def add(build: TraceBuilder, rank: int) -> None:
         at = FIRST_END
@@ -175,7 +175,7 @@ def host_ranks(*late_us: int) -> list[Trace]:
 
 
 def test_waiting_for_several_late_ranks_is_explained_by_them() -> None:
-    """The last rank is late behind the next-to-last alone; the others waited for both."""
+    """The last rank is late only relative to the next-to-last; the others waited for both."""
     traces = host_ranks(0, 0, 50_000, 80_000)
     analysis = analyze(traces, ["straggler", "unexplained_idle"])
     assert [rule for rule, _ in analysis.findings()] == ["straggler"]

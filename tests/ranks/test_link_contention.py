@@ -1,4 +1,4 @@
-"""link_contention: slower beside another, at the limits, by chance, beside computing, what cannot be compared."""
+"""link_contention: slower with another, at the limits, by chance, with compute, and what cannot be compared."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def job(
     step: float = 60_000.0,
     late: float = 0.0,
 ) -> list[Trace]:
-    """Two ranks whose all-reduces take ``beside`` us next to an all-gather and ``alone`` us by themselves.
+    """Two ranks whose all-reduces take ``beside`` us during an all-gather and ``alone`` us otherwise.
 
-    ``compute``: those beside another run beside computing too. ``late``: rank 1 is, to those beside another.
-    """  # fmt: skip
+    ``compute``: those during another also overlap with compute. ``late``: rank 1 is late to those during another."""
     traces = []
     for rank in range(2):
         build = TraceBuilder(rank=rank, path=f"rank{rank}.json")

@@ -1,4 +1,4 @@
-"""nvlink_stall: far below the links, at them, late ranks, contention, latency, protocols, what cannot be told."""
+"""nvlink_stall: far below the links, at them, late ranks, contention, latency, protocols, undecidable cases."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_ranks_lie_in_blocks_of_eight_or_as_the_user_says() -> None:
     named = Topology(ranks=2, members=((0, 2), (1, 3)))
     assert placement((0, 1), named) == Placement(nodes=2, ranks=1, of=2)
     assert placement((0, 2), named) == Placement(nodes=1, ranks=2, of=2)
-    assert placement((0, 4), named) is None  # nobody says where rank 4 is
+    assert placement((0, 4), named) is None  # the location of rank 4 is unknown
 
 
 def test_within_a_node_by_the_factors_of_nccl_tests() -> None:

@@ -249,7 +249,7 @@ def test_the_op_in_which_a_span_began_tells_its_peer(tmp_path: Path) -> None:
 
 
 def test_messages_that_are_under_way_at_once_are_told_apart(tmp_path: Path) -> None:
-    """isend, irecv: the spans overlap, each began in an op of its own."""
+    """isend, irecv: the spans overlap, but each began in its own op."""
     events = message("send", 0, 1) + message("recv", 10, 2) + message("send", 20, 3)
     assert operations_with_peers(kineto_trace(tmp_path, events)) == [("send", 1), ("recv", 2), ("send", 3)]
 

@@ -1,4 +1,4 @@
-"""pipeline_bubble: too few microbatches, uneven stages, at the limit, transfers, rings, what cannot be told."""
+"""pipeline_bubble: too few microbatches, uneven stages, at the limit, transfers, rings, undecidable cases."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_waiting_behind_which_a_device_computes_is_no_bubble() -> None:
 
 
 def test_transfers_are_no_bubble() -> None:
-    # 2 x 32 transfers of 10 us on the stages between, 6.4% of the step, and nobody waits
+    # 2 x 32 transfers of 10 us on the stages between, 6.4% of the step, without waits
     assert outcome_of(job([0] * 4, microbatches=32)).status == "clean"
 
 

@@ -83,7 +83,7 @@ def test_devices_of_all_processes_are_one_set() -> None:
     (kind,) = found.kinds
     assert (found.label, found.members, found.matched, found.unmatched) == ("devices 0-3 of 4", "device", 2, 0)
     assert (kind.operation, kind.group, kind.message_bytes, kind.dtype) == ("all_reduce", (0, 1, 2, 3), 4000, "f32")
-    # in the first run device 1 and 3 are 100 us late, in the second one device 3 is last, 100 us behind device 2
+    # in the first run device 1 and 3 are 100 us late; in the second, device 3 is last, 100 us after device 2
     assert kind.wait_ns == {0: 100_000 + 20_100_000, 1: 20_000_000, 2: 200_000, 3: 0}
     assert kind.core_ns == 39_900_000 + 19_900_000
     assert "devices of 2 processes" in found.notes[0]

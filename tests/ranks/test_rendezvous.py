@@ -130,7 +130,7 @@ def test_traces_without_any() -> None:
 
 @pytest.mark.corpus
 def test_a_real_profile_of_eight_devices(corpus: Path) -> None:
-    """Nobody leaves before the last has come: this holds only if the right rows were put together."""
+    """No member leaves before the last one came: this holds only if the right rows were matched."""
     trace = xspace_reader.read(corpus / "aot" / "md.xplane.pb.gz")
     assert isinstance(trace, Trace)
     found = trace.fact(collective_skew)

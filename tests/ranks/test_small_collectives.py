@@ -59,7 +59,7 @@ def test_the_latency_is_the_shortest_of_the_smallest() -> None:
     ("count", "apart", "elements"),
     [
         (7, 5.0, 256),  # too few
-        (100, 40.0, 256),  # each stands alone: others' work may lie between
+        (100, 40.0, 256),  # each is separate: others' work may lie between
         (100, 5.0, 1_000_000),  # 4 MB are not small where 100 MB take a millisecond
     ],
 )

@@ -148,7 +148,7 @@ def test_collectives_on_the_host_say_nothing_below_a_slice() -> None:
 
 
 def test_collectives_of_the_host_are_told_from_those_of_the_device_beside_them() -> None:
-    """A collective on a device has no host span: its row must not stand for the last span of the trace."""
+    """A device collective has no host span: its row must not match the last span of the trace."""
 
     def mixed(build: TraceBuilder, rank: int) -> None:
         begin = BEGIN + (30_000 if rank == 1 else 0)

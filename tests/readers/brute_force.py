@@ -39,7 +39,7 @@ def _totals(work: Sequence[Work]) -> Counter[str]:
 
 
 def assert_device_times(trace: Trace, work: Mapping[int, Sequence[Work]]) -> None:
-    """What the trace says of each device is the sweep over its work; devices without time are left aside."""
+    """The trace's device times equal the sweep over its work; devices without time are ignored."""
     expected = {ordinal: total for ordinal, rows in work.items() if (total := _totals(rows))["span"]}
     found = {
         device.ordinal: {

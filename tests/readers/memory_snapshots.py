@@ -17,7 +17,7 @@ FRAMES = [
 
 @dataclass
 class Allocator:
-    """Keeps a block in a segment of its own until the segment is given back; notes the truth after each entry."""
+    """Keeps a block in a separate segment until the segment is returned; records the truth after each entry."""
 
     seed: int
     entries: list[dict[str, Any]] = field(default_factory=list)

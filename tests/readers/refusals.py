@@ -1,4 +1,4 @@
-"""What every reader owes a file that it cannot read: ``DataError``, one line that begins with the path."""
+"""Required of every reader for an unreadable file: ``DataError``, one line that begins with the path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfscope.model.errors import DataError
 
 
 def refused(read: Callable[[Path], object], path: Path, content: bytes | None = None) -> str:
-    """What is said after the path when ``read`` refuses the file, with ``content`` written into it first."""
+    """The message after the path when ``read`` refuses the file, with ``content`` written into it first."""
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError) as caught:

@@ -1,4 +1,4 @@
-"""The logs of a JAX program: what is written is read, what is damaged is said in one line."""
+"""The logs of a JAX program: written logs are read, damaged ones give one line."""
 
 from __future__ import annotations
 

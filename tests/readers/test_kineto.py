@@ -250,7 +250,7 @@ def test_epoch_microseconds_keep_their_digits(tmp_path: Path) -> None:
 
 
 def test_what_has_no_time_is_counted_once_when_a_chunk_is_decoded_again(tmp_path: Path) -> None:
-    """A small time beside epoch microseconds: the chunk is decoded twice, its events are taken once."""
+    """A small time among epoch microseconds: the chunk is decoded twice, its events count once."""
     found = [span("cpu_op", "small", 1, 2), span("cpu_op", "negative", 1, -2), span("user_annotation", "late", 2e15, 1)]
     trace = read(tmp_path, json.dumps({"traceEvents": found}))
     assert trace.source.unplaced == {"missing, negative or overflown duration": 1}
@@ -279,7 +279,7 @@ def test_several_processes_give_the_same_trace(tmp_path: Path, monkeypatch: pyte
 
 
 def test_mtia_events_are_kernels_unless_they_say_otherwise(tmp_path: Path) -> None:
-    """Kernels of MTIA have names of every kind; a DMA request says its direction and bytes."""
+    """Kernels of MTIA have names of every kind; a DMA request contains its direction and bytes."""
     category = "mtia_ccp_events"
     made = [
         span("cpu_op", "aten::mm", 1, 20, args={"External id": 2}),
@@ -540,7 +540,7 @@ def test_a_group_of_another_name_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_kernel_without_a_name_is_left_as_it_is(tmp_path: Path) -> None:
-    """It may be of a library with communicators of its own."""
+    """It may belong to a library with its own communicators."""
     bare = kernel()
     bare["args"] = {"device": 0, "stream": 20}
     (one,) = kineto_with_groups(tmp_path, [bare], [group()]).fact(locals_of)

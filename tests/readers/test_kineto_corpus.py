@@ -116,7 +116,7 @@ def _check_ops(trace: Trace, table: str) -> None:
     rows, calls, slices = trace.rows[table], trace.rows["calls"], trace.rows["slices"]
     linked = np.flatnonzero((rows["op"] >= 0) & (rows["call"] >= 0))
     op, call = rows["op"][linked], rows["call"][linked]
-    # record_param_comms stands beside the call of its collective, not around it
+    # record_param_comms is next to the call of its collective, not around it
     named = np.array([trace.text(code) != "record_param_comms" for code in slices["name"][op].tolist()], bool)
     op, call = op[named], call[named]
     assert (slices["start_ns"][op] <= calls["start_ns"][call]).all()

@@ -1,4 +1,4 @@
-"""From a path to traces: by content, with one clear line for everything that is no trace."""
+"""From a path to traces: by content, with one clear line for everything that is not a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank a trace is of, and what tells it."""
+"""The rank of a trace, and how it is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as traces: the passes become one trace a process, and what is missing or damaged is said."""
+"""Runs as traces: the passes become one trace per process, and missing or damaged files are reported."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_times_come_from_the_light_pass_and_sites_from_the_other(tmp_path: Path)
     assert trace.detail.rows["kernels"].nbytes == trace.rows["kernels"].nbytes
     assert trace.step_times_ns == (50_000, 60_000, 55_000)
     assert trace.source.format == "run"
-    # the launcher knows of one process; the recording says which of a job's it is
+    # the launcher has one process; the recording has its rank in the job
     assert (trace.source.rank, trace.source.world_size) == (3, 8)
     assert trace.source.events_read == 2 * len(events())
     assert "structure pass: compiled program" in trace.source.notes

@@ -117,7 +117,7 @@ def test_entries_that_contradict_the_state_are_not_added_up(tmp_path: Path) -> N
     allocator = Allocator(seed=2).run(300)
     snapshot = allocator.snapshot()
     freed = next(at for at, entry in enumerate(snapshot["device_traces"][0]) if entry["action"] == "free_completed")
-    del snapshot["device_traces"][0][freed]  # as where torch was told to skip this action
+    del snapshot["device_traces"][0][freed]  # as if torch had been configured to skip this action
     trace = read_snapshot(write_snapshot(tmp_path / "snapshot.pickle", snapshot))
     assert (trace.rows["memory"]["allocated_bytes"] == -1).all()
     assert any("contradict" in note for note in trace.source.notes)

@@ -1,4 +1,4 @@
-"""Work in other processes: what comes back, and what is said where it cannot."""
+"""Work in other processes: results, and messages on failure."""
 
 from __future__ import annotations
 

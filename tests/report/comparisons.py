@@ -29,7 +29,7 @@ def unchanged_captures() -> dict[str, Any]:
 
 
 def programs() -> dict[str, Any]:
-    """Compiled programs whose head has lost a fusion in each of three layers, behind a line that was changed."""
+    """Compiled programs whose head has lost a fusion in each of three layers, after a changed line."""
     base, head = fused_program(layers=3), split_program(layers=3)
     held = json.document(compare([hlo_trace(base)], [hlo_trace(head)]), gates=["programs"])
     (program,) = held["programs"]

@@ -51,7 +51,7 @@ class Rendered(HTMLParser):
         self.comments.append(data)
 
     def linked(self) -> list[str]:
-        """What GitHub would make a mention, a reference or a link of."""
+        """Texts that GitHub would turn into a mention, a reference or a link."""
         found = []
         for text in self.texts:
             for pattern in (MENTION, REFERENCE, ADDRESS):

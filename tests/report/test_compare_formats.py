@@ -52,7 +52,7 @@ PIECES = st.sampled_from(
 NAMES = st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=14).map("".join))
 
 FORMATS = frozenset({"code", "pre", "p", "br"})
-"""What advice may have more of, by what is in it: none of them acts."""
+"""Markup allowed in advice, by kind of element: none of it is active."""
 
 ACTIVE = frozenset({"a", "img", "input", "script", "sup", "section", "del"})
 
@@ -60,7 +60,7 @@ ACTIVE = frozenset({"a", "img", "input", "script", "sup", "section", "del"})
 ATTRIBUTES = {
     *((tag, key) for tag in ("th", "td") for key in ("align", "style")), ("pre", "lang"), ("code", "class"),
 }  # fmt: skip
-"""The side of a cell and the language of code in advice: each parser says them in its own way."""
+"""The side of a cell and the language of code in advice, which parsers report differently."""
 
 
 def shape(page: Rendered) -> list[str]:

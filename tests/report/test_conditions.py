@@ -1,4 +1,4 @@
-"""What is said of a run before the account of its recorded steps."""
+"""Sentences on a run before the account of its recorded steps."""
 
 from __future__ import annotations
 

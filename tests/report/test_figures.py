@@ -1,4 +1,4 @@
-"""Figures: their numbers are those of the tables, and plotly is asked for by name where it is missing."""
+"""Figures: their numbers equal the tables', and the message names plotly if it is missing."""
 
 from __future__ import annotations
 
@@ -159,4 +159,4 @@ def test_a_heat_map_has_a_row_a_rank_in_seconds() -> None:
     assert [list(row) for row in cells.z] == [[0, 0.002], [None, 5e-9]]
     (shares,) = figures.heat_map(heat | {"labels": ["step 1", "step 1"], "value": [0.5, 1, 0, None]}, "busy").data
     assert shares.zmax == 1
-    assert list(shares.x) == ["step 1", "step 1 (2)"]  # equal labels are no single column
+    assert list(shares.x) == ["step 1", "step 1 (2)"]  # equal labels do not share a column

@@ -1,4 +1,4 @@
-"""A history as text, JSON and a page: what is told, what is left out, and that no text of a stranger acts."""
+"""A history as text, JSON and a page: its content, its limits, and that untrusted text is inactive."""
 
 from __future__ import annotations
 

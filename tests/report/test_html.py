@@ -213,7 +213,7 @@ def test_a_fold_without_a_title_has_a_word_to_open_it() -> None:
 
 def test_one_step_is_one() -> None:
     steps = tuple(Step(rank=0, number=number, duration_ns=MS, traced=True) for number in range(2))
-    assert "Step times" not in render(analysis(steps=steps[:1]))  # the tile says all of it
+    assert "Step times" not in render(analysis(steps=steps[:1]))  # the tile has all of it
     assert "<span>2 steps</span>" in render(analysis(steps=steps))
 
 

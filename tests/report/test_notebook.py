@@ -1,4 +1,4 @@
-"""What a notebook shows of a trace and of an analysis."""
+"""Display of a trace and of an analysis in a notebook."""
 
 from __future__ import annotations
 

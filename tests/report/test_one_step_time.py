@@ -1,4 +1,4 @@
-"""Every surface says the same step time: reports, lists of runs, comparisons, histories and the dashboard."""
+"""All outputs show the same step time: reports, lists of runs, comparisons, histories and the dashboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY, corpus_files
 RUNS = sorted(path.parent for path in (REPOSITORY / "fixtures").glob("cpu-*/run.json"))
 
 MOST_BYTES = 3 << 20
-"""Of a file of the corpus: larger ones say nothing more and take long."""
+"""Most bytes of a corpus file: larger ones show nothing more and take long."""
 
 TRACES = [path for path in corpus_files("kineto", "*") if path.is_file() and path.stat().st_size < MOST_BYTES][:12]
 

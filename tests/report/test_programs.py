@@ -1,4 +1,4 @@
-"""Compiled programs in all reports: the words, the columns that fit, and what is said where nothing is known."""
+"""Compiled programs in all reports: words, columns that fit, and sentences for unknown values."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_logs_of_the_corpus(path: Path) -> None:
     schema.validate(json.loads(json_report.render(held)))
     short = text.render(held, width=80)
     assert max(map(len, short.splitlines())) <= 80
-    (compile_fact,) = summarize(held).facts  # and none that says what is not in it
+    (compile_fact,) = summarize(held).facts  # and none about missing parts
     assert compile_fact.startswith("torch.compile: ")
     corrupt = held.compile.detail.corrupt if held.compile.detail is not None else 0
     assert (corrupt > 0) == ("corrupt" in short)

@@ -29,7 +29,7 @@ def work(turns, after=lambda: None):
         after()
     return model, loss
 """
-"""A training loop that knows nothing of perfscope; a test's program goes on from here."""
+"""A training loop without perfscope; a test's program continues from here."""
 
 SECONDS = 120
 
@@ -82,6 +82,6 @@ def only(folder: Path) -> Process:
 
 
 def passes(process: Process) -> dict[str, Capture]:
-    """Its captures by pass, without the list of tensors, which is kept beside them."""
+    """Its captures by pass, without the list of tensors, which is stored separately."""
     beside = ("torch_tensors", "python_stacks", "step_counters")  # a loop of a few ms may end before the first sample
     return {capture.pass_name: capture for capture in process.captures if capture.tool not in beside}

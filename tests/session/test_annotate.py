@@ -1,4 +1,4 @@
-"""step() and region(): heard by a listener and by tools, free and harmless when nobody listens."""
+"""step() and region(): received by a listener and by tools, free and harmless without listeners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a manifest says of the machine, and what it keeps to itself."""
+"""Data on the machine in a manifest, and data that is kept out of it."""
 
 from __future__ import annotations
 

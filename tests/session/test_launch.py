@@ -54,7 +54,7 @@ def test_the_program_sees_what_it_sees_under_plain_python(
     write(tmp_path, PROBE, "probe.py")
     (tmp_path / "package").mkdir()
     write(tmp_path / "package", PROBE, "probe.py")
-    # perfscope must be importable for `python -m perfscope`, so the checkout stands in every path.
+    # perfscope must be importable for `python -m perfscope`, so the checkout is in every path.
     held = environment()["PYTHONPATH"]
     paths = {None: held, "elsewhere": os.pathsep.join([held, "elsewhere"]), "": held + os.pathsep}
     options = {"input": PROBE if words == ["-"] else "typed\n", "env": environment(PYTHONPATH=paths[python_path])}
@@ -178,7 +178,7 @@ def test_a_signal_reaches_the_program_once(
 
 
 def at_a_terminal(tmp_path: Path, program: str, keys: bytes, *, quiet: bool = True) -> tuple[str, int]:
-    """Run the program under capture at a terminal of its own, press ``keys`` when it is ready."""
+    """Run the program under capture at a separate terminal, press ``keys`` when it is ready."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "perfscope", "run", *["-q"] * quiet, "--no-report", write(tmp_path, program)],
@@ -189,7 +189,7 @@ def at_a_terminal(tmp_path: Path, program: str, keys: bytes, *, quiet: bool = Tr
     os.close(slave)
     shown = b""
     pressed = False
-    with contextlib.suppress(OSError):  # how a terminal says that nobody is left at its other end
+    with contextlib.suppress(OSError):  # how a terminal reports that its other end is closed
         while piece := os.read(master, 4096):
             shown += piece
             if b"ready" in shown and not pressed:

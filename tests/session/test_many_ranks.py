@@ -140,7 +140,7 @@ def test_srun_perfscope_run_is_one_run_of_which_the_first_task_speaks(tmp_path: 
 @pytest.mark.torch
 def test_a_first_task_that_fails_gives_its_code_at_once_and_the_run_opens(tmp_path: Path) -> None:
     program = write(tmp_path, ALONE)
-    # Nobody else ever comes: were they waited for, this would take longer than a test may.
+    # No other process ever comes: waiting for them would take longer than a test may.
     done = captured("--wait", str(10 * SECONDS), program, cwd=tmp_path, env=slurm(0, 2, CODE="3"))
     assert (done.returncode, done.stdout) == (3, "task 0\n")
     assert "rank 1 of 2 left nothing" in done.stderr

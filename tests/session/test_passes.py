@@ -164,7 +164,7 @@ def test_without_a_device_of_its_own_there_is_no_window() -> None:
 
 
 def cuda(monkeypatch: pytest.MonkeyPatch, *, initialized: bool, capturing: bool = False) -> list[str]:
-    """A torch whose CUDA says what it is asked to do."""
+    """A torch whose CUDA records its calls."""
     told: list[str] = []
     held: dict[str, Any] = {
         "is_available": lambda: True,

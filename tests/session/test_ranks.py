@@ -182,7 +182,7 @@ def ended(directory: Path, number: int = 0, seconds_ago: float = 0, **more: obje
 def _join_job(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
     root, job, number, told = arguments
     joined = record.join(Path(root), task(number if told else 0, key=f"job{job}", told=told))
-    # What a task does next: by its manifest the others know that it lives.
+    # A task's next action: its manifest shows the others that it lives.
     run_folders.write(joined.directory, manifest(joined.number))
     return joined.directory.name, joined.number
 
@@ -190,7 +190,7 @@ def _join_job(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
 @pytest.mark.parametrize("told", [True, False])
 def test_tasks_that_start_at_once_share_a_directory_and_no_number(tmp_path: Path, told: bool) -> None:
     asked = [(str(tmp_path), job, number, told) for number in range(TASKS) for job in range(2)]
-    if not told:  # without a number only those join that find others running; here nobody has written a manifest yet
+    if not told:  # without a number only tasks that find others running join; here no manifest was written yet
         for job in range(2):
             (tmp_path / f"job{job}").mkdir()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
@@ -241,7 +241,7 @@ def test_a_run_of_that_name_again_without_a_number_is_a_run_of_its_own(tmp_path:
 def test_what_is_in_the_way_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("mine")
     (tmp_path / "job-2").mkdir()
-    os.utime(tmp_path / "job-2", (1, 1))  # somebody's folder
+    os.utime(tmp_path / "job-2", (1, 1))  # a folder of another program
     assert record.join(tmp_path, task(0)).directory.name == "job-3"
     assert (tmp_path / "job").read_text() == "mine"
     with pytest.raises(NotStartedError, match="no run directory can be made"):

@@ -1,4 +1,4 @@
-"""What is counted at the boundaries of steps: waiting for cores, memory, and variables that grow."""
+"""Counters at the boundaries of steps: waiting for cores, memory, and variables that grow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOKS = 6
 
 
 def names(loop: Any) -> dict[str, Any]:
-    """What grew in a loop that calls ``look(step)`` after each of its steps."""
+    """Variables that grew in a loop that calls ``look(step)`` after each of its steps."""
     held = HeldNames()
     loop(held.look)
     return {item.name: item for item in held.grown()}

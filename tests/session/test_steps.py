@@ -13,7 +13,7 @@ from perfscope.profiler.session.steps import Source, StepFinder
 
 
 class Recorded:
-    """Writes down what a recorder is told, without the times."""
+    """Stores the calls of a recorder, without the times."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

@@ -1,4 +1,4 @@
-"""A set judged over digests is what it is with all tables in memory; broken, killed and odd files are said."""
+"""Judging a set by digests equals judging it with all tables in memory; broken, killed and odd files are reported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def in_memory(path: Path) -> str:
 
 
 class KilledAtRankTwo(JudgeTask):
-    """Is sent to other processes, so it is no function of a test."""
+    """Sent to other processes, so it cannot be a local function."""
 
     def __call__(self, task: Task) -> TaskResult:
         if (task.name() == "rank00002") if isinstance(task, RunPart) else ("kineto_2" in task):

@@ -1,4 +1,4 @@
-"""Comparing says of slim traces, sent through a pickle, what it says of whole ones."""
+"""Comparing slim traces, sent through a pickle, gives the same result as comparing whole ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_late_rank_is_found_in_both(extra: Extra) -> None:
 
 
 def test_collectives_on_the_host() -> None:
-    """gloo: a worker's span is the collective; the threads beside it are what the rank did."""
+    """gloo: a worker's span is the collective; the parallel threads show the rank's activity."""
     traces = []
     for rank in range(3):
         build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
@@ -163,7 +163,7 @@ def test_a_recording_of_devices_with_its_programs(corpus: Path, tmp_path: Path) 
 
 @pytest.mark.corpus
 def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
-    """Two runs of a function, one of which recomputes more: what XLA compiled stands in for the recordings."""
+    """Two runs of a function, one of which recomputes more: XLA's compiled programs replace the recordings."""
     files = sorted((corpus / "hlo_text").glob("xla__hlo_llama3_8b_*"))[:2]
     (one, other) = (load_one(file) for file in files)
     traces = []
@@ -175,7 +175,7 @@ def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
 
 
 def test_the_operation_that_the_host_asked_for_is_kept() -> None:
-    """NCCL's all-to-all is kernels of sends and receives: only the span around the launch says what it is."""
+    """NCCL's all-to-all is kernels of sends and receives: only the span around the launch names the operation."""
     traces = []
     for rank in range(2):
         build = TraceBuilder(rank=rank, path=f"rank{rank}.json")

@@ -37,7 +37,7 @@ def as_nobody() -> list[str]:
 
 
 class Server:
-    """A server in a folder of its own, with its socket in it; it can be killed and started again."""
+    """A server in a separate folder, which also contains its socket; it can be killed and restarted."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
         self.folder, self.binaries = folder, binaries
@@ -80,7 +80,7 @@ class Server:
             ["pgrep", "--parent", str(self.process.pid)], capture_output=True, text=True, check=False
         )
         self.process.kill()
-        for child in map(int, children.stdout.split()):  # each has a session of its own
+        for child in map(int, children.stdout.split()):  # each has its own session
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self.process.wait(30)
@@ -129,7 +129,7 @@ def url(folder: Path, database: str) -> str:
 
 @pytest.fixture
 def postgres(server: Path) -> str:
-    """The URL of an empty database of its own."""
+    """The URL of a new empty database."""
     import psycopg
 
     name = f"t{os.getpid()}_{next(NUMBERS)}"

@@ -9,7 +9,7 @@ from perfscope.model.documents.stored_run import StoredFinding, StoredMetric, St
 
 
 def stored_run(number: int = 0, *, step_ns: float = 1e7, syncs: float = 2.0, **other: Any) -> StoredRun:
-    """Run ``number`` of ``train``, a minute after the one before, of a commit of its own."""
+    """Run ``number`` of ``train``, one minute after the previous one, with a different commit."""
     run = f"20260101-{number // 60:02d}{number % 60:02d}00-train-{number:04x}"
     fields: dict[str, Any] = {
         "uid": hashlib.sha256(run.encode()).hexdigest()[:32],

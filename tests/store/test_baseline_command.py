@@ -1,4 +1,4 @@
-"""``perfscope baseline`` and comparisons with baselines: which one is taken, what is said, what is left of a run."""
+"""``perfscope baseline`` and comparisons with baselines: selection, messages, and what is kept of a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def line(commits: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    """What a command prints on both streams, folded lines joined."""
+    """Output of a command on both streams, folded lines joined."""
     capsys.readouterr()
     assert run(list(words)) == code
     both = capsys.readouterr()
@@ -153,7 +153,7 @@ def test_an_id_from_a_strangers_store_leads_nowhere(
 
 
 def notes(base: str | None, head: str | None, baseline: str | None) -> tuple[str, str]:
-    """The run that is compared with, and all that is said of it."""
+    """The baseline run, and all notes."""
     found = sides(base, head, baseline)
     return Path(found.base).name, " | ".join(found.notes)
 

@@ -47,7 +47,7 @@ def line(runs: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def known(line: list[str], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As ``line``, and the store knows the runs."""
+    """As ``line``, with the runs in the store."""
     enter(stored, tmp_path, monkeypatch)
     return line
 

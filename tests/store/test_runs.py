@@ -1,4 +1,4 @@
-"""What is put into a store comes out of it, on both databases; what is no store is refused and left alone."""
+"""A store returns what was saved, on both databases; other files are refused and left alone."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_what_must_be_in_no_message() -> None:
 
 
 def all_text(error: BaseException | None) -> str:
-    """What a traceback of the error would show."""
+    """Text of the error's traceback."""
     import traceback
 
     assert error is not None

@@ -150,7 +150,7 @@ def test_one_that_compiles_nothing_by_its_eager_step(tmp_path: Path) -> None:
     held = plan(graph(kernel()), memory=MEMORY, compiled_by="perfscope")
     point = evaluate_trace(trace_of(tmp_path, held), (), ())
     assert (point.state, point.peak_bytes) == ("does not fit", 90 * GIB)
-    assert point.step is None  # no ops were kept beside this plan
+    assert point.step is None  # no ops were kept with this plan
     assert "cannot be modelled" in point.reason
 
 

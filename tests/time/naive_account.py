@@ -15,7 +15,7 @@ LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
 
 
 class Naive:
-    """A trace as plain lists, and the questions that are asked of one moment."""
+    """A trace as plain lists, and queries for one moment."""
 
     def __init__(self, trace: Trace, device: int, low: int, high: int) -> None:
         self.low, self.high = low, high
@@ -44,7 +44,7 @@ class Naive:
         self.main = min(launches, key=lambda thread: (-launches[thread], thread)) if launches else None
 
     def cause(self, time: int) -> str:
-        """Of the cell that begins at ``time``."""
+        """Cause of the cell that begins at ``time``."""
         running = {kind for start, end, _, kind, _ in self.work if start <= time < end}
         for kind in ("compute", "exposed_communication", "exposed_copy"):
             if kind in running:
@@ -85,7 +85,7 @@ class Naive:
         return begin if chosen is None else begin + (begin - chosen[0])
 
     def host(self, time: int, thread: int, begin: int, end: int, synced: int) -> str:
-        """What a late host did at ``time`` in the idle time from ``begin`` to ``end``."""
+        """Activity of a late host at ``time`` in the idle time from ``begin`` to ``end``."""
         plain = "other_host" if end - begin >= STALL else "launch"
         for number, until in ((thread, synced), (self.main, begin)):
             cause = self.doing(time, number, until)

@@ -151,7 +151,7 @@ def test_a_sleep_is_named_on_a_busy_machine_too() -> None:
 
 
 def _slow_steps(wait_us: float) -> TraceBuilder:
-    """Forty steps of 10 ms, each eighth 40 ms longer at a line of its own."""
+    """Forty steps of 10 ms, each eighth 40 ms longer at a separate line."""
     b = TraceBuilder(recorded=EVERYTHING | {"python_samples", "core_waits"})
     b.step(0, 0, 10_000)
     b.op("aten::relu", 0, 10_000)

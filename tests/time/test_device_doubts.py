@@ -1,4 +1,4 @@
-"""Device data that cannot be true is said, and what depends on it is not judged."""
+"""Impossible device data is reported, and dependent results are not judged."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def op(index: int, flops: int, name: str = "aten.mm.default") -> GraphOp:
 
 
 def job(folder: Path, *, until: int, size: int = 64 << 20, **changes: Any) -> Trace:
-    """Two products of a tenth of a millisecond or more, and an all-reduce that is asked for behind the first."""
+    """Two products of at least a tenth of a millisecond, and an all-reduce requested after the first."""
     side = 8192
     products = (op(0, 2 * side**3), op(1, 2 * side**3))
     tensors = tuple(
@@ -117,7 +117,7 @@ _judge_trace = judged_by("exposed_communication")
 
 
 def _step(exposed: float) -> TraceBuilder:
-    """Computation 0 to 1000 us beside an all-reduce from 500 us that runs ``exposed`` us longer."""
+    """Computation 0 to 1000 us with an all-reduce from 500 us that runs ``exposed`` us longer."""
     b = TraceBuilder()
     b.kernel("gemm", 0, 1000)
     b.kernel(NAME, 500, 1000 + exposed, stream=20, communication=True)
@@ -365,7 +365,7 @@ _judge = judged_by("exposed_communication")
 def test_a_kernel_on_a_stream_of_its_own_is_exposed_where_none_computes():
     outcome = _judge(recording(("work_kernel", "work", 0, 100, 7), (SEND_RECV, "all-to-all-start.2", 80, 140, 20)))
     (finding,) = outcome.findings
-    # NCCL sends and receives for an all-to-all: the instruction says what for, and the program which line
+    # NCCL sends and receives for an all-to-all: the instruction has the operation, and the program the line
     assert (finding.subject, finding.cost_ns, finding.basis) == ("all_to_all", 40_000, "measured")
     assert finding.where.label() == "/home/me/train.py:24"
     assert finding.evidence[0]["instruction"] == "all-to-all-start.2"

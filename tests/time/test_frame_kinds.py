@@ -55,7 +55,7 @@ def test_the_table_knows_frames_of_both_frameworks(text: str, kind: FrameKind) -
 
 
 def shown(stack: str) -> FrameKind:
-    """What a stack shows, outermost frame first."""
+    """The shown stack, outermost frame first."""
     kind = K.UNKNOWN
     for text in stack.split(" > "):
         kind = kind_below(kind, frame_kind(text), is_python="): " in text)

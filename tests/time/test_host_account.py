@@ -1,4 +1,4 @@
-"""The account of the host: what the main thread did, exactly, beside that of the devices."""
+"""The account of the host: exact activity of the main thread, next to that of the devices."""
 
 from __future__ import annotations
 

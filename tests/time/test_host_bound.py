@@ -163,7 +163,7 @@ def test_below_a_line_that_starts_a_library_its_functions_are_told() -> None:
 
 
 def _sampled_loop(lines: dict[int, int]) -> TraceBuilder:
-    """A loop in ``train`` with its own lines (line -> samples) beside the framework's work for the step."""
+    """A loop in ``train`` with its own lines (line -> samples) and the framework's work for the step."""
     loop = "train.py(30): train"
     stacks = {
         f"{loop} > torch/_tensor.py(1): backward > Variable.run_backward": 6,

@@ -35,7 +35,7 @@ def _covered(found: Sequence[tuple[str, Finding]], rank: int | None) -> dict[tup
 
 
 def _lost(account: StepAccount, covered: dict[tuple[str, str], int]) -> int:
-    """Of the host what every step has of it."""
+    """The part of the host's time that every step has."""
     left: dict[Cause, int] = {}
     for cause, value in account.total_ns.items():
         named = max((named for (key, _), named in covered.items() if key == cause), default=0)
@@ -181,7 +181,7 @@ def _ranks(analysis: Analysis, rule: str) -> set[int]:
 
 
 def test_exposed_communication_of_one_rank_is_not_lost() -> None:
-    """30 % of the step, of which a rule that has thresholds of its own names only a part."""
+    """30 % of the step, of which a rule with its own thresholds names only a part."""
     b = TraceBuilder()
     b.step(1, 0, 10_000)
     b.launched("gemm", 0, 0, 7_000, correlation=1)

@@ -7,7 +7,7 @@ from tests.build import TraceBuilder
 
 
 def a_step() -> TraceBuilder:
-    """Work of every phase, launched one after another; the collective runs beside the backward pass for 50 us."""
+    """Work of every phase, launched one after another; the collective overlaps the backward pass for 50 us."""
     builder = TraceBuilder()
     builder.step(1, 0, 1000)
     builder.op("aten::linear", 10, 30, sequence=5)

@@ -1,4 +1,4 @@
-"""Waiting for other ranks in collectives of the host is a cause of its own, and not a lock."""
+"""Waiting for other ranks in host collectives is a separate cause, different from a lock."""
 
 from __future__ import annotations
 

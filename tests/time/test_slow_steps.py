@@ -1,4 +1,4 @@
-"""Steps that are slow for work of their own: evaluations, checkpoints, rollouts."""
+"""Steps that are slow because of additional work: evaluations, checkpoints, rollouts."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ RULE = load_rule("unexplained_idle")
 
 
 def _waiting(idle_us: float) -> TraceBuilder:
-    """A step of 10 ms whose device waits ``idle_us`` for a stream of its own."""
+    """A step of 10 ms whose device waits ``idle_us`` for another stream of the device."""
     b = TraceBuilder()
     b.step(1, 0, 10_000)
     b.launched("a", 0, 0, 5_000, correlation=1)

@@ -1,4 +1,4 @@
-"""What a saving is worth in a step without a profiler."""
+"""Value of a saving in a step without a profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the structure capture share: a small net, a step of it, and a graph by way of the file."""
+"""Helpers of the structure capture's tests: a small net, a step of it, and a graph read from its file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train_step(net: Any, optimizer: Any, x: Any) -> None:
 
 
 def simulated_peak(graph: OpGraph) -> int:
-    """Of what the step made, by the lives of its storages: an op's inputs and results are alive together."""
+    """Peak of the step's storages, by their lifetimes: an op's inputs and results are alive together."""
     assert graph.storages is not None
     devices, late = storage_devices(graph), taken_over(graph, graph.storages)
     spans = [

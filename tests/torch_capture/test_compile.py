@@ -250,7 +250,7 @@ def test_what_was_logged_before_a_crash_is_kept(tmp_path: Path) -> None:
 def test_a_rank_that_is_known_late_takes_its_files_along(tmp_path: Path) -> None:
     program = write(
         tmp_path,
-        EAGER + "import torch.distributed as dist\nf(torch.ones(3))\n"  # compiled before anybody knows the rank
+        EAGER + "import torch.distributed as dist\nf(torch.ones(3))\n"  # compiled before the rank is known
         "dist.init_process_group('fake', rank=3, world_size=4, store=dist.HashStore())\n"
         "parameter = torch.nn.Parameter(torch.ones(3))\noptimizer = torch.optim.SGD([parameter])\n"
         "for _ in range(9):\n    optimizer.zero_grad()\n    f(parameter).sum().backward()\n    optimizer.step()\n",
@@ -425,7 +425,7 @@ for step in range(12):
 
 
 def judged(folder: Path, *program: str, **env: str) -> dict[str, list[dict[str, Any]]]:
-    """Findings of the four rules by rule; each was asked and could look."""
+    """Findings of the four rules by rule; each could be evaluated."""
     command = [sys.executable, "-m", "perfscope", "run", "--no-report", *program]
     ran = warm.run(command, cwd=folder, env=environment(**env), capture_output=True, text=True, timeout=SECONDS)
     assert ran.returncode == 0, ran.stderr

@@ -37,7 +37,7 @@ class Heard:
 
 
 def attributes() -> list[Any]:
-    """What hooks may replace, as it stands now."""
+    """Current attributes that hooks may replace."""
     import torch
     from torch.autograd.profiler import profile as kineto
     from torch.autograd.profiler import record_function
@@ -59,7 +59,7 @@ def test_everything_is_heard_and_taken_out_again() -> None:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     class Descent(torch.optim.SGD):
-        """Of its own: torch wraps a class's step once, when the first of it is made."""
+        """A separate class, because torch wraps a class's step once, when its first instance is made."""
 
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
@@ -161,7 +161,7 @@ def test_the_trace_does_not_name_the_folder_it_was_written_to(tmp_path: Path, mo
 
 @pytest.mark.slow
 def test_it_says_nothing_on_stderr_and_leaves_the_environment_as_it_was(tmp_path: Path) -> None:
-    # In a process of its own: libkineto takes its log level from whoever uses it first.
+    # In a separate process: libkineto takes its log level from its first user.
     program = (
         "import os, sys\nfrom pathlib import Path\n"
         "from tests.torch_capture.test_hooks import record\nbefore = dict(os.environ)\n"

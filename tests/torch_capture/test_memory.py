@@ -35,7 +35,7 @@ FRAME = {"filename": __file__, "line": 7, "name": "forward"}
 
 
 class Allocator:
-    """What the capture calls of torch, with the signatures of torch 2.1 to 2.13."""
+    """Functions of torch used by the capture, with the signatures of torch 2.1 to 2.13."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -283,7 +283,7 @@ def test_a_storage_is_there_once(registry: Any) -> None:
 
 
 def test_without_modules_the_optimizers_names_are_taken() -> None:
-    net = Net()  # nobody listens
+    net = Net()  # nothing listens
     told = list_storages([torch.optim.SGD(net.named_parameters())], ModuleRegistry())
     assert set(by_name(told)) == {"first.weight", "first.bias", "second.weight"}
     untold = list_storages([torch.optim.SGD(net.parameters())], ModuleRegistry())
@@ -377,7 +377,7 @@ def test_what_goes_within_the_pass_is_dated(registry: Any, tmp_path: Path) -> No
     assert capture.begin("detail", 7, [optimizer])["gradients_bytes"] > 0
     optimizer.zero_grad()
     capture.end()
-    optimizer.state.clear()  # behind the pass: no longer its business
+    optimizer.state.clear()  # after the pass: not recorded any more
     (said,) = capture.save(tmp_path, tmp_path)
     capture.stop()
     assert (said.tool, said.state, said.artifact) == (TOOL, "recorded", "tensors.json.gz")

@@ -26,7 +26,7 @@ WARMUP = 3
 
 
 class Recorder:
-    """Keeps what it is told."""
+    """Stores its calls."""
 
     def __init__(self) -> None:
         self.source: str | None = None

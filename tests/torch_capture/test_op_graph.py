@@ -61,7 +61,7 @@ def test_phases_modules_and_lines(record: Any) -> None:
 
     (step,) = [op for op in graph.ops if op.name.startswith("aten._fused_adamw_")]
     assert (step.phase, step.function) == ("optimizer", "train_step")
-    # Weights, gradients (its schema says so: it may unscale them) and two moments; not the step counters.
+    # Weights, gradients (by its schema: it may unscale them) and two moments; not the step counters.
     assert len(step.mutated) == 4 * 4
     assert set(step.mutated) < set(step.inputs)
 
@@ -102,11 +102,11 @@ def test_recompute_is_told_from_backward(record: Any, reentrant: bool) -> None:
     again = [op for op in graph.ops if op.recompute]
     assert {op.phase for op in again} == {"backward"}
     assert [op.module for op in named(graph, "addmm") if op.recompute] == ["Sequential.0", "Sequential.2"]
-    # A module of a library has no line of the program: the one that calls the checkpoint stands for it.
+    # A module of a library has no line of the program: the module that calls the checkpoint is named instead.
     call = line_of(test_recompute_is_told_from_backward, "checkpoint(net, x")
     assert {op.checkpoint and op.checkpoint[1] for op in again if op.module} == {call}
     assert {op.line for op in again if op.module} == {call}
-    # What follows the recompute is backward again, with the modules of the forward.
+    # After the recompute comes backward again, with the modules of the forward.
     assert {op.module for op in named(graph, "mm") if not op.recompute} == {"Sequential.0", "Sequential.2"}
     assert not any(op.recompute for op in graph.ops if op.phase == "forward")
 
@@ -258,7 +258,7 @@ functional = torch.nn.functional
 
 
 def counted(program: Any) -> dict[str, list[int | None]]:
-    """FLOPs by op, of the ops that are no views, straight from the table."""
+    """FLOPs by op, of the ops other than views, straight from the table."""
     capture = OpGraphCapture()
     capture.start(0)
     program()
@@ -302,7 +302,7 @@ def test_as_many_as_torch_counts(name: str) -> None:
 
 
 def test_gradients_of_a_grouped_convolution_cost_as_much_as_its_forward() -> None:
-    # torch.utils.flop_counter forgets the groups in the gradient of the weight, so it is no oracle here.
+    # torch.utils.flop_counter forgets the groups in the gradient of the weight, so it cannot be the oracle here.
     found = counted(grouped_convolution)
     assert found["aten.convolution_backward.default"] == [2 * found["aten.convolution.default"][0]]  # type: ignore[operator]
     assert found["aten.convolution.default"] == [2 * 2 * 8 * 7 * 3 * 2]  # 2 FLOPs, B, C_out, L_out, taps, C_in / groups
@@ -469,7 +469,7 @@ def allocator_peak(trace: Path) -> int:
 
 
 def graph_and_peak(train: Callable[[], Any], folder: Path) -> tuple[OpGraph, int]:
-    """The op graph of one step of a program, and what the allocator says of a later one."""
+    """The op graph of one step of a program, and the allocator's peak of a later one."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.profiler import ProfilerActivity, profile
 
@@ -528,7 +528,7 @@ def test_the_peak_under_a_checkpointing_policy(policy: str, reentrant: bool, tmp
 
 
 def saved_bytes(graph: OpGraph) -> int:
-    """Of storages that a forward op made and that are alive when the first backward after it begins."""
+    """Bytes of storages made by a forward op and alive when the first backward after it begins."""
     assert graph.storages is not None
     begins = [after.index for op, after in pairwise(graph.ops) if op.phase != "backward" and after.phase == "backward"]
     saved = 0
@@ -566,7 +566,7 @@ def test_births_and_deaths(record: Any) -> None:
     source, y, z = (graph.tensors[index].storage for index in (add.inputs[0], add.outputs[0], mul.outputs[0]))
     assert (graph.storages[source].born, graph.storages[source].died) == (None, None)
     assert (graph.storages[y].born, graph.storages[y].died, graph.storages[y].bytes) == (0, 2, 64)
-    # z goes with the function that made it, behind its last op.
+    # z is freed with the function that made it, after its last op.
     assert (graph.storages[z].born, graph.storages[z].died) == (1, len(graph.ops))
     assert held["lift_fresh"].born is not None
     assert graph.live_out == {index for index, storage in enumerate(graph.storages) if storage.died is None}

@@ -82,7 +82,7 @@ def test_what_lies_between(frames: Frames) -> None:
 
 
 class Probe:
-    """Stands for a tensor: says what its caller was doing."""
+    """Replaces a tensor and reports its caller's activity."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[bool, str | None]] = []

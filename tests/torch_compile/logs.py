@@ -11,14 +11,14 @@ from tests.build import EVERYTHING, TraceBuilder
 
 SECOND = 10**9
 AFTER_TRACE_S = 1000.0
-"""Seconds: compilations lie behind what a test's trace records, unless it places them inside."""
+"""Seconds by which compilations follow a test's trace, unless it places them inside."""
 MODEL_FRAME = CodeLine(file="/home/user/model.py", line=10, function="forward")
 STAGE_FRAME = CodeLine(file="/home/user/stages.py", line=54, function="branching", code="if x.amax() > 30:")
 CPU = EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack"}
 
 
 def with_log(builder: TraceBuilder, log: CompileLog, *, detail: Trace | None = None) -> Trace:
-    """What the builder holds, and the log."""
+    """The builder's trace with the log."""
     built = builder.build()
     return Trace(
         source=built.source,

@@ -1,4 +1,4 @@
-"""Functions left to eager mode: the time of their own ops where a Python stack tells, and what is no fallback."""
+"""Functions left to eager mode: the time of their ops if a Python stack shows them, and cases that are no fallback."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def test_kernels_of_an_accelerator_count_while_nothing_else_runs():
     builder.launched("norm", 425, 430, 470, correlation=3)
     builder.launched("product", 455, 470, 530, correlation=4)
     (finding,) = judge(RULE, with_log(builder, LOG)).findings
-    # the rule's bound is 170: kernels 30 + 40 + 60, 30 of the 60 us idle behind the embedding (its host time), and 10
-    # from 420 to the norm; played again the block is launched at 170 and ends the device's work at 390 in place of 530
+    # the rule's bound is 170: kernels 30 + 40 + 60, 30 of the 60 us idle after the embedding (its host time), and 10
+    # from 420 to the norm; replayed, the block is launched at 170 and ends the device's work at 390 instead of 530
     assert finding.cost_ns == finding.path_ns == 140_000
     assert "the device loses" in finding.detail
 

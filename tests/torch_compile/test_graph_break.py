@@ -33,7 +33,7 @@ LOG = CompileLog(
 
 
 def broken(builder: TraceBuilder, at: float = 0.0, ids: tuple[str | None, str | None] = ("0/0", "1/0")) -> None:
-    """A frame of 400 us whose first graph ends after 200 us; 110 us of it lie between or behind graphs."""
+    """A frame of 400 us whose first graph ends after 200 us; 110 us of it are between or after graphs."""
     names = [f"Torch-Compiled Region: {one}" if one else "Torch-Compiled Region" for one in ids]
     builder.op(names[0], at + 100, at + 500)
     builder.op("CompiledFunction", at + 120, at + 300)
@@ -54,7 +54,7 @@ def on_cpu(step_us: float = 1000.0) -> TraceBuilder:
 
 def test_the_time_outside_of_graphs_is_the_cost():
     (finding,) = judge(RULE, with_log(on_cpu(), LOG)).findings
-    # 300 to 340 and 480 to 500 in the frame, 340 to 360 and 450 to 480 in what follows; 100 to 120 is no break's
+    # 300 to 340 and 480 to 500 in the frame, 340 to 360 and 450 to 480 in its continuation; 100 to 120 in no break
     assert (finding.cost_ns, finding.cost_ns_per_step, finding.basis) == (110_000, 110_000, "measured")
     assert (finding.where.file, finding.where.line) == (STAGE_FRAME.file, STAGE_FRAME.line)
     assert (finding.subject, finding.severity) == ("graph break in branching", "high")

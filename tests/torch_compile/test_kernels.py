@@ -79,7 +79,7 @@ def test_a_backward_graph_is_known_by_its_kernels() -> None:
         kernel("cpp_fused_mul_0", 11, direction="backward", at=1, backend="cpp"),
         kernel("extern_kernels.mm", 12, direction="backward", at=2, backend="extern"),
     )
-    # both fit what ran; the forward one has no product, but nothing says that this call was not its own
+    # both fit what ran; the forward one has no product, but this call could have been its own
     assert lines(trace, *kernels)["graph_0_cpp_fused_mul_0"] == [None]
     more = run("graph_0_cpp_fused_sum_1", "graph_0_cpp_fused_mul_0", region=None)
     found = lines(more, *kernels, kernel("cpp_fused_sum_1", 13, compile_id="1/0", at=1, backend="cpp"),

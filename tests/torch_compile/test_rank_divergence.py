@@ -191,7 +191,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_a_real_program_whose_ranks_run_their_graphs_in_another_order(tmp_path: Path) -> None:
-    """Without torch's caches; graphs that come from them have no ids, and then no order is said."""
+    """Without torch's caches; graphs from them have no ids, and then the order is unknown."""
     program, logs = tmp_path / "program.py", tmp_path / "logs"
     program.write_text(PROGRAM)
     paths = {"TORCH_TRACE": str(logs), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}

@@ -146,7 +146,7 @@ CHURN_RULE = load_rule("dynamic_shape_churn")
 
 
 def sizes(*lengths: int, tensor: str = "tokens_BL", dimension: int = 1) -> list[str]:
-    """What torch says where a length follows another."""
+    """torch's text if a length follows another."""
     return [
         f"tensor '{tensor}' size mismatch at index {dimension}. expected {before}, actual {after}"
         for before, after in pairwise(lengths)
@@ -229,7 +229,7 @@ def event(kind: CompileKind, end_ms: int, lasts_ms: int | None, step: int | None
 
 
 def compiled(at_ms: int, step: int | None, function: str = "step") -> list[CompileEvent]:
-    """Traced for 10 ms, of which 4 inside another trace of its own; lowered for 5, compiled for 20."""
+    """Traced for 10 ms, of which 4 inside another trace; lowered for 5, compiled for 20."""
     return [
         event("retrace", at_ms, None, step, function, "different input types: * at x, now f32[5] and before f32[4]"),
         event("trace", at_ms + 8, 4, step, function),
@@ -252,7 +252,7 @@ def test_a_function_compiled_in_every_step_is_flagged_with_reason_and_time():
     outcome = _judge(*(compiled(100 * step, step) for step in range(4)), step_times_ns=(100 * MS,) * 4)
     (finding,) = outcome.findings
     assert (outcome.status, finding.subject, finding.basis) == ("flagged", "recompilation of step", "measured")
-    assert finding.cost_ns == 3 * 35 * MS  # the nested trace is no time of its own; step 0 had to compile
+    assert finding.cost_ns == 3 * 35 * MS  # the nested trace does not count again; step 0 had to compile
     assert finding.cost_ns_per_step == 3 * 35 * MS // 4
     assert (finding.where.label(), finding.severity) == ("train.py:131", "high")
     assert finding.title == "step is compiled 3 more times: the shape of x changes"

@@ -109,7 +109,7 @@ def unchanged(*losses: float) -> Unchanged:
 
 
 def document(*attempts: Attempt, together: Attempt | None = None, ladder: bool = False, **head: object) -> Try:
-    """What `perfscope try` writes."""
+    """The document written by `perfscope try`."""
     judge = TrialJudge(pairs=6, least=0.02)
     trials = Trials(
         unchanged=unchanged(3.0, 2.0),

@@ -1,4 +1,4 @@
-"""Interventions in a program that knows nothing of them: what they change, and what they leave alone."""
+"""Interventions in an unmodified program: their changes, and what they leave alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules promised beside what was measured, kept per machine."""
+"""Predicted and measured savings of rules, kept per machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document of a try: what the launches say, beside what the findings promised."""
+"""The document of a try: measurements of the launches, and predictions of the findings."""
 
 from __future__ import annotations
 

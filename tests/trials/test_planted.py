@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow]
 
 
 def tried(program: str, folder: Path, *options: str) -> Try:
-    """`perfscope try` of a planted program, in a process of its own."""
+    """`perfscope try` of a planted program, in a separate process."""
     line = [sys.executable, "-m", "perfscope", "try", "-q", "-o", str(folder), *options, program]
     done = subprocess.run(
         line, cwd=PLANTED, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False

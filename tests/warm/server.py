@@ -42,7 +42,7 @@ except ImportError:
     greenlet = None
 
 STAGES = {"torch": ("torch", "torch._dynamo"), "jax": ("jax",)}
-"""Modules to import ahead by framework, in order. What one of them imports comes back together with it."""
+"""Modules to import ahead by framework, in order. A module's own imports are printed with it."""
 OURS = ("perfscope.commands", "perfscope.analyzers", "perfscope.dashboards.report", "perfscope.profiler.launch",
         "perfscope.profiler.session")  # fmt: skip
 """Packages of perfscope that are imported ahead with all their modules."""
@@ -323,7 +323,7 @@ def _end(run: Callable[..., None], *arguments: Any) -> NoReturn:
             last()
         except BaseException as error:
             if last is sys.stdout.flush:
-                code = code or 120  # as Python says that its output could not be written
+                code = code or 120  # as Python reports that its output could not be written
             sys.excepthook(type(error), error, error.__traceback__)
     if killed:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -402,7 +402,7 @@ def _descriptors(ends: Sequence[int], *, close: bool) -> None:
 
 
 def group_of(program: Program) -> None:
-    """Begin the session or process group that was asked for."""
+    """Begin the requested session or process group."""
     if program.new_session:
         os.setsid()
     if program.group >= 0:
@@ -428,7 +428,7 @@ def warm(framework: str) -> None:
 
 
 def serve(link: socket.socket) -> None:
-    """Fork for each program that comes, and say its process number, and how it ended, on a pipe of its own."""
+    """Fork for each program that arrives, and report its process number, and how it ended, on a separate pipe."""
     running: dict[int, tuple[int, int]] = {}
     while True:
         ready, _, _ = select.select([link, *running], [], [])

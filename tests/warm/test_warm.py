@@ -1,4 +1,4 @@
-"""A program in a fork of a warm interpreter runs and ends as in a process of its own."""
+"""A program in a fork of a warm interpreter runs and ends as in a new process."""
 
 from __future__ import annotations
 

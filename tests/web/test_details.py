@@ -1,4 +1,4 @@
-"""What the timeline says of one event, and how links of other pages find it."""
+"""Details of one event in the timeline, and links to it from other pages."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_what_is_nested_counts_once_by_category_and_module(tmp_path: Path) -> No
 
 @pytest.mark.corpus
 def test_sides_of_collectives_are_found_among_all_kernels(corpus: Path, tmp_path: Path) -> None:
-    """Of a job the judged traces hold the rows of collectives alone, with numbers of their own."""
+    """For a job the judged traces hold only the rows of collectives, renumbered."""
     from perfscope.analyzers.judge import judge_paths
     from perfscope.dashboards.web.timeline import index, links
 

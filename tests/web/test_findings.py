@@ -1,4 +1,4 @@
-"""What the pages of findings show of each one, and that the project's configuration counts there, too."""
+"""Content of the findings page, and the effect of the project's configuration there."""
 
 from __future__ import annotations
 

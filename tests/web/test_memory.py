@@ -1,4 +1,4 @@
-"""The curve and every moment of it sum to what was in use; what is told of blocks is theirs."""
+"""The curve and every moment of it sum to the bytes in use; details of blocks are correct."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _total(curve: dict[str, Any], place: int) -> int:
 
 
 def _sums(curve: dict[str, Any]) -> None:
-    """Every moment: the blocks, those left out and what nobody saw are what is in use."""
+    """Every moment: the listed blocks, those left out and the unseen ones sum to the bytes in use."""
     for moment, (places, _, rest) in zip(curve["moments"], curve["alive"], strict=True):
         told = sum(curve["blocks"][place][0] for place in places)
         assert told + rest + curve["unseen"] == _total(curve, moment)

@@ -145,7 +145,7 @@ PROGRAM = "ENTRY %main (a: f32[4]) -> f32[4] {\n  ROOT %a = f32[4]{0} parameter(
 
 
 def _row(trace: Trace, folder: Path, rule: str = "host_sync", **told: Any) -> dict[str, Any]:
-    """What the page has of one finding, beside the timeline as the server's child leaves it."""
+    """The page's row of a finding, with the timeline as the server's child leaves it."""
     place = Place(folder=folder / "timeline" / "0", number=0)
     place.folder.mkdir(parents=True)
     timeline.gather(trace, place)

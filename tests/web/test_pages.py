@@ -1,4 +1,4 @@
-"""What the first page offers to compare a thing with: a run of the same program, a file of its kind."""
+"""Candidates for a comparison on the first page: a run of the same program, a file of its kind."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SEEN = {
         [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
     ),
 }
-"""What is left of linear sRGB: Machado, Oliveira and Fernandes (2009), severity 1."""
+"""Remaining linear sRGB: Machado, Oliveira and Fernandes (2009), severity 1."""
 
 _CONES = np.array(
     [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
@@ -40,7 +40,7 @@ APART = 0.1
 """In OKLab. A difference that is just seen is 0.02; swatches of a legend and bars far from it need a clear one."""
 GROUNDS = {"light": "#ffffff", "dark": "#1a2029"}
 LEAST_CONTRAST = 2.2
-"""Of a bar on its ground; bars are large, have an edge and their name inside or in a tip."""
+"""Least contrast of a bar with its background; bars are large, have an edge and their name inside or in a tip."""
 
 
 def _linear(color: str) -> Float64:

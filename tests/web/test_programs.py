@@ -171,7 +171,7 @@ def test_ranks_that_run_the_same_are_drawn_once(tmp_path: Path) -> None:
 
 
 def test_a_log_without_kernels_says_why_there_is_no_graph(tmp_path: Path) -> None:
-    """Of torch.compile with another backend than inductor the run has neither kernels nor an op graph."""
+    """With another torch.compile backend than inductor the run has neither kernels nor an op graph."""
     log = CompileLog(path="log", graphs=(Graph(compile_id="0/0", direction="forward", nodes=()),))
     source = Source(path="built.json", format="run", rank=0, events_read=0, events_unplaced=0)
     trace = Trace(source=source, strings=[], rows={}, recorded=frozenset(), compile_log=log)
@@ -348,7 +348,7 @@ def test_the_timeline_is_the_modelled_schedule(compiled: Trace, tmp_path: Path) 
 
 
 def test_the_page_of_memory_has_the_planned_peaks(tmp_path: Path) -> None:
-    """What nothing recorded was planned: the same bytes as on the first page, and who holds them."""
+    """Planned, because nothing was recorded: the same bytes as on the first page, and their owners."""
     traces = load(REPOSITORY / "fixtures" / "plans-h100" / "attention-naive")
     view = view_of("memory", traces, tmp_path / "memory")
     assert view["memories"] == []

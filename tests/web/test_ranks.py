@@ -87,7 +87,7 @@ def test_the_tables_say_the_same_as_the_picture(tmp_path: Path) -> None:
     for rank in range(3):
         waited = members[rank]["wait_ns"]
         assert kind[f"wait_{rank}_ns"] == waited == sum(row[f"wait_{rank}_ns"] for row in each)
-    assert [row["number"] for row in each] == [4, 1, 2, 3]  # what was waited for most stands first
+    assert [row["number"] for row in each] == [4, 1, 2, 3]  # longest waits come first
     assert each[0]["bus_bytes_per_s"] == pytest.approx(2e6 * (2 * 2 / 3) / 500e-6)
     (bar,) = view["jobs"][0]["bars"]
     assert bar["wait_ns"] * 3 == pytest.approx(sum(row["wait_ns"] for row in members))

@@ -1,4 +1,4 @@
-"""What the timeline knows of an event besides its times: partner, line, number, and the clock of its rank."""
+"""Data of an event in the timeline besides its times: partner, line, number, and the clock of its rank."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _trace() -> Trace:
     made.op("aten::mm", 1, 20)
     made.op("aten::add", 25, 40)
     made.launched("gemm", 5, 30, 50, correlation=1)
-    made.launched("add_kernel", 28, 45, 60, correlation=2)  # beside the first, on the same stream
+    made.launched("add_kernel", 28, 45, 60, correlation=2)  # after the first, on the same stream
     made.copy("Memcpy HtoD", 70, 80, size=4096)
     made.kernel("ncclDevKernel_AllReduce", 61, 69, communication=True, stream=9)
     return made.build()
@@ -354,7 +354,7 @@ def test_memory_in_use_is_a_counter(corpus: Path) -> None:
 
 
 CLOCK_US = 5e9
-"""Where recorded clocks stand: far from zero."""
+"""Start of recorded clocks: far from zero."""
 
 
 def stalled(rank: int | None, idle_us: float, clock_us: float = CLOCK_US) -> TraceBuilder:

@@ -19,7 +19,7 @@ pytest.importorskip("dash")
 
 
 def asked(*places: Path, **parameters: str) -> Asked:
-    workshop = cast(Workshop, None)  # it is asked for items, of which there are none
+    workshop = cast(Workshop, None)  # items are requested, but there are none
     return Asked(page="tries", parameters=parameters, base_path="/", shelf=Shelf(places), workshop=workshop)
 
 

@@ -35,7 +35,7 @@ def rank(number: int) -> Trace:
 
 
 def as_text(view: Any) -> str:
-    """JSON, of HTML only that it is there: cards of the report have golden files of their own."""
+    """JSON, without the content of HTML: cards of the report have their own golden files."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):

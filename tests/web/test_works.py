@@ -1,4 +1,4 @@
-"""What is made besides single items: comparisons, stored ones, histories; real children, and keys that lead nowhere."""
+"""Works besides single items: comparisons, stored ones, histories; real children, and keys that lead nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile trips over, and its twins: the same numbers, and what dynamo makes of them."""
+"""Obstacles for torch.compile, and their twins: equal numbers, and dynamo's results."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_the_comparison_can_fail() -> None:
 
 
 def test_the_grouped_product() -> None:
-    # bfloat16 on both sides: the grouped product knows no other.
+    # bfloat16 on both sides, because the grouped product supports nothing else.
     loop, grouped = (numbers("moe", variant, "bfloat16") for variant in ("loop", "grouped_mm"))
     assert_same(loop, grouped, TOLERANCE["bfloat16"])
 
@@ -222,7 +222,7 @@ def recorded(program: Callable[[], Any], folder: Path) -> OpGraph:
 
 
 def steps_of(habit: Any, device: str, shape: tuple[int, ...], vocab: int) -> list[Any]:
-    """What a loop gives a habit in each step, at these shapes; what the step itself holds goes with it."""
+    """Inputs of a habit in each step of a loop, at these shapes; the step's own values are added."""
     for _ in range(STEPS):
         x_BLD = torch.empty(shape, device=device, dtype=torch.bfloat16)
         habit(x_BLD, torch.empty(*shape[:2], vocab, device=device, dtype=torch.bfloat16, requires_grad=True))
@@ -253,7 +253,7 @@ def replayed(defective: bool, folder: Path, capacity: int = 1 << 60) -> CachingA
 
 
 def free_share(snapshot: dict[str, Any], folder: Path) -> float:
-    """Of what is reserved: what no block holds, as the reader of snapshots tells it."""
+    """Share of the reserved memory that no block holds, by the reader of snapshots."""
     (folder / "snapshot.pickle").write_bytes(pickle.dumps(snapshot))
     trace = torch_memory_reader.read(folder / "snapshot.pickle")
     held, reserved = trace.rows["held"], int(trace.rows["segments"]["bytes"].sum())

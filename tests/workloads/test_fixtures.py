@@ -1,4 +1,4 @@
-"""Recordings that are committed: each says where it comes from, is what it says, and names no machine."""
+"""Committed recordings: each names its origin, matches its description, and names no machine."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_every_recording_is_of_a_variant_or_defect_that_exists() -> None:
     for recording in plan:
         pytest.importorskip(recording.framework)
         module = importlib.import_module(f"perfscope.workloads.{recording.workload}")
-        if recording.workload == "transformer":  # has flags of its own
+        if recording.workload == "transformer":  # has its own flags
             asked = module.parse(recording.arguments)
         else:
             parse = (jax_options if recording.framework == "jax" else options).parse

@@ -35,7 +35,7 @@ class RecordedRequest:
 
 @dataclass(slots=True)
 class Fake:
-    """The state behind the API. ``broken`` answers in place of it, once each, from the first on; ``None`` does not."""
+    """The state behind the API. ``broken`` replaces its answers, each once, from the first on; ``None`` does not."""
 
     base: str = ""
     comments: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Fake:
         return [one for one in self.seen if one.method == method and one.path != "/graphql"]
 
     def answer(self, request: RecordedRequest) -> Answer:
-        """What the host says."""
+        """The host's answer."""
         if self.broken:
             planned = self.broken.pop(0)(request)
             if planned is not None:
@@ -95,7 +95,7 @@ class Fake:
         edited = re.fullmatch(rf"/repos/{REPOSITORY}/issues/comments/(\d+)", request.path)
         if edited is not None and request.method == "PATCH":
             return self._edited(int(edited[1]), request.payload["body"])
-        # A job's token is no user: GET /user is refused.
+        # A job's token has no user: GET /user is refused.
         return (403, {"message": "Resource not accessible by integration"}, {}) if request.path == "/user" else MISSING
 
     def _gitlab(self, request: RecordedRequest) -> Answer:
@@ -179,7 +179,7 @@ def serve_fake() -> Iterator[Fake]:
 
 
 def github_job(fake: Fake, **more: str) -> dict[str, str]:
-    """What GitHub tells a job of its repository and API; the event is the test's."""
+    """GitHub's variables for a job on its repository and API; the event is the test's."""
     return {
         "GITHUB_ACTIONS": "true",
         "GITHUB_REPOSITORY": REPOSITORY,
@@ -190,7 +190,7 @@ def github_job(fake: Fake, **more: str) -> dict[str, str]:
 
 
 def gitlab_job(fake: Fake, **more: str) -> dict[str, str]:
-    """What GitLab tells a job of a merge request's pipeline."""
+    """GitLab's variables for a job in a merge request's pipeline."""
     return {
         "GITLAB_CI": "true",
         "CI_API_V4_URL": f"{fake.base}/api/v4",

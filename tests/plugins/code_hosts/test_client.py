@@ -215,7 +215,7 @@ def test_a_comment_on_a_pull_request_and_on_an_issue(tmp_path: Path) -> None:
 def test_a_run_that_has_ended(tmp_path: Path) -> None:
     head = {"full_name": "someone/model", "owner": {"login": "someone"}}
     run = {"event": "pull_request", "head_sha": "a" * 40, "head_branch": "faster", "head_repository": head}
-    # What the payload lists as its pull requests is empty for a fork, and not asked.
+    # The payload's list of pull requests is empty for a fork, and not used.
     found = read_event(
         event(tmp_path / "e.json", {"workflow_run": {**run, "pull_requests": [{"number": 1}]}}), "refs/pull/3/merge"
     )

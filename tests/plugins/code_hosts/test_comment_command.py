@@ -1,4 +1,4 @@
-"""``perfscope comment`` on its command line: who it speaks to, what it posts, and what it says where it cannot."""
+"""``perfscope comment`` on its command line: its host, its comment, and its messages on failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def report(tmp_path: Path) -> Path:
 
 
 def asked(folder: Path, *arguments: str, **job: str) -> SimpleNamespace:
-    """``perfscope comment ARGUMENTS`` in a job that is told ``job``, and nothing of the one these tests run in."""
+    """Run ``perfscope comment ARGUMENTS`` in a job with the variables ``job``, without those of the tests' own job."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name in [name for name in os.environ if name.startswith(OF_THE_JOB) or name == "CI"]:
@@ -110,7 +110,7 @@ def test_a_note_goes_to_the_project_that_is_merged_into(fake: Fake, tmp_path: Pa
 
 
 class TestForks:
-    """A fork's own job posts nothing; the job behind it finds the pull request by what GitHub knows."""
+    """A fork's own job posts nothing; the following job finds the pull request from GitHub's data."""
 
     def test_a_fork_is_left_to_the_second_job(self, fake: Fake, tmp_path: Path, report: Path) -> None:
         path = event(tmp_path, pull_request({"full_name": "someone/model"}))

@@ -158,7 +158,7 @@ def test_graphql_lies_beside_rest() -> None:
 
 
 class TestPullOf:
-    """The pull request of a run that has ended, by what GitHub knows of it."""
+    """The pull request of a finished run, from GitHub's data."""
 
     def asked(self, fake: Fake, sha: str = "a" * 40) -> int | None:
         return github(fake).pull_of(sha=sha, owner="someone", branch="faster", head_repository="someone/model")

@@ -73,7 +73,7 @@ def nodes_of(path: Path) -> list[Any]:
 
 
 def check(trace: Trace, path: Path) -> list[Any]:
-    """What holds of every trace: the graph, node by node."""
+    """Check properties of every trace: the graph, node by node."""
     nodes, graph = nodes_of(path), trace.fact(dependency_graph)
     assert graph is not None
     assert [node.id for node in nodes] == list(range(1, len(graph) + 1))

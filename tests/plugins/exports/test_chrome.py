@@ -32,7 +32,7 @@ def written(folder: Path, *traces: Trace, **more: Any) -> dict[str, Any]:
 
 
 def told(trace: Trace, table: str) -> Counter[tuple[Any, ...]]:
-    """Rows without the thread and what follows from it: lanes have thread ids of their own in this format."""
+    """Rows without the thread and values derived from it: lanes have separate thread ids in this format."""
     names = [column.name for column in trace.rows[table].table.columns]
     kept = [place for place, name in enumerate(names) if name not in ("thread", "parent", "slice", "call", "op")]
     return Counter(tuple(row[place] for place in kept) for row in comparable_rows(trace, table).elements())

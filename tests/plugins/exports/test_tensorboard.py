@@ -24,7 +24,7 @@ from xprof.convert import raw_to_tool_data
 data, _ = raw_to_tool_data.xspace_to_tool_data(sys.argv[1:], "trace_viewer", {})
 print(json.dumps([e for e in json.loads(data)["traceEvents"] if e.get("ph") == "X"]))
 """
-"""In a process of its own: XProf brings TensorFlow's protos along."""
+"""In a separate process, because XProf includes TensorFlow's protos."""
 
 
 def test_a_trace_becomes_an_xspace_that_says_the_same(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Perfetto's own engine makes of our exports: everything is there, nothing is dropped or complained of."""
+"""Our exports in Perfetto's own engine: complete, with nothing dropped and no errors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ BY_STREAM = """
 
 
 def expected(traces: list[Trace]) -> list[int]:
-    """[events, ns] of what stands in the table ``slice``; allocator events are slices without length there."""
+    """[events, ns] in the table ``slice``; allocator events are slices of zero length there."""
     found = [totals(trace) for trace in traces]
     spans = sum(one[table] for one in found for table in SPANS) + sum(one["memory"] for one in found)
     lengths = sum(one[f"{table} ns"] for one in found for table in SPANS)
-    for trace in traces:  # those without a kernel or span of their own are slices too
+    for trace in traces:  # those without a kernel or span are slices too
         for table, owners in (("collectives", ("kernel", "slice")), ("hlo_ops", ("kernel", "copy", "slice"))):
             rows = trace.rows[table]
             alone = sum(rows[owner] >= 0 for owner in owners) == 0

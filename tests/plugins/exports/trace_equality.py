@@ -1,4 +1,4 @@
-"""What two traces say, side by side: totals, and every row of every table with a time."""
+"""Comparison of two traces: totals, and every row of every table with a time."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("trace_processor.js")
 
 TROUBLE = "select name, value from stats where value > 0 and severity in ('error', 'data_loss')"
-"""What trace_processor counts as wrong while it reads: dropped slices, unknown clocks, misplaced ends ..."""
+"""Statistics that trace_processor counts as errors: dropped slices, unknown clocks, misplaced ends ..."""
 
 
 def engine() -> Path:

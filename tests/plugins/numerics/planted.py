@@ -44,7 +44,7 @@ class Blocks(nn.Module):
 
 
 class Masked(nn.Module):
-    """Attention whose mask, -inf where it hides, is the output of a module of its own."""
+    """Attention whose mask, with -inf at hidden positions, is the output of a separate module."""
 
     class Mask(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What `perfscope run --numerics` records of planted defects in JAX programs, and what the rules say of them."""
+"""Records of `perfscope run --numerics` for planted defects in JAX programs, and the resulting findings."""
 
 from __future__ import annotations
 

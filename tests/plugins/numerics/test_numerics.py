@@ -1,4 +1,4 @@
-"""What `perfscope run --numerics` records of planted defects, and what the rules say of them and of their twins."""
+"""Records of `perfscope run --numerics` for planted defects, and findings on them and their twins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perfscope parity` on the command line, with the real frameworks in processes of their own."""
+"""`perfscope parity` on the command line, with the real frameworks in separate processes."""
 
 from __future__ import annotations
 

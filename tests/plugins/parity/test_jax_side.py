@@ -1,4 +1,4 @@
-"""What is recorded of a JAX model: layers where weights are used, scans over layers, scopes, gradients, wide runs."""
+"""The recording of a JAX model: layers where weights are used, scans over layers, scopes, gradients, wide runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orbax checkpoints as weights: which part of the tree is read, and what is said where Orbax is not there."""
+"""Orbax checkpoints as weights: the part of the tree that is read, and the message without Orbax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ jnp = pytest.importorskip("jax.numpy")
 
 @pytest.fixture
 def restored(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a stand-in for Orbax restores, by the name of the folder; others are no checkpoints for it."""
+    """Trees restored by a fake Orbax, by the name of the folder; other folders are not checkpoints for it."""
     trees: dict[str, Any] = {}
 
     class StandardCheckpointer:

@@ -1,4 +1,4 @@
-"""What is recorded of a PyTorch model: layers in order, their gradients, weights used outside of modules, wide runs."""
+"""The recording of a PyTorch model: layers in order, their gradients, weights used outside of modules, wide runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_weights_and_inputs_of_another_side_take_the_place_of_the_own() -> None:
 
 
 class Raw(torch.nn.Module):
-    """A parameter that no module of its own uses, another that is used in two places, and a cast."""
+    """A parameter unused by modules, another that is used in two places, and a cast."""
 
     def __init__(self) -> None:
         super().__init__()

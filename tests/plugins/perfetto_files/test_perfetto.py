@@ -158,7 +158,7 @@ def test_kernels_and_copies_need_a_device(tmp_path: Path) -> None:
     assert spans(trace) == [("of no device", 70, 80)]
     assert {"device_work", "launch_links", "runtime_calls"} <= trace.recorded
     assert "waiting_calls" not in trace.recorded, "no call waits: unknown whether such calls were recorded"
-    assert "collectives" not in trace.recorded  # a name tells no sizes
+    assert "collectives" not in trace.recorded  # a name has no sizes
     assert CopyKind.MEMSET not in trace.rows["copies"]["kind"]
 
 
@@ -249,7 +249,7 @@ def test_calls_of_rocprof(corpus: Path) -> None:
 
 
 def test_numbers_and_types_are_perfettos() -> None:
-    """What we declare of its messages is what the package's classes have."""
+    """Our declarations of its messages match the package's classes."""
     places = {"Clock": proto.ClockSnapshot.Clock}
     for field in fields(SCHEMA):
         theirs = places.get(field.message) or getattr(proto, field.message, None)

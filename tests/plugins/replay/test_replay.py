@@ -104,7 +104,7 @@ profiler.export_chrome_trace(sys.argv[1])
 
 
 def test_every_op_of_a_real_recording_can_be_replayed(tmp_path: Path) -> None:
-    """torch is asked for the parameters of each; of ``aten::index`` the profiler records no indices."""
+    """torch gives the parameters of each; for ``aten::index`` the profiler records no indices."""
     ran(PROFILED, tmp_path, str(tmp_path / "trace.json"))
     (trace,) = load(tmp_path / "trace.json")
     slices = trace.rows["slices"]

@@ -1,4 +1,4 @@
-"""Sets behind fsspec: listed, fetched one by one, judged as the same files are here."""
+"""Sets behind fsspec: listed, fetched one by one, judged like the same local files."""
 
 from __future__ import annotations
 

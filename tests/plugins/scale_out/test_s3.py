@@ -21,11 +21,11 @@ s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed (pip install 's
 server = pytest.importorskip("moto.server", reason="no local S3 server (pip install 'moto[s3]' flask flask-cors)")
 
 KEY, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
-"""Those of the S3 documentation."""
+"""Keys from the S3 documentation."""
 
 
 class Calls:
-    """What the client asked of the storage."""
+    """The client's requests to the storage."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, str]] = []
@@ -67,7 +67,7 @@ def storage(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Of this process."""
+    """Requests of this process."""
     told = Calls()
     whole = s3fs.S3FileSystem._call_s3
 

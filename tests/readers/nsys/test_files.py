@@ -1,4 +1,4 @@
-"""Nsight exports through the front door: found by content, nothing private read, what is absent is said."""
+"""Nsight exports through the main entry: recognised by content, nothing private read, missing data reported."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_instructions_have_their_program_run_and_device(tmp_path: Path) -> None:
     assert set(ops["module"]) == {"jit_step"}
     assert set(ops["program_id"]) == {16}
     assert ops["encloses"].tolist() == [True, False, False] * 4
-    assert len(trace.rows["kernels"]) == 8  # what encloses others is no work of its own
+    assert len(trace.rows["kernels"]) == 8  # enclosing work does not count again
     assert trace.collectives["name"].tolist() == ["all_gather"] * 4
     assert [device.busy_ns for device in trace.fact(device_times)] == [600, 600]
     assert dict(trace.source.unplaced) == {

@@ -1,4 +1,4 @@
-"""CPU samples of Nsight Systems: stacks, the time they stand for, and what `host_bound` makes of them."""
+"""CPU samples of Nsight Systems: stacks, the time they represent, and their use in `host_bound`."""
 
 from __future__ import annotations
 

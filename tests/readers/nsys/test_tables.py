@@ -225,7 +225,7 @@ def test_memory_of_the_driver(tmp_path: Path) -> None:
 
 
 def test_waits_of_the_driver_api_are_host_syncs(tmp_path: Path) -> None:
-    """JAX waits with cuStreamSynchronize: half of the time the device idles behind it."""
+    """JAX waits with cuStreamSynchronize: for half of the time the device idles after it."""
     export = Export()
     for place in range(10):
         at = 100 * place
@@ -527,7 +527,7 @@ def test_a_generated_column_cannot_call_anything(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError, match="integer overflow"):
         connection.execute('SELECT "end" FROM CUPTI_ACTIVITY_KIND_KERNEL').fetchall()
     connection.close()
-    (trace,) = nsys_reader.read(path)  # a column that is computed is no column of the recording
+    (trace,) = nsys_reader.read(path)  # a computed column is not part of the recording
     assert len(trace.rows["kernels"]) == 0
     assert dict(trace.source.unplaced) == {"CUPTI_ACTIVITY_KIND_KERNEL: a row that never ended": 1}
 

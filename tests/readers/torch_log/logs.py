@@ -74,7 +74,7 @@ class LogText:
 
 
 def log_of(text: LogText) -> CompileLog:
-    """What the reader makes of a log that is intact."""
+    """The reader's result for an intact log."""
     log = read_bytes(text.text().encode(), "x")
     assert log.corrupt == 0
     return log
@@ -82,7 +82,7 @@ def log_of(text: LogText) -> CompileLog:
 
 @dataclass
 class TlparseSummary:
-    """What tlparse says of a log."""
+    """tlparse's summary of a log."""
 
     stats: dict[str, int]
     artifacts: Counter[str]
@@ -142,7 +142,7 @@ def _failures(page: str) -> list[tuple[str, str]]:
 
 
 def record(program: str, folder: Path, **more: str) -> Path:
-    """The log of a torch program, run anew with caches of its own."""
+    """The log of a torch program, run again with separate caches."""
     script = folder / "program.py"
     script.write_text(program)
     logs = folder / "logs"

@@ -1,4 +1,4 @@
-"""What a run holds of torch.compile beside its log: refusals and steps, also where the files are damaged."""
+"""Data of a run on torch.compile besides its log: refusals and steps, also if the files are damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real logs, from torch of 2024 to 2025: all are read, and say what tlparse says of them."""
+"""Real logs, from torch of 2024 to 2025: all are read, with the same results as tlparse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def agrees(log: CompileLog, told: TlparseSummary) -> None:
         (key.split("_")[0], kind) for key, kind in failed
     )
     assert sum(len(one.restart_reasons) for one in log.compiles) == len(told.failures) - len(failed)
-    # frames that failed without a text of their own (recompile limit) are breaks here, failures there
+    # frames that failed without a message (recompile limit) are breaks here, failures there
     unsaid = [
         key
         for key, _ in failed

@@ -338,7 +338,7 @@ def test_nodes_in_both_passes_are_recomputed() -> None:
 
 @pytest.mark.parametrize("final", [True, False])
 def test_a_graph_of_inference_that_is_logged_as_a_forward_is_one_graph(final: bool) -> None:
-    """Before torch 2.8 AOT autograd named it so; inductor's code says what it is."""
+    """Before torch 2.8 AOT autograd named it so; inductor's code identifies it."""
     graph = "class G(torch.nn.Module):\n    def forward(self, a):\n        return (a,)\n"
     text = LogText().at(0).add("aot_forward_graph", None, graph)
     if final:

@@ -286,7 +286,7 @@ def test_device_work_names_its_instruction(path: Path) -> None:
             assert work["start_ns"][ops[column][row]] == ops["start_ns"][row]
             name = trace.text(work["name"][ops[column][row]])
             found[name, trace.text(ops["name"][row]), int(ops["program_id"][row])] += 1
-    if any(plane.name.startswith("/device:TPU") for plane in raw):  # one name may stand for several programs
+    if any(plane.name.startswith("/device:TPU") for plane in raw):  # one name may belong to several programs
         assert sum(found.values()) == sum(expected.values())
         assert Counter(name for name, _, _ in found.elements()) == Counter(name for name, _, _ in expected.elements())
     else:
@@ -307,7 +307,7 @@ def test_kernels_know_their_launch(corpus: Path) -> None:
         assert (kernels["blocks"] > 0).all()
         assert np.isnan(kernels["occupancy"]).all()  # ROCm writes 0 for not known
         copies = trace.rows["copies"]
-        # the direction stands in the call's name only; the runtime also copies where an event is awaited
+        # the direction is in the call's name only; the runtime also copies where an event is awaited
         directions = {"hipMemcpyHtoDAsync": 0, "hipMemcpyDtoDAsync": 2, "hipStreamWaitEvent": 6, "hipLaunchHostFunc": 6}
         named = [strings[calls["name"][call]] for call in copies["call"].tolist()]
         assert [directions[name] for name in named] == copies["kind"].tolist()
@@ -375,7 +375,7 @@ def test_no_host_name_is_kept(corpus: Path) -> None:
 
 
 def test_annotations_are_the_programs_own(corpus: Path) -> None:
-    """Of all spans of these profiles only those that the profiled programs named are annotations."""
+    """Among all spans of these profiles only those named by the profiled programs are annotations."""
     for name, wanted in (
         ("aot/attn_naive", r"train|sync"),
         ("aot/md", "train"),

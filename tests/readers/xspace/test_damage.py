@@ -18,7 +18,7 @@ from tests.readers.wire import SpaceWriter, field
 from tests.readers.xspace.profiles import CALLS, GPU, TPU_OPS, US, op
 
 CUT = "its end is cut off"
-"""What a trace says of itself where an older profiler's file and a cut one look the same."""
+"""Note of a trace if an older profiler's file cannot be distinguished from a truncated one."""
 
 
 def space(*, environment: bool = True) -> SpaceWriter:
@@ -103,7 +103,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_cut_anywhere_is_one_line_or_said(tmp_path: Path, data: st.DataObject) -> None:
-    """A cut between two planes leaves a valid smaller space: refused, or the trace says that it may be cut."""
+    """A cut between two planes leaves a valid smaller space: refused, or noted as possibly truncated."""
     whole = space().bytes()
     packed = data.draw(st.booleans())
     place = data.draw(st.integers(0, len(whole) - 1))

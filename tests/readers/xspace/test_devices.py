@@ -77,7 +77,7 @@ def test_only_streams_of_a_gpu_are_its_work(tmp_path: Path) -> None:
 
 
 def test_runs_of_a_tpu_program_are_those_of_its_modules_line(tmp_path: Path) -> None:
-    """Work of an asynchronous copy beside the core is neither a run of an instruction nor its time."""
+    """Work of an asynchronous copy parallel to the core is neither a run of an instruction nor its time."""
     module = "jit_f(7)"
     copy = f"%copy-start.1 = ({SHAPE}}}, {SHAPE}S(5)}}, u32[]{{:S(2)}}) copy-start({SHAPE}S(5)}} %p)"
     done = f"%copy-done.1 = {SHAPE}}} copy-done(%copy-start.1)"

@@ -253,7 +253,7 @@ def test_a_tpu_frees_by_address(tmp_path: Path) -> None:
         tmp_path,
         [
             ("MemoryAllocation", US, US, tpu(1256, addr=4096, **size)),
-            ("MemoryDeallocation", 2 * US, 2 * US, tpu(1000, addr=4096)),  # its allocation says how large it was
+            ("MemoryDeallocation", 2 * US, 2 * US, tpu(1000, addr=4096)),  # its allocation has its size
             ("MemoryDeallocation", 3 * US, 3 * US, tpu(400, addr=8192)),  # allocated before: the total fell by 600
         ],
     )
@@ -350,7 +350,7 @@ def test_every_block_of_a_real_recording_is_freed_with_its_size(corpus: Path) ->
     for ordinal in range(4):
         rows = np.flatnonzero(memory["ordinal"] == ordinal)
         total, size = memory["allocated_bytes"][rows], memory["bytes"][rows]
-        # the allocator's own total moves by exactly what each event says
+        # the allocator's total changes by exactly each event's bytes
         assert (np.diff(total) == size[1:]).mean() > 0.99
 
 

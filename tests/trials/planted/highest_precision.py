@@ -1,4 +1,4 @@
-"""Planted: matrix products are asked for in full float32. The twin leaves the platform its default."""
+"""Planted: matrix products are requested in full float32. The twin leaves the platform its default."""
 
 import sys
 

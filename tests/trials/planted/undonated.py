@@ -1,4 +1,4 @@
-"""Planted: a step returns new weights and momenta beside the old ones. The twin donates the old."""
+"""Planted: a step returns new weights and momenta and keeps the old ones. The twin donates the old."""
 
 import sys
 

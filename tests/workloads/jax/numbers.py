@@ -1,4 +1,4 @@
-"""What the tests share: one step of a JAX workload, compiled once."""
+"""Helpers of the tests: one step of a JAX workload, compiled once."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ TOLERANCE = {
     # The same arithmetic in another order. A sum of n terms of unit roundoff 2**-24 is off by about sqrt(n) of them;
     # the longest sums have 4096 terms: 64 * 6e-8 = 4e-6, and a model is a few of them in a row.
     "float32": {"loss": 1e-6, "logits": 1e-5, "gradient": 1e-5},
-    # Activations and gradients are rounded to 8 bits after every op, and not after the same ones: XLA fuses, and keeps
+    # Activations and gradients are rounded to 8 bits after every op, but after different ones: XLA fuses, and keeps
     # float32 between ops that PyTorch rounds. Each rounding is off by up to 2**-9 = 2e-3; the gradients of the first
-    # layer have some 30 behind them, independent of each other: sqrt(30) * 2e-3 = 1e-2, more where terms cancel (the
+    # layer have about 30 of them, independent of each other: sqrt(30) * 2e-3 = 1e-2, more where terms cancel (the
     # gradients of norms and biases, sums over all tokens). The loss is a float32 mean over all tokens.
     "bfloat16": {"loss": 1e-3, "logits": 2e-2, "gradient": 5e-2},
 }

@@ -36,7 +36,7 @@ def test_it_runs_as_a_module(name: str, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_the_folder_is_never_taken_for_the_library() -> None:
-    # What `python perfscope/workloads/moe.py` puts on the path.
+    # The path entry made by `python perfscope/workloads/moe.py`.
     code = f"import sys; sys.path.insert(0, {str(FOLDER.parent)!r}); import jax"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -117,7 +117,7 @@ def test_the_bad_sharding_exchanges_activations_on_its_line(meshes: tuple[Path, 
     (defect,) = [number for number, line in enumerate(lines, start=1) if "# defect: resharding_collective" in line]
     exchanges = [collective for collective in collectives(meshes[0], "defect") if collective.opcode == "all-to-all"]
     assert {Path(exchange.file or "").name for exchange in exchanges} == {"transformer.py"}
-    # The add of the residual is no request for an exchange: what asks for the layout is the line it stands in.
+    # The add of the residual does not request an exchange: the layout is requested by its line.
     assert [exchange.line for exchange in exchanges if exchange.op_name.endswith("/add")] == [defect]
     assert all(re.search(r"while/body", exchange.op_name) for exchange in exchanges)  # once a layer
 

@@ -1,8 +1,8 @@
-"""Runs a composite action's steps as GitHub's runner does, as far as that goes without GitHub.
+"""Runs a composite action's steps like GitHub's runner, as far as possible without GitHub.
 
-`run:` steps are executed by bash with the options the runner gives it, in order, with `if:` and expressions evaluated
-and the files GITHUB_OUTPUT, GITHUB_ENV and GITHUB_STEP_SUMMARY read back. A `uses:` step is only noted, and a test says
-what it answers. An expression inside of `run:` is an error here: what it holds would be code.
+`run:` steps are executed by bash with the runner's options, in order, with `if:` and expressions evaluated and the
+files GITHUB_OUTPUT, GITHUB_ENV and GITHUB_STEP_SUMMARY read back. A `uses:` step is only recorded, and a test sets its
+outputs. An expression inside of `run:` is an error here, because its value would be code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class Job:
-    """A job: its folders, what GitHub tells it, and what has happened in it."""
+    """A job: its folders, the context from GitHub, and its events."""
 
     folder: Path
     checkout: Path
@@ -67,7 +67,7 @@ class Job:
         return self.folder / "temp"
 
     def installed(self) -> list[str]:
-        """What pip was asked for, word by word."""
+        """Arguments of pip, word by word."""
         log = self.folder / "pip.log"
         return log.read_text().splitlines() if log.exists() else []
 
@@ -134,7 +134,7 @@ class Job:
         return dict(line.split("=", 1) for line in lines), done.returncode
 
     def machine(self) -> dict[str, str]:
-        """A machine whose `python` has perfscope, and that tells of no other job."""
+        """A machine whose `python` has perfscope, without variables of another job."""
         programs = self.folder / "bin"
         programs.mkdir(parents=True, exist_ok=True)
         for name in ("python", "python3"):
@@ -149,7 +149,7 @@ class Job:
         }
 
     def step(self, name: str) -> StepResult:
-        """What became of the step of that name."""
+        """The outcome of the step with that name."""
         return next(one for one in self.ran if one.name == name)
 
 

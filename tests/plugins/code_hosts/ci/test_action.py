@@ -1,4 +1,4 @@
-"""The GitHub action, step by step in real checkouts, against an API of our own."""
+"""The GitHub action, step by step in real checkouts, against a fake API."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_regression_of_a_torch_program_from_end_to_end(tmp_path: Path, fake: F
     assert git(checkout, "worktree", "list").count("\n") == 1
     assert git(checkout, "status", "--porcelain") == ""
 
-    # The author mends it and pushes: the same comment says so.
+    # The author fixes it and pushes: the same comment reports that.
     git(checkout, "switch", "-q", "faster")
     commit(checkout, work=CHEAP_WORK)
     git(checkout, "switch", "-q", "main")
@@ -112,7 +112,7 @@ class TestWithoutTorch:
         held = json.loads((tmp_path / "first" / "artifact" / "report.json").read_text())
         assert held["headline"] == "regression"
 
-        # The job behind it has a token, and no checkout at all.
+        # The following job has a token, and no checkout at all.
         empty = tmp_path / "empty"
         empty.mkdir()
         head = {"full_name": "someone/model", "owner": {"login": "someone"}}
@@ -191,7 +191,7 @@ def test_two_recordings_that_earlier_steps_made(tmp_path: Path, fake: Fake) -> N
     assert body.startswith("<!-- perfscope-report:flops -->")
     assert "524 k | 1.05 M" in body
 
-    # What recordings say is no order to the runner while they are compared.
+    # Texts of recordings are not executed by the runner while they are compared.
     compare = one.step("Compare").out.splitlines()
     stop = compare[0].removeprefix("::stop-commands::")
     assert len(stop) == 32
@@ -205,7 +205,7 @@ def test_two_recordings_that_earlier_steps_made(tmp_path: Path, fake: Fake) -> N
 
 
 class TestWhichBase:
-    """What a job compares with, told by its log: the program is missing, so nothing is measured."""
+    """The base of a job's comparison, from its log: the program is missing, so nothing is measured."""
 
     def said(
         self, folder: Path, checkout: Path, event: str, payload: dict[str, Any], base: str = "", **more: str

@@ -70,7 +70,7 @@ def test_what_others_wrote_is_pinned_by_its_commit(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ACTIONS, ids=lambda path: path.parent.name)
 def test_a_step_is_given_what_its_script_reads(path: Path) -> None:
-    """And nothing of an input stands in the text of a command."""
+    """And no input is part of a command's text."""
     for step in held(path)["runs"]["steps"]:
         if "run" not in step:
             continue
