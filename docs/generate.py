@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.query import QUERIES
-from perfscope.analyzers.query.frames import DERIVED
+from perfscope.analyzers.query.frames import DERIVED, WHOSE
 from perfscope.analyzers.registry import rule_homes
+from perfscope.analyzers.results import result_table, table_names
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
+from perfscope.dashboards.report.json_schema import report_schema
 from perfscope.model import severity
 from perfscope.model.documents import comparison, sweep, trials
 from perfscope.model.plugins import named
@@ -32,6 +34,7 @@ from perfscope.model.trace.tables import TABLES
 from perfscope.plugins.parity import document as parity
 
 if TYPE_CHECKING:
+    from perfscope.model.results import ResultTable
     from perfscope.model.trace.columns import Column
 
 DOCS = Path(__file__).resolve().parent
@@ -209,6 +212,11 @@ def example_page() -> str:
     return f"{GENERATED}\n\n{EXAMPLE}\n{compared.markdown()}"
 
 
+def declared_results() -> dict[str, ResultTable[Any]]:
+    """All result tables by name."""
+    return {name: result_table(name) for name in table_names()}
+
+
 def query_page() -> str:
     """What ``perfscope query`` reads and the queries that are ready."""
     parts = [
@@ -224,13 +232,22 @@ def query_page() -> str:
         "`kernels k join slices s on s.source = k.source and s.row = k.op`. Times are integer nanoseconds. "
         "Kinds are words (`host_to_device`).",
     ]
-    for name, table in sorted(DERIVED.items()):
-        rows = "\n".join(f"| `{column}` | {meaning} |" for column, meaning in table.columns)
-        parts += [f"## {name}", table.doc, f"| column | meaning |\n| --- | --- |\n{rows}"]
+    described = {name: (table.doc, table.columns) for name, table in DERIVED.items()}
+    described |= {
+        name: (table.doc, (*WHOSE, *((column.name, f"{column.doc}{_unit(column.unit)}") for column in table.columns)))
+        for name, table in declared_results().items()
+    }
+    for name, (doc, columns) in sorted(described.items()):
+        rows = "\n".join(f"| `{column}` | {_cell(meaning)} |" for column, meaning in columns)
+        parts += [f"## {name}", doc, f"| column | meaning |\n| --- | --- |\n{rows}"]
     parts.append("## Queries that are ready")
     for name, query in QUERIES.items():
         parts += [f"### {name}", f"{query.doc}.", f"```sql\n{inspect.cleandoc(query.sql)}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _unit(unit: str) -> str:
+    return {"ns": ", ns", "bytes": ", B"}.get(unit, "")
 
 
 def pages() -> dict[str, str]:
@@ -248,6 +265,10 @@ def pages() -> dict[str, str]:
         "model.md": model_page(),
         "query.md": query_page(),
         "example-regression.md": example_page(),
+        "report-schema.json": json.dumps(
+            report_schema({name: result_table(name) for name in table_names()}), indent=2, ensure_ascii=False
+        )
+        + "\n",
         "compare-schema.json": json.dumps(comparison.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "try-schema.json": json.dumps(trials.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "parity-schema.json": json.dumps(parity.json_schema(), indent=2, ensure_ascii=False) + "\n",

@@ -22,6 +22,7 @@ from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
 from perfscope.analyzers.ops import DISTORTED, CountedWork, TopWork, counted_work, distortion, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import chosen_rules, recorded_by
+from perfscope.analyzers.results import merged_rows, rows_of
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
 from perfscope.analyzers.sections.memory import NO_MEMORY, MemorySection, memory_section
@@ -70,6 +71,7 @@ from perfscope.model.finding import (
     source_label,
 )
 from perfscope.model.plugins import load, named
+from perfscope.model.results import ResultRows
 from perfscope.model.severity import SEVERITIES
 from perfscope.model.trace import MISSING, Source, Trace, recording_words
 
@@ -97,10 +99,15 @@ class Step(Struct, frozen=True, kw_only=True):
     """One step. ``traced`` tells whether a profiler was on while it ran."""
 
     rank: int | None
+    """Rank in the job, null if unknown."""
     number: int
+    """Number the program gave it; of untraced steps their position."""
     duration_ns: int
+    """How long it took."""
     traced: bool
+    """A profiler was on. Traced and untraced steps must not be compared."""
     start_ns: int | None = None
+    """On the clock of its trace; null for untraced steps."""
     compiled: bool = False
     """It compiled, which others of its recording did not: averages leave it out."""
     what: str = ""
@@ -115,8 +122,11 @@ class TimedWindow(Struct, frozen=True, kw_only=True):
     """Steps in a row without a profiler, the devices waited for before the first and behind the last."""
 
     rank: int | None
+    """Rank in the job, null if unknown."""
     duration_ns: int
+    """From the first step's begin to the end of the last one's work."""
     steps: int
+    """Steps in it."""
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
@@ -126,13 +136,17 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """
 
     sources: tuple[Source, ...]
+    """The traces that were read, by rank."""
     devices: tuple[DeviceTime, ...]
+    """Time of each accelerator of each rank."""
     steps: tuple[Step, ...]
+    """Steps, those seen by a profiler first."""
     outcomes: tuple[Outcome, ...]
+    """Answers of the rules, one per chosen rule."""
     run: Mapping[str, Any] | None = field(default=None)
-    """The run's manifest (allow-listed parts) where the sources are a run of ours."""
+    """Manifest of the run (``perfscope.run/1``, its allow-listed parts) if the sources are one run."""
     windows: tuple[TimedWindow, ...] = ()
-    """What steps took without a profiler, their work on the devices included, where that was measured."""
+    """Steps in a row without a profiler, with the devices idle before the first and after the last step."""
     programs: ProgramsSection = NO_PROGRAMS
     """Compiled XLA programs and where their time goes."""
     compile: CompileSection = NO_COMPILE
@@ -142,11 +156,12 @@ class Analysis(Struct, frozen=True, kw_only=True):
     memory: MemorySection = NO_MEMORY
     """Memories, their peaks and who holds them."""
     estimate: EstimateSection = NO_ESTIMATE
-    """Modelled time of programs that were compiled for a target."""
+    """Modelled time of programs that were compiled for a target (``perfscope compile``): ranges, which ``calibration``
+    compares with measured times."""
     plans: PlanSection = NO_PLANS
     """What torch.compile would make of PyTorch programs on a target: planned, not measured."""
     accounts: tuple[StepAccount, ...] = ()
-    """Where the steps went, by device and cause."""
+    """Where the steps went, by device and cause; of the host where no accelerator was recorded."""
     warm_accounts: tuple[StepAccount, ...] = ()
     """The same without the steps that compiled: what averages are of."""
     hosts: tuple[HostAccount, ...] = ()
@@ -154,7 +169,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
     top: TopWork | None = None
     """The costliest kernels, ops, modules and lines of all sources together."""
     large: tuple[LargePart, ...] = ()
-    """What takes a fifth of the step, with the finding or the reason of each; else the largest part."""
+    """Ops, kernels, instructions, lines and idle causes that take a fifth of the step, with the finding or the reason
+    of each; else the largest part."""
     counted: tuple[CountedWork, ...] = ()
     """Hardware counters by op, one per recording that has them."""
     generations: tuple[Generation, ...] = ()
@@ -166,13 +182,17 @@ class Analysis(Struct, frozen=True, kw_only=True):
     paths: tuple[PathSummary, ...] = ()
     """What bound the steps, one per recording with a host thread or a device."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """What changes that the user asks about would make of the steps."""
+    """Steps as modelled with the changes that the user asked about (``--what-if``)."""
     starts_ns: tuple[int, ...] = ()
     """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
     doubts: tuple[DeviceDoubt, ...] = ()
     """What in the device data cannot be true, once per kind."""
+    tables: Mapping[str, ResultRows] = field(default_factory=dict)
+    """Result tables by name, those that have rows."""
+    problems: tuple[str, ...] = ()
+    """Result tables that could not be derived, with the reason."""
     settings: tuple[str, ...] = ()
-    """What the user's configuration changed, a sentence each."""
+    """Changes by the user's configuration (pyproject.toml), a sentence each."""
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -261,6 +281,9 @@ class Examined(ReadTrace, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
     """One a rule, in the order of the rules."""
+    tables: Mapping[str, ResultRows] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    """Result tables that failed."""
     start_ns: int = 0
     """When its first event begins, on its clock."""
 
@@ -284,6 +307,7 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         found = [(other, finding) for other, outcome in outcomes.items() for finding in outcome.findings]
         outcomes[rule.id] = _over_programs(rule, trace, found)
     top = top_work(trace)
+    problems: list[str] = []
     return Examined(
         trace=trace,
         devices=tuple(trace.fact(device_times)),
@@ -299,6 +323,8 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         path=path_summary(trace),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
+        tables=rows_of(trace, problems),
+        problems=tuple(problems),
         start_ns=trace.span_ns()[0] if trace.part is None else trace.part.origin_ns,
     )
 
@@ -357,6 +383,8 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
         doubts=doubts_of(judged),
+        tables=merged_rows([item.tables for item in examined]),
+        problems=tuple(problem for item in examined for problem in item.problems),
     )
 
 

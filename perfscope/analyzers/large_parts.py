@@ -105,6 +105,7 @@ class LargePart(Struct, frozen=True, kw_only=True):
 
     kind: PartKind
     name: str
+    """Name of the part; an idle cause has its name in ``accounts``."""
     where: str = ""
     """Line of most of it; ``""``: not known, or the name is a line."""
     time_ns: int
@@ -119,6 +120,9 @@ class LargePart(Struct, frozen=True, kw_only=True):
     """Whether the host waited for a core in the steps, so that ``whole_ns`` is less than they lasted."""
     calls: int = 0
     reason: Reason
+    """finding: rule is about it. at_roofline: little to gain. bound: modelled at its least time. few_rows: memory
+    bounds a product of few rows. short_calls: mostly the price of a call. no_peak, no_cost: peaks of the device, or
+    the cost of the op, are not known. no_rule: idle time that no rule explains."""
     rule: str | None = None
     """The rule whose finding is about it."""
     work: str | None = None

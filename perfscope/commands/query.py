@@ -114,11 +114,14 @@ def _show_queries() -> None:
 def _show_tables() -> None:
     from perfscope.analyzers.query import table_names
     from perfscope.analyzers.query.frames import DERIVED
+    from perfscope.analyzers.results import result_table
     from perfscope.model.trace import TABLES
 
     for name in table_names():
         if name in DERIVED:
             columns = [column for column, _ in DERIVED[name].columns]
-        else:
+        elif name in TABLES:
             columns = ["source", "rank", "row", *(column.name for column in TABLES[name].columns)]
+        else:
+            columns = ["source", "rank", *(column.name for column in result_table(name).columns)]
         click.echo(f"{name}: {', '.join(columns)}")

@@ -24,8 +24,11 @@ class CodeLine:
     """A line of Python."""
 
     file: str
+    """Path."""
     line: int
+    """Line."""
     function: str | None = None
+    """Function."""
     code: str | None = None
     """The text of the line, if the log has it."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
+
+from perfscope.model.documents.bounded_json import MANY, Ns
+from perfscope.model.severity import Severity
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from perfscope.model.severity import Severity
     from perfscope.model.trace import Trace
 
 MOST_ROWS = 20
@@ -48,16 +50,21 @@ class Where(Struct, frozen=True, kw_only=True):
     """The place of a finding. ``file`` and ``line`` are the user's, never the framework's."""
 
     op: str | None = None
+    """Framework op."""
     kernel: str | None = None
+    """Device kernel."""
     module: str | None = None
+    """Module of the program."""
     file: str | None = None
+    """The user's source file."""
     line: int | None = None
+    """Line in that file."""
 
-    def label(self) -> str:
-        """The most useful short form: ``train.py:88``, else module, op, kernel or ``'-'``."""
-        if self.file is not None:
+    def label(self, unknown: str = "-") -> str:
+        """The most useful short form: ``train.py:88``, else module, op, kernel or ``unknown``."""
+        if self.file:
             return f"{self.file}:{self.line}" if self.line is not None else self.file
-        return self.module or self.op or self.kernel or "-"
+        return self.module or self.op or self.kernel or unknown
 
 
 NOWHERE = Where()
@@ -77,7 +84,9 @@ class Span(Struct, frozen=True, kw_only=True):
     """A piece of time in which a finding shows, half open: ns on the clock of its trace, as in the trace's tables."""
 
     start_ns: int
+    """On the clock of that trace."""
     end_ns: int
+    """On the clock of that trace."""
     rank: int | None = None
     """Rank of that clock, if a rule compares the ranks of a job."""
     source: int = 0
@@ -114,7 +123,32 @@ class Once(Struct, frozen=True, kw_only=True):
     """Number of the last step that paid; ``None``: unknown, or before the first step."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class FindingHead(Struct, frozen=True, kw_only=True):
+    """A finding without its evidence, as comparisons of runs keep it."""
+
+    subject: str
+    """The thing found, short and without numbers: with the rule and ``where`` it is the stable key."""
+    title: str
+    """The defect in one line of at most ``TITLE_LENGTH`` characters, without the saving, which reports add."""
+    severity: Severity
+    """Share of the step that fixing it saves at most: high from 5%, medium from 1%."""
+    basis: str
+    """How the cost is known."""
+    cost_ns: Ns | None = None
+    """Upper bound of what fixing it saves over the whole trace, or over one run of the program where no source is a
+    recording (see cost_over), after overlap; null if no time is known."""
+    cost_ns_per_step: Ns | None = None
+    """The same for one step; null if no step or no time is known."""
+    cost_bytes: Ns | None = None
+    """Bytes moved or held for nothing; null if not known."""
+    where: Where = NOWHERE
+    advice: str = ""
+    """Advice; the first sentence is the fix. ``''``: no fix is known, and ``record`` has the next recording to make."""
+    ranks: Annotated[tuple[int, ...], Meta(max_length=MANY)] = ()
+    """Ranks that show it (filled by the engine)."""
+
+
+class Finding(FindingHead, frozen=True, kw_only=True):
     """A defect with its cost. ``cost_ns`` is an upper bound of the saving.
 
     ``cost_ns`` is over the whole trace, ``cost_ns_per_step`` per step (``None``: no step known or
@@ -122,22 +156,15 @@ class Finding(Struct, frozen=True, kw_only=True):
     compiled programs without a recording ``cost_ns`` is the modelled cost of one run.
     """
 
-    subject: str
-    """The thing found, short and without numbers: with the rule and ``where`` it is the stable key."""
-    title: str
-    """The defect in one line of at most ``TITLE_LENGTH`` characters, without the saving, which reports add."""
-    severity: Severity
     basis: Basis
+    """How the cost is known. Structural: from the program alone, without a time."""
     advice: str
-    """Advice; the first sentence is the fix. ``''``: no fix is known, and ``record`` has the next recording to make."""
     about: About = "program"
     """Subject of the fix. A fix of the recording saves nothing: reports show it separately, and gates skip it."""
     record: str = ""
     """Recording that would show more, as a sentence with an instruction."""
     detail: str = ""
     """One or two plain sentences more than the title has room for."""
-    cost_ns: int | None = None
-    cost_ns_per_step: int | None = None
     untraced_ns_per_step: int | None = None
     """Part of ``cost_ns_per_step`` that remains in a step without a profiler (filled by the engine, or by a rule that
     measures such steps); ``None`` if no such step was timed."""
@@ -152,18 +179,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Why the critical path of the recording could not judge ``cost_ns`` (filled by the engine)."""
     run_ns: int | None = None
     """Total for the share of ``cost_ns`` if that is the cost of one run of a compiled program: least time of a run."""
-    cost_bytes: int | None = None
     bytes_are: BytesAre = "moved"
     memory_bytes: int | None = None
     """Total for the share of ``cost_bytes`` if a fix frees them: the memory at its peak."""
-    where: Where = NOWHERE
     evidence: tuple[Mapping[str, Cell], ...] = ()
     """Rows, worst first, all with the same keys; a key carries its unit (``wait_ns``). ``start_ns`` is a moment on the
     clock of the trace, as in its tables; every other time is a duration."""
     spans: tuple[Span, ...] = ()
     """Its pieces of time, the costliest first and not all of them; empty if unknown."""
-    ranks: tuple[int, ...] = ()
-    """Ranks that show it (filled by the engine)."""
     covers_ns: Mapping[str, int] = field(default_factory=dict)
     """Cause -> time in the account of the step that this finding explains, over the whole trace; ns. For the device
     with most of it."""
@@ -222,9 +245,13 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Result of one rule on the sources: findings, worst first, or why it was not evaluated."""
 
     rule: str
+    """Id of the rule."""
     status: Status
+    """Abstained: the rule could not look. That is not clean."""
     reason: str | None = None
+    """Why it abstained; of a flagged rule: which sources it could not look at."""
     findings: tuple[Finding, ...] = field(default_factory=tuple)
+    """Worst first; empty unless flagged."""
     examined: int = 0
     """Records that the rule examined in all sources together; never 0 if it is clean."""
     examined_what: str = ""

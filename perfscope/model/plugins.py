@@ -70,6 +70,8 @@ class Plugin(NamedTuple):
     """Key of ``Trace.recorded`` and ``Trace.documents`` -> what is recorded."""
     results: Mapping[str, str] = _NOTHING
     """Key of ``Analysis.results`` and of the JSON report -> function of a trace; ``None`` where there is no result."""
+    tables: Mapping[str, str] = _NOTHING
+    """Name -> ``ResultTable`` (`docs/adding-a-result.md`)."""
     report: str = ""
     """Module with ``sections(analysis)`` and ``facts(analysis)``: parts of every report, and sentences for its head."""
     rules: Mapping[str, RuleHome] = _NOTHING

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.compare.runs.causes import FindingChange, causes, corroborated, findings_change
+from perfscope.analyzers.compare.runs.causes import causes, corroborated, findings_change
 from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import compare, kind_of, severity_named
 from perfscope.analyzers.compare.runs.structure import ExactMetric, Structure, structure
 from perfscope.analyzers.compare.statistics.verdict import compare_exact
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.readers.load import load
+from perfscope.model.documents.compared_findings import FindingChange
 from perfscope.model.documents.comparison import Place
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import Basis, Finding, Outcome, Where

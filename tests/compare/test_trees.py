@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.compare.runs.comparison import compare
-from perfscope.analyzers.compare.runs.trees import MOST_DEPTH, TreeChange, path_change, tree_change
+from perfscope.analyzers.compare.runs.trees import MOST_DEPTH, path_change, tree_change
 from perfscope.analyzers.readers.load import load
 from perfscope.dashboards.report.compare import json
 from perfscope.dashboards.report.compare.render import render_markdown
-from perfscope.model.documents.comparison import of
+from perfscope.model.documents.comparison import Tree, of
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
@@ -51,7 +51,7 @@ def trace_of(calls: list[Call], *, device: bool = True) -> Trace:
     return builder.build()
 
 
-def rows_of(base: list[Call], head: list[Call]) -> tuple[TreeChange, list[tuple[str, str, int]]]:
+def rows_of(base: list[Call], head: list[Call]) -> tuple[Tree, list[tuple[str, str, int]]]:
     change = tree_change(trace_of(base), trace_of(head))
     assert change is not None
     return change, [(row.change, "/".join(row.path), row.delta_ns) for row in change.rows]

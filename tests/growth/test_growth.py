@@ -17,7 +17,7 @@ from perfscope.analyzers.ranks.rules.hung_collective import hang_of
 from perfscope.analyzers.readers.kineto.reader import read
 from perfscope.analyzers.registry import chosen_rules
 from perfscope.model import intervals
-from perfscope.model.flight_recorder import FlightRecord, RecordedCall, RecordedGroup
+from perfscope.model.documents.flight_recorder import FlightRecord, RecordedCall, RecordedGroup
 from perfscope.model.intervals import Int64, Intervals, _covered_before
 from perfscope.model.trace import Trace
 from tests.growth.replicated import Axis, replicated

@@ -193,7 +193,7 @@ NOT_IN_A_TRACE = (
     "perfscope.analyzers.ops.rules.unfused_ops.graph",
     "perfscope.analyzers.torch_compile.rules.graph_break", "perfscope.plugins.numerics.rules.nonfinite",
     "perfscope.analyzers.readers.compiled", "perfscope.model.documents.torch_plan", "perfscope.model.compile_log",
-    "perfscope.model.op_graph", "perfscope.model.flight_recorder",
+    "perfscope.model.op_graph", "perfscope.model.documents.flight_recorder",
 )  # fmt: skip
 """Modules for compiled programs, plans, logs and other recordings."""
 FRAMEWORKS = ("torch", "jax", "pandas", "scipy", "dash", "plotly")

@@ -14,9 +14,9 @@ import pytest
 
 from perfscope.analyzers.readers import flight_recorder
 from perfscope.analyzers.readers.load import load, load_path
+from perfscope.model.documents.flight_recorder import FlightRecord, Progress
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Outcome
-from perfscope.model.flight_recorder import FlightRecord, Progress
 from perfscope.model.trace import RECORDED
 from tests.build import TraceBuilder
 from tests.ranks.flight_dumps import dump, entry, write_dumps

@@ -34,9 +34,10 @@ def test_content(schema: Draft202012Validator) -> None:
     held = json.loads(render(analysis()))
     schema.validate(held)
     assert list(held) == [
-        "schema", "sources", "devices", "accounts", "hosts", "top_work", "large_parts", "hardware_counters",
-        "generations", "numerics", "cores", "critical_paths", "what_ifs", "step_time", "steps", "windows", "outcomes",
-        "programs", "compile", "collectives", "memory", "estimate", "plans", "settings", "device_doubts", "run",
+        "schema", "sources", "devices", "steps", "outcomes", "run", "windows", "programs", "compile", "collectives",
+        "memory", "estimate", "plans", "accounts", "hosts", "top_work", "large_parts", "hardware_counters",
+        "generations", "numerics", "cores", "critical_paths", "what_ifs", "tables", "settings", "step_time",
+        "device_doubts",
     ]  # fmt: skip
     assert held["sources"] == [
         {

@@ -81,7 +81,7 @@ def test_rows_and_sentences() -> None:
     (section,) = compile_sections(compiled())
     assert rows(section.table("")) == [{
         "frame": "forward", "at": "model/net.py:41", "compiled": "3", "graphs": "3 + 3", "ops": "20-24 + 31",
-        "breaks": "1", "recompiled": "2x", "FX cache": "2 hits, 4 misses", "time": "10.0 s", "share": "100.0%",
+        "breaks": "1", "recompiled": "2", "FX cache": "2 hits, 4 misses", "time": "10.0 s", "share": "100.0%",
         "state": "compiled",
     }]  # fmt: skip
     assert section.texts()[:4] == (

@@ -45,14 +45,14 @@ def _rows(view: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 def test_every_record_is_in_a_row(tmp_path: Path) -> None:
     view = view_of("compile", [log_trace(_log())], tmp_path)
-    (broken,) = _rows(view, "breaks")
-    assert (broken["count"], broken["line"], broken["doc"]) == (3, "~/train.py:30", "GB0059")
+    (broken,) = _rows(view, "compile_breaks")
+    assert (broken["count"], broken["place"], broken["doc_id"]) == (3, "~/train.py:30", "GB0059")
     assert "\x1b" not in broken["reason"]
-    assert sum(row["count"] for row in _rows(view, "recompiles")) == 2
-    assert _rows(view, "recompiles")[0]["guard"].startswith("L['x'].size()[0] ==")
-    (graph,) = _rows(view, "graphs")
+    assert sum(row["count"] for row in _rows(view, "compile_recompilations")) == 2
+    assert _rows(view, "compile_recompilations")[0]["guard"].startswith("L['x'].size()[0] ==")
+    (graph,) = _rows(view, "compile_graphs")
     assert (graph["ops"], graph["direction"], graph["function"]) == (3, "forward", "forward")
-    assert graph["most"] == "add.Tensor 2x, mm 1x"
+    assert graph["frequent_ops"] == "add.Tensor 2x, mm 1x"
     assert "rank" not in graph  # of one process there is no such column
 
 
@@ -72,7 +72,7 @@ def test_more_stages_than_colours_are_one(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_ranks_stand_beside_each_other(tmp_path: Path) -> None:
     view = view_of("compile", [log_trace(_log("a.log"), rank=0), log_trace(_log("b.log"), rank=3)], tmp_path)
-    assert [row["rank"] for row in _rows(view, "breaks")] == [0, 3]
+    assert [row["rank"] for row in _rows(view, "compile_breaks")] == [0, 3]
     assert view["bars"][0]["rank"] in (0, 3)
 
 
@@ -83,8 +83,8 @@ def test_what_a_table_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.
     held = _log()
     lines = tuple(replace(held.breaks[0], place=CodeLine(file="/home/user/train.py", line=at)) for at in range(5))
     view = view_of("compile", [log_trace(replace(held, breaks=lines))], tmp_path)
-    assert len(view["tables"]["breaks"]["rows"]) == 2
-    assert view["tables"]["breaks"]["left"] == 3
+    assert len(view["tables"]["compile_breaks"]["rows"]) == 2
+    assert view["tables"]["compile_breaks"]["left"] == 3
 
 
 def test_what_jax_logged(tmp_path: Path) -> None:
@@ -96,20 +96,20 @@ def test_what_jax_logged(tmp_path: Path) -> None:
             CompileEvent(kind="retrace", end_ns=9, function="step", file="/home/user/t.py", line=3, reason="new shape"),
         ),
     )
-    rows = _rows(view_of("compile", [trace], tmp_path), "jax")
+    rows = _rows(view_of("compile", [trace], tmp_path), "jax_compilations")
     assert [row["what"] for row in rows] == ["compiling", "traced again"]
-    assert (rows[0]["ns"], rows[0]["step"], rows[1]["reason"]) == (5, 2, "new shape")
+    assert (rows[0]["time_ns"], rows[0]["step"], rows[1]["reason"]) == (5, 2, "new shape")
 
 
 def test_programs_are_those_of_the_trace(tmp_path: Path) -> None:
     file = REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz"
     traces = load(file)
-    rows = _rows(view_of("compile", traces, tmp_path), "programs")
+    rows = _rows(view_of("compile", traces, tmp_path), "xla_programs")
     expected = [one for trace in traces for one in trace.fact(programs)]
-    assert [(row["flops"], row["bytes"], row["peak"]) for row in rows] == [
+    assert [(row["flops"], row["bytes"], row["peak_bytes"]) for row in rows] == [
         (one.flops, one.bytes, one.peak_bytes) for one in expected
     ]
-    assert all(row["runs"] is None and row["mfu"] is None for row in rows)  # nothing ran
+    assert all(row["executions"] is None and row["mfu"] is None for row in rows)  # nothing ran
 
 
 @pytest.mark.corpus
@@ -119,4 +119,4 @@ def test_real_logs(corpus: Path, file: Path, tmp_path: Path) -> None:
     assert view["bars"]
     for bar in view["bars"]:
         assert sum(bar["stages"].values()) == bar["ns"]
-    assert sum(row["ns"] or 0 for row in _rows(view, "frames")) >= sum(bar["ns"] for bar in view["bars"])
+    assert sum(row["time_ns"] or 0 for row in _rows(view, "compile_frames")) >= sum(bar["ns"] for bar in view["bars"])

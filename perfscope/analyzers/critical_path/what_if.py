@@ -42,6 +42,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     """What a change makes of the steps: modelled, by playing the recorded dependencies again."""
 
     text: str
+    """The change."""
     rank: int | None
     nodes: int
     """Host pieces and works that the change is of."""
@@ -50,6 +51,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     before_ns: int
     """All steps together; the capture where there are none."""
     after_ns: int
+    """The same with the change."""
     steps: int
     """1 where there are none."""
 

@@ -26,6 +26,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     """What some owner holds at the peak. ``name`` is None for blocks whose owner is not known."""
 
     name: str | None
+    """null: the owner is not known."""
     bytes: int
     blocks: int
     """0 for what is known as a sum only."""

@@ -34,6 +34,7 @@ class Band(Struct, frozen=True, kw_only=True):
     """A phase in small letters, or the number of a step."""
     start: int
     end: int
+    """Behind its last position."""
 
 
 class MemoryPicture(Struct, frozen=True, kw_only=True):
@@ -45,6 +46,7 @@ class MemoryPicture(Struct, frozen=True, kw_only=True):
     bytes: Int64
     """Shape (categories, n)."""
     unseen_bytes: int
+    """To be added to the sum of the categories."""
     reserved: Int64 | None
     """Most that was reserved from each position up to the next one; shape (n,)."""
     steps: tuple[Band, ...]

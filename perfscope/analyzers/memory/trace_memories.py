@@ -36,9 +36,11 @@ class Holders(Struct, frozen=True, kw_only=True):
     """A peak by owner, most bytes first. ``rows`` and ``left_bytes`` sum to the peak, exactly."""
 
     rows: tuple[Holder, ...]
+    """At most 20, most bytes first."""
     left: int = 0
     """Owners that are not in ``rows``."""
     left_bytes: int = 0
+    """Theirs. With the rows it sums to the peak, exactly."""
 
 
 class HeldCategory(Struct, frozen=True, kw_only=True):
@@ -61,6 +63,7 @@ class Reserved(Struct, frozen=True, kw_only=True):
     """What an allocator (or the program) held from the driver. Bytes."""
 
     peak_bytes: int
+    """Most that was held from the driver."""
     allocated_bytes: int | None
     """Handed out when most was reserved; None for programs."""
     as_requested: bool
@@ -90,6 +93,7 @@ class Growing(Struct, frozen=True, kw_only=True):
     bytes_per_step: float
     """Median slope behind the first step."""
     steps_left: int | None
+    """Until the device is full."""
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -97,36 +101,46 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     rank: int | None
     space: Space
+    """program: what a compiled program will need."""
     label: str
     known_from: str
+    """Such as CUDA memory snapshot."""
     axis: Axis
+    """Unit of positions: ns, events or instructions."""
     basis: Basis
     of_driver: bool
+    """Blocks are what an allocator took from the driver, and not what tensors lie in."""
     first: int
     last: int
+    """First and last position; the same: one moment was recorded."""
     peak_bytes: int
     rounded_peak_bytes: int | None
     """Most in use in blocks of the allocator, which rounds sizes up (`torch.cuda.max_memory_allocated`), where
     ``peak_bytes`` is of sizes as asked for; None where it is of blocks already, or the allocator does not round."""
     peak_position: int
     phase: MemoryPhase
+    """At the peak."""
     step: int | None
     op: str | None
     """Op or instruction that asked for the block that made the peak."""
     line: SourceLine | None
     by_category: tuple[HeldCategory, ...]
+    """Most bytes first; with unseen_bytes it sums to the peak, exactly."""
     by_module: Holders
     by_line: Holders
     unseen_bytes: int
     """Held when the recording began, owner unknown; a part of the peak, and of no category."""
     reserved: Reserved | None
     capacity_bytes: int | None
+    """Memory of the device."""
     out_of_memory: int
     """Allocations that failed."""
     failed_bytes: int | None
     """The most that was asked for in vain, where recorded."""
     unmatched: int
+    """Events that belong to no block."""
     growth: Growing | None
+    """null: too few steps to tell growth from chance."""
     notes: tuple[str, ...]
     picture: MemoryPicture | None
 

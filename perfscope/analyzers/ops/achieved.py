@@ -233,6 +233,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
     flops: float
     """Of all steps, without what activation checkpointing ran again."""
     repeated_flops: float
+    """FLOPs that ran again."""
     time_ns: int
     """Of all steps, times devices."""
     compute_ns: int

@@ -76,13 +76,22 @@ class CountedOp(Struct, frozen=True, kw_only=True):
     """All calls of an op; a value is ``None`` where it is for one of them."""
 
     name: str
+    """The op, else the range."""
     calls: int
+    """Calls of the op; ranges where they are of no op."""
     kernels: int
+    """Ranges of it."""
     flops: float | None
+    """Measured: add + mul + 2 fma instructions of all precisions that were counted, without tensor cores; null
+    where it was not counted for all calls."""
     float16_flops: float | None
+    """FLOPs in float16; such instructions load constants, too."""
     modelled_flops: int | None
+    """By the shapes, of products, convolutions and attention; null where not known for all calls."""
     dram_bytes: float | None
+    """Measured: read from and written to device memory."""
     modelled_bytes: int | None
+    """The least that the calls move, by the shapes."""
     tensor_cores: bool
     """Counted, or by the name of a kernel."""
     line: str
@@ -94,11 +103,13 @@ class CountedWork(Struct, frozen=True, kw_only=True):
 
     rank: int | None
     ranges: int
+    """Kernels, or parts of the program, that were counted."""
     joined: int
     """Ranges whose launch is known."""
     unnamed: int
     """Ranges of kernels whose name the profiler did not know."""
     basis: str
+    """How ranges and launches were joined, or why they were not."""
     counters: int
     """How many counters there are."""
     metrics: tuple[str, ...]

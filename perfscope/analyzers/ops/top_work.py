@@ -44,6 +44,7 @@ class WorkRow(Struct, frozen=True, kw_only=True):
 
     name: str
     total_ns: int
+    """Sum of durations within the steps."""
     calls: int
     line: str = ""
     """Where most of it was called from; empty where not known."""

@@ -304,6 +304,7 @@ class ExchangeRow(Struct, frozen=True, kw_only=True):
     algorithm: str
     busy_ns: Range
     exposed_ns: Range
+    """In which the step ran no kernel."""
     beside_ns: Range
     """Kernels that may run during them."""
     blocking: int
@@ -330,6 +331,7 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     compiled: ExchangeTotals | None
     rows: tuple[ExchangeRow, ...]
     buckets: BucketTotals | None
+    """Buckets of DistributedDataParallel, modelled from the sizes of the parameters."""
     notes: tuple[str, ...]
     left: int
     """Rows that are not shown."""

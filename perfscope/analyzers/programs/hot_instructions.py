@@ -35,7 +35,9 @@ class HotInstruction(Struct, frozen=True, kw_only=True):
     """One instruction over all its runs: measured in a recording, or modelled for one run of its program. ns."""
 
     program: str
+    """Its program."""
     instruction: str
+    """As the module names it."""
     opcode: str | None
     """As HLO spells it; None as ``scope``, ``phase``, ``file``, where no recorded program has it."""
     scope: str | None
@@ -43,7 +45,9 @@ class HotInstruction(Struct, frozen=True, kw_only=True):
     phase: str | None
     """``forward``, ``backward`` or ``recompute`` by its path; None where XLA added it."""
     file: str | None
+    """The user's source file."""
     line: int | None
+    """Line in that file."""
     serves: str | None = None
     """``file:line`` of the nearest reader of its value; only where it has no line of its own."""
     calls: int
@@ -66,11 +70,15 @@ class HotPlace(Struct, frozen=True, kw_only=True):
     """All instructions of one source line or one scope. ns."""
 
     name: str
+    """``train.py:88``, ``mlp/dot_general``, or words for what has none."""
     phase: str | None
     """Of a scope; None of a line."""
     time_ns: int
+    """Time of all its instructions, ns."""
     instructions: int
+    """Number of instructions."""
     calls: int
+    """Pieces of work in the recording; modelled: runs in one run of the program."""
     mainly: str
     """Scope, or opcode and name, of the instruction that takes most of it."""
 
@@ -79,16 +87,20 @@ class Left(Struct, frozen=True, kw_only=True):
     """Rows that a list leaves out, and their time."""
 
     count: int
+    """Rows left out."""
     time_ns: int
+    """Their time."""
 
 
 class HotSpots(Struct, frozen=True, kw_only=True):
     """Where time goes, worst first. Each list sums to ``total_ns``."""
 
     rank: int | None
+    """Rank in the job, null if unknown."""
     program: str | None
     """None: all programs of a recording."""
     basis: Literal["measured", "modelled"]
+    """Measured in the recording, or the least time on a device for one run."""
     total_ns: int
     """Measured: all instructions that enclose no other. Modelled: one run of the program."""
     unmatched_ns: int
@@ -96,7 +108,9 @@ class HotSpots(Struct, frozen=True, kw_only=True):
     instructions: tuple[HotInstruction, ...]
     """All of them; what is unmatched last, as one row."""
     lines: tuple[HotPlace, ...]
+    """By the user's source line."""
     scopes: tuple[HotPlace, ...]
+    """By named scope and primitive, and phase."""
     left: Mapping[str, Left] = field(default_factory=dict)
     """What ``top`` cut from each list, by the list's name."""
 

@@ -64,7 +64,9 @@ class LeastTime(Struct, frozen=True, kw_only=True):
     device: str
     """Product, with ``(assumed)`` where nothing names the device."""
     assumed: bool
+    """The device is the usual one of the platform, because nothing names it."""
     total_ns: float
+    """Least time of one run, instructions one after another; modelled."""
     exact: bool
     """False: at least this: some arithmetic, a peak, a link or a trip count is not known."""
     by_bound: Mapping[Bound, float]
@@ -84,7 +86,9 @@ class Program(Struct, frozen=True, kw_only=True):
     module_index: int | None
     """Index in ``Trace.hlo``; None: it ran and its module was not recorded."""
     program_id: int | None
+    """Its number in its process."""
     rank: int | None
+    """Rank in the job, null if unknown."""
     platform: str | None
     """``cpu``, ``gpu``, ``tpu``; None if it cannot be told."""
     execution: Execution | None
@@ -100,7 +104,9 @@ class Program(Struct, frozen=True, kw_only=True):
     flops_by_phase: Mapping[str, int] = field(default_factory=dict)
     """``forward`` (the optimizer is in it), ``backward``, ``recompute``, ``unnamed``: they sum to ``flops``."""
     peak_bytes: int | None = None
+    """Most device memory in use in one run."""
     peak_known_by: Peak | None = None
+    """From XLA's buffer assignment, or from schedule and shapes."""
     least: LeastTime | None = None
     """None: no device with known peaks."""
     utilization: Utilization | None = None

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from perfscope.analyzers import results
 from perfscope.analyzers.query.frames import DERIVED, frame_of
 from perfscope.model.errors import NotStartedError, UsageError
 from perfscope.model.trace import TABLES, Trace
@@ -30,7 +31,7 @@ NO_FRAME = ("HUGEINT", "UHUGEINT", "UUID", "BIT", "BLOB")
 
 def table_names() -> tuple[str, ...]:
     """Tables that a query can read, sorted."""
-    return tuple(sorted({*TABLES, *DERIVED}))
+    return tuple(sorted({*TABLES, *DERIVED, *results.table_names()}))
 
 
 class Database:

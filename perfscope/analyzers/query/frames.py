@@ -24,7 +24,9 @@ from perfscope.analyzers.ops import (
 )
 from perfscope.analyzers.query import messages, spans
 from perfscope.analyzers.ranks import rank_sets
+from perfscope.analyzers.results import result_table
 from perfscope.analyzers.time import call_site, step_accounts
+from perfscope.model.results import ResultTable
 from perfscope.model.trace import MISSING, TABLES, CallKind, CopyKind, HostMemory, SliceKind, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
 
@@ -55,6 +57,8 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
         return _with_missing(
             pd.DataFrame(table.rows(traces), columns=[column for column, _ in table.columns], dtype=object)
         )
+    if name not in TABLES:
+        return _with_missing(_result_frame(result_table(name), traces))
     declared = TABLES[name]
     frames = []
     for source, trace in enumerate(traces):
@@ -71,6 +75,17 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
                 )
         frames.append(frame.astype(dict.fromkeys(texts, "object")))
     return pd.concat(frames, ignore_index=True)
+
+
+def _result_frame(table: ResultTable[Any], traces: Sequence[Trace]) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = [
+        (source, trace.source.rank, *table.record(row).values())
+        for source, trace in enumerate(traces)
+        for row in table.rows(trace)
+    ]
+    return pd.DataFrame(rows, columns=["source", "rank", *(column.name for column in table.columns)], dtype=object)
 
 
 def _with_missing(frame: pd.DataFrame) -> pd.DataFrame:
@@ -259,13 +274,13 @@ def _matched(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
     return rows
 
 
-_WHOSE = (("source", "number of the trace"), ("rank", "rank, where known"))
+WHOSE = (("source", "number of the trace"), ("rank", "rank, where known"))
 
 DERIVED: dict[str, Derived] = {
     "accounts": Derived(
         "Where each step went, by device and cause: one row per cause. The causes of a step sum to it exactly.",
         (
-            *_WHOSE,
+            *WHOSE,
             ("device", "number of the device; missing: the host"),
             ("name", "its name"),
             ("step", "number of the step; missing: the whole capture"),
@@ -301,7 +316,7 @@ DERIVED: dict[str, Derived] = {
         "Ops by the hardware counters of their kernels: one row per call of an op, and per range that is of none. "
         "FLOPs are the instructions executed (add + mul + 2 fma), without those of tensor cores.",
         (
-            *_WHOSE,
+            *WHOSE,
             ("row", "row of slices; missing: the range is of no op"),
             ("name", "of the op, else of the range"),
             ("kernels", "ranges of it"),
@@ -325,7 +340,7 @@ DERIVED: dict[str, Derived] = {
     "critical_path": Derived(
         "The chain that bounds each step: one row per piece, gapless. `before kernel`: time until it could begin.",
         (
-            *_WHOSE,
+            *WHOSE,
             ("step", "number of the step; missing: the whole capture"),
             ("start_ns", "ns"),
             ("end_ns", "ns"),
@@ -369,7 +384,7 @@ DERIVED: dict[str, Derived] = {
     "launches": Derived(
         "Device work with the call that launched it: one row per kernel or copy.",
         (
-            *_WHOSE,
+            *WHOSE,
             ("work", "kernels or copies"),
             ("row", "row of that table"),
             ("name", "of the kernel or copy"),
@@ -386,13 +401,13 @@ DERIVED: dict[str, Derived] = {
     "messages": Derived(
         "Collectives as each rank saw them, also of one rank alone: its duration holds its waiting for other ranks, so "
         "bandwidths by it are lower bounds.",
-        (*_WHOSE, *messages.MESSAGE_COLUMNS),
+        (*WHOSE, *messages.MESSAGE_COLUMNS),
         messages.message_rows,
     ),
     "ops": Derived(
         "Ops that launched device work: one row per call, with its place in the code.",
         (
-            *_WHOSE,
+            *WHOSE,
             ("row", "row of slices"),
             ("name", "of the op"),
             ("class", "class by its name: matrix product, attention, normalisation, ..."),
@@ -410,7 +425,7 @@ DERIVED: dict[str, Derived] = {
     "spans": Derived(
         "Every host span with its own time and the device work launched by it and inside it. The backward pass runs "
         "outside the spans of the forward pass; `ops.module` has its module too.",
-        (*_WHOSE, *spans.COLUMNS),
+        (*WHOSE, *spans.COLUMNS),
         spans.span_rows,
     ),
 }

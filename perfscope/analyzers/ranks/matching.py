@@ -382,6 +382,7 @@ class PairKind(Struct, frozen=True, kw_only=True):
     """All messages of one size from one rank to another in a group."""
 
     group: Group
+    """Members of their group; empty where they are not recorded."""
     source: int
     destination: int
     message_bytes: int | None

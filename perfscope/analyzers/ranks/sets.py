@@ -39,6 +39,7 @@ class RankGroup(Struct, frozen=True, kw_only=True):
     """A set of ranks that communicate."""
 
     ranks: Group
+    """Members."""
     recorded: bool
     """The profiler recorded the members; otherwise they were inferred from streams."""
     description: str | None
@@ -229,14 +230,18 @@ class CollectiveKind(Struct, frozen=True, kw_only=True):
 
     operation: str
     group: Group
+    """Members; those that take part where they are not recorded."""
     axis: str | None
     """The mesh axis its group looks like; a guess."""
     message_bytes: int | None
     """Of one rank, as nccl-tests counts it; None where sizes were not recorded."""
     dtype: str | None
     algorithm: str | None
+    """NCCL's algorithm, from the kernel's name: RING, TREE, NVLS ..."""
     protocol: str | None
+    """LL, LL128 or SIMPLE."""
     count: int
+    """Collectives."""
     core_ns: int
     """Summed over the collectives."""
     median_core_ns: int
@@ -267,6 +272,7 @@ class RankTotal(Struct, frozen=True, kw_only=True):
     wait_ns: int
     core_ns: int
     duration_ns: int
+    """``wait_ns`` + ``core_ns``."""
     exposed_ns: int | None
     """None where the collectives ran on the host."""
     last: int

@@ -29,8 +29,8 @@ from typing import Any
 from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes
 from perfscope.analyzers.readers.pickles import load
 from perfscope.model.collectives import operation_of
+from perfscope.model.documents.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
 from perfscope.model.errors import DataError
-from perfscope.model.flight_recorder import STATES, FlightRecord, Progress, RecordedCall, RecordedGroup
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.trace import Trace, TraceBuilder
 

@@ -40,6 +40,7 @@ class JobCollectives(Struct, frozen=True, kw_only=True):
     world_size: int | None
     recorded: tuple[int, ...]
     missing: tuple[int, ...]
+    """Ranks of the world that no trace is of."""
     matched: int
     unmatched: int
     """Collectives of single ranks that were not matched, including sends and receives."""
@@ -51,9 +52,11 @@ class JobCollectives(Struct, frozen=True, kw_only=True):
     clock_offset_ns: int
     """The largest difference between two ranks' clocks."""
     clock_uncertainty_ns: int
+    """To which the ends agree after aligning."""
     groups: tuple[RankGroup, ...]
     groups_left: int
     kinds: tuple[CollectiveKind, ...]
+    """The longest first."""
     kinds_left: int
     ranks: tuple[RankTotal, ...]
     """By rank."""
@@ -65,6 +68,7 @@ class CollectivesSection(Struct, frozen=True, kw_only=True):
     """The compared jobs; empty if no two traces are ranks of one job and no trace has several devices."""
 
     jobs: tuple[JobCollectives, ...] = ()
+    """Jobs whose ranks were compared, the one with most ranks first."""
     jobs_left: int = 0
     problems: tuple[str, ...] = ()
     """Why collectives are missing."""

@@ -35,16 +35,27 @@ class RankCompile(Struct, frozen=True, kw_only=True):
     label: str
     """``rank 3``, or ``source 0`` if the rank is unknown."""
     rank: int | None
+    """Rank in the job, null if unknown."""
     frames: int
+    """Code objects that dynamo looked at."""
     compiles: int
+    """Compilations of them."""
     graphs: int
+    """Graphs that inductor compiled; those of dynamo where it compiled none."""
     breaks: int
+    """Graph breaks that left the rest of their frame compiled, as often as they were logged."""
     recompiles: int
+    """Recompilations."""
     eager_frames: int
+    """Frames in eager mode, as a whole or from some moment on; the limit aside."""
     limit_frames: int
+    """Frames that reached the limit of recompilations."""
     total_ns: int
+    """Time in which anything was compiled, moments once."""
     in_steps_ns: int | None
+    """Part of it inside the traced steps, ns; null: there are none."""
     caches: Mapping[str, Mapping[CacheResult, int]] = field(default_factory=dict)
+    """Lookups by cache (fx_graph, aotautograd) and result; a forward's and a backward's together."""
     schedules: tuple[tuple[str, ...], ...] = ()
     """By compilation the collectives in the order of their calls, if inductor logged them."""
     estimated_ns: float | None = None
@@ -65,15 +76,21 @@ class JaxFunction(Struct, frozen=True, kw_only=True):
     """Compilations of one function, or of one op that JAX runs by itself. Times in ns; overlaps count once."""
 
     name: str
+    """The function that was jitted, or an operation that jax ran by itself."""
     file: str | None
     """File of the user's line that called it first."""
     line: int | None
+    """That line."""
     compilations: int
+    """How often it was compiled."""
     trace_ns: int
+    """Time of tracing."""
     lower_ns: int
+    """Time of lowering to StableHLO."""
     compile_ns: int
     """In XLA."""
     total_ns: int
+    """All of it, moments once."""
 
 
 class JaxCompile(Struct, frozen=True, kw_only=True):
@@ -82,6 +99,7 @@ class JaxCompile(Struct, frozen=True, kw_only=True):
     total_ns: int
     """Overlaps count once: a function may be traced inside another."""
     programs: int
+    """Programs that were compiled."""
     functions: tuple[JaxFunction, ...]
     """Functions, longest first."""
     left: int
@@ -92,6 +110,7 @@ class CompileSection(Struct, frozen=True, kw_only=True):
     """Ranks compared, and the compilations of the rank that compiled longest; bounded, the rest is counted."""
 
     ranks: tuple[RankCompile, ...] = ()
+    """Counts of each rank in which torch.compile compiled anything."""
     detail: CompileSummary | None = None
     """Compilations of the rank that compiled longest. ``None``: nothing was compiled."""
     detail_label: str = ""

@@ -56,7 +56,9 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     """Memories, highest peak first; bounded, the rest is counted."""
 
     entries: tuple[MemoryEntry, ...] = ()
+    """Highest peak first; at most 12. The first four have a picture."""
     entries_left: int = 0
+    """Memories that are left out."""
     problems: tuple[str, ...] = ()
     """Why a trace's memories are missing."""
 

@@ -37,6 +37,7 @@ class ProgramsSection(Struct, frozen=True, kw_only=True):
     """Programs and where their time goes, worst first; bounded, the rest is counted."""
 
     programs: tuple[Program, ...] = ()
+    """Compiled XLA programs, the longest measured first; at most 20."""
     programs_left: int = 0
     """Programs that are not in ``programs``."""
     ran: int = 0
@@ -48,6 +49,7 @@ class ProgramsSection(Struct, frozen=True, kw_only=True):
     hot_spots: tuple[HotSpots, ...] = ()
     """One per recording, or one per program without a recording; longest time first."""
     spots_left: int = 0
+    """Recordings or programs whose hot spots are left out."""
     problems: tuple[str, ...] = ()
     """Why a trace's programs are missing."""
 
@@ -106,6 +108,7 @@ class ProgramTime(Struct, frozen=True, kw_only=True):
     label: str
     estimate: Estimate
     lines: tuple[LineTime, ...]
+    """The user's lines, the most time first."""
     lines_left: int
     rows_left: int
     launched: int
@@ -113,6 +116,7 @@ class ProgramTime(Struct, frozen=True, kw_only=True):
     calls: int | None
     """Observed calls; None: unknown."""
     calibration: Calibration | None = None
+    """Comparison of the model with a recording of the same program."""
 
 
 class EstimateSection(Struct, frozen=True, kw_only=True):
@@ -120,6 +124,7 @@ class EstimateSection(Struct, frozen=True, kw_only=True):
 
     programs: tuple[ProgramTime, ...] = ()
     programs_left: int = 0
+    """Programs that are not in the list."""
     step: StepOfSeveral | None = None
     """Step of several programs, if the observed calls determine it."""
     problems: tuple[str, ...] = ()
@@ -307,9 +312,12 @@ class PlanSummary(Struct, frozen=True, kw_only=True):
     name: str
     target: str
     compiled_by: str
+    """``perfscope``: the program runs eagerly, and was planned as if its outermost modules were compiled."""
     versions: dict[str, str]
     totals: PlanTotals
+    """Totals of one step, exact."""
     inside: Work
+    """Kernels in a row: exact counts, modelled time; ``step_ns`` is the host's launches where they take longer."""
     outside: Work | None
     compiled: Work | None
     eager: Work | None

@@ -19,20 +19,31 @@ class DeviceTime(Struct, frozen=True, kw_only=True):
     """Where the time of one device went. The span runs from its first work to its last."""
 
     rank: int | None
+    """Rank in the job, null if unknown."""
     device: int
     """Row of the ``devices`` table."""
     ordinal: int
+    """Ordinal of the device in its process."""
     name: str
+    """Product name, empty if not recorded."""
     span_ns: int
+    """From its first work to its last: compute_ns + exposed_communication_ns + exposed_copy_ns + idle_ns."""
     busy_ns: int
+    """Union of all its work: compute_ns + exposed_communication_ns + exposed_copy_ns."""
     compute_ns: int
+    """Union of kernels that do not communicate."""
     communication_ns: int
+    """Union of communication kernels, hidden or not."""
     exposed_communication_ns: int
+    """Communication while nothing computed."""
     exposed_copy_ns: int
+    """Copies and memsets while no kernel ran."""
     idle_ns: int
+    """Nothing ran."""
     kernel_time_ns: int
     """Sum of kernel durations; larger than busy where streams run side by side."""
     kernels: int
+    """Number of kernels."""
     start_ns: int
     end_ns: int
 

@@ -35,6 +35,7 @@ class ModelCall(Struct, frozen=True, kw_only=True):
     """One call of the model and what follows it, up to the next. Times in ns."""
 
     start_ns: int
+    """On the clock of its trace."""
     end_ns: int
     sequences: int | None
     """Batch size; ``None`` where no shape tells."""

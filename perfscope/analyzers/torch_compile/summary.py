@@ -73,20 +73,26 @@ class BreakSummary(Struct, frozen=True, kw_only=True):
     """Graph breaks of one reason at one line."""
 
     place: CodeLine | None
+    """The line that ends the graph."""
     reason: str
+    """In torch's words."""
     doc_id: str | None
+    """torch's stable id of this kind of break."""
     count: int
     """Records of the log: a function that was inlined is said for each frame it is in."""
     whole_frame: bool
     """It left the whole frame to eager mode."""
     hint: str | None
+    """torch's first hint."""
 
 
 class RecompileSummary(Struct, frozen=True, kw_only=True):
     """Recompilations of one frame for guards on one thing."""
 
     function: str
+    """The frame."""
     place: CodeLine | None
+    """Its line."""
     guard: str
     """The guard that failed first, in torch's words."""
     guard_place: CodeLine | None
@@ -94,17 +100,22 @@ class RecompileSummary(Struct, frozen=True, kw_only=True):
     values: tuple[str, ...]
     """What the guard compared with, in order, without repeats; bounded."""
     count: int
+    """Recompilations."""
 
 
 class KernelSummary(Struct, frozen=True, kw_only=True):
     """Kernels or library calls of one name."""
 
     name: str
+    """As in the trace."""
     backend: KernelBackend
+    """Its generator: inductor's Triton or C++ code, a library, or another."""
     calls: int
     """In the output code of all graphs."""
     ops: tuple[str, ...]
+    """ATen ops it computes; at most 12."""
     places: tuple[CodeLine, ...]
+    """Lines it computes; at most 4."""
     time_ns: int | None = None
     """Measured in the whole recording; ``None``: it did not run in it, or nothing tells."""
 
@@ -209,7 +220,9 @@ class GraphGroup(Struct, frozen=True, kw_only=True):
 
     direction: Direction
     count: int
+    """Graphs."""
     ops_least: int
+    """Ops of the smallest."""
     ops_most: int
     """Ops of the smallest and of the largest of them, after inductor's passes where the log has that."""
 
@@ -224,19 +237,27 @@ class FrameSummary(Struct, frozen=True, kw_only=True):
     place: CodeLine | None
     """Its first line, or the user's line that called it."""
     compiles: int
+    """How often it was compiled."""
     restarts: int
     """Attempts beyond the first of each compilation."""
     graphs: tuple[GraphGroup, ...]
+    """Graphs by direction."""
     dynamo_graphs: int
     """Graphs that dynamo handed to the backend; what it did with them is in ``graphs``, where it was inductor."""
     breaks: int
+    """Graph breaks in it."""
     recompiles: int
+    """Recompilations of it."""
     caches: Mapping[str, Mapping[CacheResult, int]]
+    """Lookups by cache (fx_graph, aotautograd) and result; a forward's and a backward's together."""
     cache_reasons: tuple[str, ...]
+    """Why a cache was bypassed, or what differed, in torch's words."""
     time_ns: int
+    """Time of compiling it, its backward included."""
     stages_ns: Mapping[Stage, int]
     """Exclusive; their sum is ``time_ns`` where the log has phases, else it is empty."""
     state: FrameState
+    """Its state after all compilations."""
 
 
 class CompileSummary(Struct, frozen=True, kw_only=True):
@@ -244,11 +265,15 @@ class CompileSummary(Struct, frozen=True, kw_only=True):
 
     rank: int | None
     path: str
+    """The log."""
     torch_version: str | None
+    """Name in the log."""
     compiles: int
+    """Compilations."""
     graphs: int
     """That inductor compiled; those of dynamo where it compiled none."""
     graph_kind: Literal["inductor", "dynamo"]
+    """Whose graphs those are."""
     breaks: int
     """Breaks that left the rest of their frame compiled."""
     eager_frames: int
@@ -257,18 +282,26 @@ class CompileSummary(Struct, frozen=True, kw_only=True):
     recompiles: int
     caches: Mapping[str, Mapping[CacheResult, int]]
     total_ns: int
+    """Time in which anything was compiled, moments once."""
     in_steps_ns: int | None
     """Of it inside the recorded steps; ``None``: there are none."""
     stages_ns: Mapping[Stage, int]
+    """Exclusive time by stage of the compiler: tracing, start, aot, lowering, code, kernels, tuning, caches,
+    cuda_graphs, other. The stages sum to ``total_ns``; empty where the log has no phases."""
     frames: tuple[FrameSummary, ...]
     """The longest compiled first."""
     break_rows: tuple[BreakSummary, ...]
+    """Graph breaks by line and reason; with what is left out their counts are all breaks of the log."""
     recompile_rows: tuple[RecompileSummary, ...]
+    """Recompilations by frame and by what the guard is about; the same holds for their counts."""
     kernels: tuple[KernelSummary, ...]
+    """Kernels of inductor by name: most measured time first, then most ops."""
     unowned_ns: int = 0
     """Compile time that the log says of no frame."""
     corrupt: int = 0
+    """Damaged records of the log, left out."""
     unknown: Mapping[str, int] = field(default_factory=dict)
+    """Records of kinds that are not known here."""
 
 
 def compile_summary(trace: Trace) -> CompileSummary | None:

@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
+from perfscope.model.results import Unit
+
 if TYPE_CHECKING:
     from perfscope.model.finding import Finding
-
-Unit = Literal[
-    "text", "code", "place", "ns", "signed_ns", "bytes", "count", "quantity", "share", "change", "chance", "bytes_per_s"
-]
-"""How a value is shown. ``code``: a name in the program, cut at its end if too long. ``place``: a path, source line or
-scope, cut at its beginning. ``quantity``: a count with decimal prefixes. ``share``: a number from 0 to 1. ``change``: a
-relative change with its sign (0.03 is +3.0%). ``chance``: a probability. ns and bytes: numbers in that unit."""
 
 Bar = Literal["", "shares", "parts", "effects"]
 """``shares``: one bar per row, in formats with pictures. ``parts``: rows are parts of one whole, drawn in order in one

@@ -7,11 +7,14 @@ readers ignore unknown keys. A record's field becomes a key of the same name, ex
 from __future__ import annotations
 
 import json
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.critical_path import WhatIf
+from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.large_parts import LargePart
 from perfscope.analyzers.memory import HeldCategory, Memory, Reserved
 from perfscope.analyzers.memory.holders import Holder
@@ -20,12 +23,18 @@ from perfscope.analyzers.ops import Achieved, TopWork, Utilization, WorkRow
 from perfscope.analyzers.plans import Work
 from perfscope.analyzers.predict import Estimate, Row
 from perfscope.analyzers.predict.calibrate import Calibration, InstructionError
+from perfscope.analyzers.predict.spans import Parts
 from perfscope.analyzers.programs import LeastTime, Program
 from perfscope.analyzers.ranks import CollectiveKind, PairKind
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.sections.compile import CompileSection
 from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection
-from perfscope.analyzers.sections.programs import EstimateSection, PlanSummary, ProgramsSection, ProgramTime
+from perfscope.analyzers.sections.programs import (
+    EstimateSection,
+    PlanSummary,
+    ProgramsSection,
+    ProgramTime,
+)
 from perfscope.analyzers.time import DeviceTime, Generation, HostAccount, ModelCall, StepAccount
 from perfscope.analyzers.torch_compile import CompileSummary
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
@@ -36,10 +45,6 @@ from perfscope.model.plugins import named
 from perfscope.model.torch_plan import PlanTotals
 from perfscope.model.trace import MISSING, Source
 from perfscope.model.untrusted_text import sanitize_value
-
-if TYPE_CHECKING:
-    from perfscope.analyzers.engine import Analysis
-
 
 SUFFIXES = (".json",)
 
@@ -53,35 +58,8 @@ def render(analysis: Analysis) -> str:
 
 def document(analysis: Analysis) -> dict[str, Any]:
     """Return the report as plain dicts and lists: texts cleaned, secrets masked, home folders written as ``~``."""
-    parts = {
-        "schema": SCHEMA,
-        "sources": analysis.sources,
-        "devices": analysis.devices,
-        "accounts": analysis.accounts,
-        "hosts": analysis.hosts,
-        "top_work": analysis.top,
-        "large_parts": analysis.large,
-        "hardware_counters": analysis.counted,
-        "generations": analysis.generations,
-        **{name: analysis.results.get(name, ()) for name in sorted(named("results"))},
-        "cores": analysis.cores,
-        "critical_paths": analysis.paths,
-        "what_ifs": analysis.what_ifs,
-        "step_time": step_time(analysis),
-        "steps": analysis.steps,
-        "windows": analysis.windows,
-        "outcomes": analysis.outcomes,
-        "programs": analysis.programs,
-        "compile": analysis.compile,
-        "collectives": analysis.collectives,
-        "memory": analysis.memory,
-        "estimate": analysis.estimate,
-        "plans": analysis.plans,
-        "settings": analysis.settings,
-        "device_doubts": [doubt.text for doubt in analysis.doubts],
-        "run": analysis.run,
-    }
-    result: dict[str, Any] = sanitize_value(plain(parts, SHAPES))
+    others = {name: analysis.results.get(name, ()) for name in sorted(named("results"))}
+    result: dict[str, Any] = {"schema": SCHEMA, **sanitize_value(plain(analysis, SHAPES) | plain(others, SHAPES))}
     for index, source in enumerate(result["sources"]):
         source["start_ns"] = analysis.starts_ns[index] if index < len(analysis.starts_ns) else None
     over = "run" if programs_alone(analysis) else "trace"
@@ -91,40 +69,135 @@ def document(analysis: Analysis) -> dict[str, Any]:
     return result
 
 
-def _by_rank(kind: CollectiveKind) -> list[dict[str, Any]]:
-    """A list, because keys of a JSON object are texts and ranks are numbers."""
+# Values of keys that no record holds as they are written.
+
+
+def _device_doubts(analysis: Analysis) -> tuple[str, ...]:
+    """Contradictions in the device data, with the rules that are not judged because of them, a sentence each."""
+    return tuple(doubt.text for doubt in analysis.doubts)
+
+
+class RankShare(Struct, frozen=True):
+    """Collectives of one kind on one rank. Keys of a JSON object are texts, so ranks are in a list."""
+
+    rank: int
+    wait_ns: int
+    """How long it waited for the last rank, ns."""
+    duration_ns: int
+    exposed_ns: int | None
+    """Part of the duration while nothing else ran on its device, ns; null: not known."""
+
+
+def _by_rank(kind: CollectiveKind) -> list[RankShare]:
+    """One for each rank of the group."""
     return [
-        {
-            "rank": rank,
-            "wait_ns": kind.wait_ns[rank],
-            "duration_ns": kind.duration_ns[rank],
-            "exposed_ns": kind.exposed_ns.get(rank),
-        }
-        for rank in kind.wait_ns
+        RankShare(rank, wait, kind.duration_ns[rank], kind.exposed_ns.get(rank)) for rank, wait in kind.wait_ns.items()
     ]
 
 
-def _compile_detail(section: CompileSection) -> dict[str, Any] | None:
-    detail = section.detail
-    return None if detail is None else {"of": section.detail_label, **plain(detail, SHAPES)}
+class CompileDetail(Struct, frozen=True):
+    """Compilations of the rank that compiled longest."""
+
+    of: str
+    """The rank: `rank 3`, or `source 0` where the rank is not known."""
+    summary: CompileSummary
 
 
-_PROPERTIES_OF_ACHIEVED = ("flops_per_s", "bytes_per_s", "roofline_share")
+def _compile_detail(section: CompileSection) -> CompileDetail | None:
+    """Compilations of the rank that compiled longest; null if nothing was compiled."""
+    return None if section.detail is None else CompileDetail(section.detail_label, section.detail)
 
 
-def _achieved(record: WorkRow | TopWork | LargePart) -> dict[str, Any] | None:
-    """Achieved rates; ``None`` if no work has a cost model."""
+def _achieved(record: WorkRow | TopWork | LargePart) -> Achieved | None:
+    """FLOP/s and B/s while it ran; null where nothing was costed."""
     known: Achieved = record.achieved
-    more = {name: getattr(known, name) for name in _PROPERTIES_OF_ACHIEVED}
-    return plain(known, SHAPES) | more if known.time_ns else None
+    return known if known.time_ns else None
 
 
-def _properties(*names: str) -> dict[str, Any]:
-    """Properties of a record that become keys of the same name."""
-    return {name: attrgetter(name) for name in names}
+def _device(account: StepAccount) -> int | None:
+    """Number of the device; null: the host."""
+    return None if account.device == MISSING else account.ordinal
+
+
+def _over(account: StepAccount | HostAccount) -> Literal["steps", "capture"]:
+    """Subject of the times: each step, or the whole capture if it has no steps."""
+    return "steps" if account.numbers else "capture"
+
+
+def _causes_ns(account: StepAccount) -> dict[str, tuple[int, ...]]:
+    """Time of each step by cause, ns; causes that take nothing are left out."""
+    return {str(cause): tuple(times) for cause, times in account.causes_ns.items() if any(times)}
+
+
+def _parts_ns(host: HostAccount) -> dict[str, tuple[int, ...]]:
+    """Time of each step by part, ns; parts that take nothing are left out."""
+    return {str(part): tuple(times) for part, times in host.parts_ns.items() if any(times)}
+
+
+def _decodes(generation: Generation) -> tuple[ModelCall, ...]:
+    """The first decode calls."""
+    return generation.decodes[:MOST_CALLS]
+
+
+def _decodes_left(generation: Generation) -> int:
+    """Decode calls that are not listed."""
+    return max(0, len(generation.decodes) - MOST_CALLS)
+
+
+def _duration_ns(call: ModelCall) -> int:
+    """Time until the next call, ns."""
+    return call.end_ns - call.start_ns
+
+
+def _recorded(program: Program) -> bool:
+    """Its module was recorded."""
+    return program.module_index is not None
+
+
+def _modelled(_: ProgramTime) -> Literal["modelled"]:
+    return "modelled"
+
+
+def _planned(_: PlanSummary) -> Literal["planned"]:
+    return "planned"
+
+
+def _ends_ns(estimate: Estimate) -> dict[str, Parts]:
+    """Kernels, exposed communication, exposed copies and launch gaps, ns, that sum to each end of `step_ns` exactly."""
+    return dict(zip(("low", "high"), estimate.parts, strict=True))
+
+
+def _not_known(estimate: Estimate) -> int:
+    """Instructions without a model."""
+    return len(estimate.not_known)
+
+
+def _recompiles(plan: PlanSummary) -> list[dict[str, str]]:
+    """`function` and `reason` of each recompilation."""
+    return [dict(zip(("function", "reason"), row, strict=True)) for row in plan.recompiles]
+
+
+def _made_up(plan: PlanSummary) -> list[dict[str, str | int]]:
+    """Values that the program read and that were made up: `what`, `at` which line, the `answer`, how many `times`."""
+    return [dict(zip(("what", "at", "answer", "times"), row, strict=True)) for row in plan.made_up]
+
+
+def _band_bytes(picture: MemoryPicture) -> dict[str, Sequence[int]]:
+    """Bytes over time by category."""
+    return {category.name.lower(): held for category, held in zip(picture.categories, picture.bytes, strict=True)}
+
+
+def _properties(*names: str) -> dict[str, str]:
+    """Values that a record computes and that are keys of the same name."""
+    return {name: name for name in names}
 
 
 SHAPES: Shapes = {
+    Analysis: Shape(
+        left_out=("warm_accounts", "starts_ns", "doubts", "problems", "results"),
+        renamed={"top": "top_work", "large": "large_parts", "counted": "hardware_counters", "paths": "critical_paths"},
+        added={"step_time": step_time, "device_doubts": _device_doubts},
+    ),
     # Sources, and the results of the rules.
     Source: Shape(left_out=("events_only", "programs")),
     DeviceTime: Shape(left_out=("device", "start_ns", "end_ns"), renamed={"ordinal": "device"}),
@@ -137,31 +210,32 @@ SHAPES: Shapes = {
         renamed={"numbers": "steps", "cold": "cold_steps", "outliers": "outlier_steps"},
         added=_properties("whole_ns", "busy_ns", "total_ns")
         | {
-            "device": lambda account: None if account.device == MISSING else account.ordinal,
-            "over": lambda account: "steps" if account.numbers else "capture",
-            "causes_ns": lambda account: {cause: times for cause, times in account.causes_ns.items() if any(times)},
+            "device": _device,
+            "over": _over,
+            "causes_ns": _causes_ns,
         },
     ),
     HostAccount: Shape(
         renamed={"numbers": "steps"},
         added=_properties("whole_ns", "total_ns")
         | {
-            "over": lambda host: "steps" if host.numbers else "capture",
-            "parts_ns": lambda host: {part: times for part, times in host.parts_ns.items() if any(times)},
+            "over": _over,
+            "parts_ns": _parts_ns,
         },
     ),
     Generation: Shape(
         added={
-            "time_to_first_token_ns": attrgetter("first_token_ns"),
-            "time_per_output_token_ns": attrgetter("output_token_ns"),
-            "decode_tokens_per_s": attrgetter("tokens_per_s"),
-            "decodes": lambda generation: generation.decodes[:MOST_CALLS],
-            "decodes_left": lambda generation: max(0, len(generation.decodes) - MOST_CALLS),
+            "time_to_first_token_ns": "first_token_ns",
+            "time_per_output_token_ns": "output_token_ns",
+            "decode_tokens_per_s": "tokens_per_s",
+            "decodes": _decodes,
+            "decodes_left": _decodes_left,
         },
     ),
-    ModelCall: Shape(left_out=("end_ns",), added={"duration_ns": lambda call: call.end_ns - call.start_ns}),
+    ModelCall: Shape(left_out=("end_ns",), added={"duration_ns": _duration_ns}),
     WhatIf: Shape(added=_properties("saved_ns")),
     TopWork: Shape(added=_properties("costed_share") | {"achieved": _achieved}),
+    Achieved: Shape(added=_properties("flops_per_s", "bytes_per_s", "roofline_share")),
     WorkRow: Shape(added={"achieved": _achieved}),
     LargePart: Shape(left_out=("busy",), added=_properties("share", "judged") | {"achieved": _achieved}),
     Utilization: Shape(added=_properties("costed_share", "mfu", "hfu")),
@@ -173,23 +247,23 @@ SHAPES: Shapes = {
     Program: Shape(
         left_out=("module_index",),
         renamed={"unknown": "unknown_instructions"},
-        added={"recorded": lambda program: program.module_index is not None},
+        added={"recorded": _recorded},
     ),
     LeastTime: Shape(renamed={"total_ns": "least_ns", "by_bound": "by_bound_ns"}, added=_properties("bound")),
     EstimateSection: Shape(renamed={"programs_left": "left"}),
     ProgramTime: Shape(
         left_out=("launched",),
         renamed={"label": "program", "rows_left": "instructions_left"},
-        added={"known_by": lambda _: "modelled", "instructions": attrgetter("estimate.rows")},
+        added={"known_by": _modelled, "instructions": "estimate.rows"},
         merged=("estimate",),
     ),
     Estimate: Shape(
         left_out=("program", "rows", "parts", "command_buffers", "pictures", "fingerprint"),
         added=_properties("host_bound", "memory_bytes", "fits")
         | {
-            "target": attrgetter("target.shown"),
-            "parts_ns": lambda estimate: dict(zip(("low", "high"), estimate.parts, strict=True)),
-            "not_known": lambda estimate: len(estimate.not_known),
+            "target": "target.shown",
+            "parts_ns": _ends_ns,
+            "not_known": _not_known,
         },
     ),
     Row: Shape(added=_properties("total")),
@@ -198,35 +272,34 @@ SHAPES: Shapes = {
         renamed={"calibrated": "calibrated_ns", "by_group": "priced_by_group"},
         added=_properties("inside")
         | {
-            "measured_ns": attrgetter("run.step_ns"),
-            "measured_busy_ns": attrgetter("run.busy_ns"),
-            "runs": attrgetter("run.runs"),
-            "devices": attrgetter("run.devices"),
+            "measured_ns": "run.step_ns",
+            "measured_busy_ns": "run.busy_ns",
+            "runs": "run.runs",
+            "devices": "run.devices",
         },
     ),
     InstructionError: Shape(
         left_out=("row",),
         added=_properties("off_ns", "inside")
         | {
-            "computation": attrgetter("row.computation"),
-            "name": attrgetter("row.name"),
-            "runs": attrgetter("row.runs"),
-            "modelled_ns": attrgetter("row.once"),
+            "computation": "row.computation",
+            "name": "row.name",
+            "runs": "row.runs",
+            "modelled_ns": "row.once",
         },
     ),
     PlanSummary: Shape(
         added={
-            "known_by": lambda _: "planned",
-            "recompiles": lambda plan: [dict(zip(("function", "reason"), row, strict=True)) for row in plan.recompiles],
-            "made_up": lambda plan: [
-                dict(zip(("what", "at", "answer", "times"), row, strict=True)) for row in plan.made_up
-            ],
+            "known_by": _planned,
+            "recompiles": _recompiles,
+            "made_up": _made_up,
         },
     ),
     PlanTotals: Shape(added=_properties("bytes")),
     Work: Shape(renamed={"device": "device_ns", "step": "step_ns"}),
     # torch.compile. The text of a source line comes from the program and is kept.
     CompileSection: Shape(left_out=("detail_label",), added={"detail": _compile_detail}),
+    CompileDetail: Shape(merged=("summary",)),
     CompileSummary: Shape(
         left_out=("rank", "breaks", "eager_frames", "limit_frames", "recompiles", "caches", "in_steps_ns"),
         renamed={
@@ -253,7 +326,7 @@ SHAPES: Shapes = {
     Reserved: Shape(added=_properties("fragmentation")),
     MemoryPicture: Shape(
         left_out=("categories",),
-        added={"bytes": lambda picture: dict(zip(picture.categories, picture.bytes, strict=True))},
+        added={"bytes": _band_bytes},
     ),
 }
 """Per class: fields that are not written as they are."""

@@ -24,6 +24,7 @@ from perfscope.analyzers.coverage import (
 from perfscope.analyzers.savings import Spread, reservations, step_spread, step_time
 from perfscope.dashboards.report.blocks import Listing, Section, Text
 from perfscope.dashboards.report.renderers.values import place_end, span_text
+from perfscope.dashboards.report.results import table_sections
 from perfscope.dashboards.report.sections.account import account_sections, busy_fact, explained_share, host_sections
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.report.sections.compile import compile_sections
@@ -218,6 +219,7 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
         *jax_compile_sections(analysis.compile.jax),
         *collectives_sections(analysis.collectives),
         *memory_sections(analysis.memory),
+        *table_sections(analysis.tables),
     )
 
 
@@ -412,6 +414,7 @@ def remarks(analysis: Analysis) -> Iterator[str]:
         count = f"{len(silenced)} finding{'' if len(silenced) == 1 else 's'}"
         yield f"silenced: {count} ({named})"
     yield from (f"configured: {text}" for text in analysis.settings)
+    yield from analysis.problems
     yield from _of_sources(analysis.sources)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
-
-from perfscope.model.documents.bounded_json import MANY, Ns, Value
-from perfscope.model.severity import Severity
+from perfscope.model.documents.bounded_json import Ns, Value
+from perfscope.model.finding import FindingHead
 
 Change = Literal["new", "worse", "first looked at", "fixed", "better", "no longer looked at", "unchanged"]
 
@@ -25,50 +23,20 @@ class Carried(Value, frozen=True, kw_only=True):
     """The account is the host's."""
 
 
-class Where(Value, frozen=True, kw_only=True):
-    """The place of a finding."""
-
-    op: str | None = None
-    kernel: str | None = None
-    module: str | None = None
-    file: str | None = None
-    line: int | None = None
-
-    def label(self) -> str:
-        """``train.py:88``, else module, op, kernel or ``''``."""
-        if self.file:
-            return f"{self.file}:{self.line}" if self.line is not None else self.file
-        return self.module or self.op or self.kernel or ""
-
-
-class Finding(Value, frozen=True, kw_only=True):
-    """A finding of one side."""
-
-    subject: str
-    title: str
-    severity: Severity
-    basis: str
-    cost_ns: Ns | None = None
-    cost_ns_per_step: Ns | None = None
-    cost_bytes: Ns | None = None
-    where: Where = Where()
-    advice: str = ""
-    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MANY)] = ()
-
-
 class FindingChange(Value, frozen=True, kw_only=True):
     """A finding on both sides; at least one of them has it."""
 
     rule: str
     change: Change
     by_time: bool = False
+    """Nothing that can be counted changed with it: a threshold on a measured time was crossed, maybe by chance."""
     carries: bool = False
     """Whether the change of its cost is a large part of the change of the step time."""
-    base: Finding | None = None
-    head: Finding | None = None
+    base: FindingHead | None = None
+    head: FindingHead | None = None
 
     @property
-    def shown(self) -> Finding:
+    def shown(self) -> FindingHead:
         """The head's, else the base's."""
         finding = self.head or self.base
         if finding is None:

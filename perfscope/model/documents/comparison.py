@@ -25,10 +25,10 @@ from perfscope.model.documents.bounded_json import (
     read_document,
     schema_of,
 )
-from perfscope.model.documents.compared_findings import Carried, Change, Finding, FindingChange, Where
+from perfscope.model.documents.compared_findings import Carried, Change, FindingChange
 from perfscope.model.errors import DataError
 
-__all__ = ["Carried", "Change", "Finding", "FindingChange", "Where"]
+__all__ = ["Carried", "Change", "FindingChange"]
 
 SCHEMA = "perfscope.compare/1"
 WHAT = "a comparison"
@@ -62,30 +62,45 @@ class Place(Value, frozen=True, kw_only=True):
     head: Number
 
 
-class Metric(Value, frozen=True, kw_only=True):
-    """One metric of head against base, as ``MetricResult.to_json`` writes it; relative numbers are 0.03 for 3%."""
+class MetricValues(Value, frozen=True, kw_only=True):
+    """One metric of head against base. ``effect`` and its interval are relative: 0.03 is 3 % more than the base."""
 
     name: str
     unit: str
+    """``ns``, ``bytes``, ``FLOP``, ``count`` or ``text``."""
     verdict: Verdict
     known: str
+    """How the verdict is known, such as ``paired launches``."""
     base: Number | str | None
+    """Median of the launches' values; null: there is none."""
     head: Number | str | None
-    gates: bool
     better: str = "lower"
     effect: Number | None = None
     low: Number | None = None
     high: Number | None = None
     level: Number | None = None
+    """Level of the interval: 0.95 with one look at the launches, more with several."""
     p: Number | None = None
     p_sign_flip: Number | None = None
     robust: Number | None = None
+    """Hodges-Lehmann estimate of the effect."""
     pairs: Count = 0
     estimator: str | None = None
+    """Statistic that represents a launch."""
     least: Number | None = None
+    """The smallest change that matters, relative."""
     needed_pairs: Count | None = None
+    """Pairs in all that would settle an inconclusive verdict, by the spread so far."""
     confirmed: bool | None = None
+    """A second batch agreed; null: none was run."""
     remarks: Texts = ()
+
+
+class Metric(MetricValues, frozen=True, kw_only=True):
+    """A metric with the places that its change consists of."""
+
+    gates: bool
+    """The verdict may fail a build."""
     places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=SOME)] = ()
 
 
@@ -242,6 +257,10 @@ class Step(Value, frozen=True, kw_only=True):
         return None
 
 
+TreeTime = Literal["device", "host", "instructions"]
+"""What a tree sums: device work by the call that launched it, calls of the host, instructions of XLA programs."""
+
+
 class TreeRow(Value, frozen=True, kw_only=True):
     """A difference between two call trees; calls and times are per step."""
 
@@ -277,7 +296,7 @@ class TreeNode(Value, frozen=True, kw_only=True):
 class Tree(Value, frozen=True, kw_only=True):
     """Two call trees: the changes of the rows, ``others_ns`` and ``equal_ns`` sum to head minus base."""
 
-    time: Literal["device", "host", "instructions"]  # by the launching call, by call, or by scope of XLA programs
+    time: TreeTime
     base_ns: Ns
     head_ns: Ns
     rows: Annotated[tuple[TreeRow, ...], msgspec.Meta(max_length=SOME)]
@@ -407,16 +426,19 @@ class ProgramAmount(Value, frozen=True, kw_only=True):
 Amounts = Annotated[tuple[ProgramAmount, ...], msgspec.Meta(max_length=SOME)]
 
 
-class ProgramRow(Value, frozen=True, kw_only=True):
-    """One change at one line; ``source``: the changed line of the program as written, if known."""
+class ProgramRowValues(Value, frozen=True, kw_only=True):
+    """One change of a compiled program at one line."""
 
     change: str
     what: str = ""
+    """Ops of the change: ``exp, tanh``."""
     place: str = ""
+    """``model.py:17`` with the line number of the head, else a scope; ``''``: unknown."""
     source: str = ""
+    """The changed line of the program as written, where it is known: the cause."""
     phase: str = ""
     count: Count = 1
-    amounts: Amounts = ()
+    """Times that the change occurs."""
     lost: Count = 0
     """Launches that were part of a fusion."""
     blocking: Count = 0
@@ -424,11 +446,18 @@ class ProgramRow(Value, frozen=True, kw_only=True):
     base_names: Texts = ()
     head_names: Texts = ()
     said: Texts = ()
-    is_worse: bool = False
+    """The change in sentences."""
 
     def where(self) -> str:
         """The line to look at first."""
         return self.source or self.place
+
+
+class ProgramRow(ProgramRowValues, frozen=True, kw_only=True):
+    """A change with its part of each metric."""
+
+    amounts: Amounts = ()
+    is_worse: bool = False
 
 
 class OtherRows(Value, frozen=True, kw_only=True):

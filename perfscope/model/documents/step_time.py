@@ -29,6 +29,7 @@ class StepTime(Struct, frozen=True, kw_only=True):
     """The step time of a rank or of a job. Times in ns."""
 
     ns: float
+    """The step time, ns; of several ranks that of the rank in the middle."""
     of: Timed
     """How the steps were timed."""
     statistic: Literal["mean", "median"]

@@ -56,6 +56,7 @@ class StepMemory:
     """The memory of one step at the moment when most was handed out. Planned: counted over tensors without data."""
 
     peak_bytes: Bytes
+    """Handed out by an allocator of device memory, in blocks of 512 B; not what it reserves."""
     requested_bytes: Bytes
     """Largest sum of requests at one time, before rounding: the peak of an allocator that does not round."""
     start_bytes: Bytes

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.devices.topology import Topology
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.model.compile_log import CompileLog
+    from perfscope.model.documents.flight_recorder import FlightRecord
     from perfscope.model.documents.run import ProgramFact
     from perfscope.model.documents.stacks import SampledLoader
-    from perfscope.model.flight_recorder import FlightRecord
     from perfscope.model.jax_log import CompileEvent, HostRead
     from perfscope.model.memory import AllocatorCounters
     from perfscope.model.op_graph import OpGraph
@@ -84,10 +84,15 @@ class Source:
     """Origin of a trace, and numbers on its reading. Counts are events of the file."""
 
     path: str
+    """Where it was read from; the home directory is shown as ``~``."""
     format: str
+    """Which reader read it."""
     rank: int | None
+    """Rank in the job, null if the source does not say."""
     events_read: int
+    """Events of the file."""
     events_unplaced: int
+    """Events that fit no table of the model; they are counted, never dropped in silence."""
     unplaced: Mapping[str, int] = field(default_factory=dict)
     """Unplaced events by reason."""
     repairs: Mapping[str, int] = field(default_factory=dict)
@@ -97,7 +102,9 @@ class Source:
     rank_source: str | None = None
     """Source of the rank, such as ``distributedInfo`` or ``file name``; ``None`` without a rank."""
     world_size: int | None = None
+    """Ranks of the job, null if the source does not say."""
     backend: str | None = None
+    """Communication backend, null if the source does not say."""
     events_only: bool = False
     """The source has an order of events and no times: ``time_ns`` of its tables counts events."""
     part: str | None = None

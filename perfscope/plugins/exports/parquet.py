@@ -3,7 +3,8 @@
 ``kernels.parquet`` and the other tables; ``sources.parquet`` lists where each trace came from. Rows of several traces
 follow each other, with ``trace`` (a number) and ``rank`` as first columns. Text is a dictionary column, a missing value
 is null, and a column that points at rows of another table counts from 0 within its trace. Unit, meaning and target of
-each column are in the metadata of its field (``unit``, ``doc``, ``refers``).
+each column are in the metadata of its field (``unit``, ``doc``, ``refers``). Result tables
+(`model/results.py`) that have rows are files, too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
+from msgspec import Struct
 
+from perfscope.analyzers.results import result_table, table_names
 from perfscope.model.errors import DataError, UsageError
+from perfscope.model.results import ResultTable
 from perfscope.model.trace import TABLES, Trace
 from perfscope.model.trace.columns import MISSING, Column, Table
 from perfscope.model.untrusted_text import clean
@@ -47,9 +52,52 @@ def write(subject: Subject, target: Path) -> list[str]:
                 for index, trace in enumerate(subject.traces):
                     for low in range(0, len(trace.rows[name]), _ROW_GROUP):
                         writer.write_table(_rows(pa, schema, table, trace, index, low))
+        for name in table_names():
+            rows = _result(pa, subject, result_table(name))
+            if len(rows):
+                pq.write_table(rows, folder / f"{name}.parquet", compression="zstd")
         pq.write_table(_sources(pa, subject), folder / "sources.parquet")
     apart = recorded_apart(subject)
     return [f"not exported, because they are not tables: {', '.join(apart)}"] if apart else []
+
+
+def _result(pa: Any, subject: Subject, table: ResultTable[Any]) -> Any:
+    """All rows of a result table, with the number and the rank of their trace."""
+    fields = [pa.field("trace", pa.int32(), nullable=False), pa.field("rank", pa.int32())]
+    for column in table.columns:
+        told = {"unit": column.unit, "doc": column.doc}
+        fields.append(pa.field(column.name, _arrow_type(pa, column.type), metadata=told))
+    rows = [
+        {"trace": index, "rank": trace.source.rank, **_cleaned(table.record(row))}
+        for index, trace in enumerate(subject.traces)
+        for row in table.rows(trace)
+    ]
+    schema = pa.schema(fields, metadata={"table": table.name, "doc": table.doc, "format": "perfscope.tables/1"})
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _arrow_type(pa: Any, kind: Any) -> Any:
+    """The Arrow type of a declared type; a record is a struct, ``X | None`` the type of ``X``."""
+    plain = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    if kind in plain:
+        return plain[kind]
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return pa.struct([(name, _arrow_type(pa, of)) for name, of in get_type_hints(kind).items()])
+    inner = [argument for argument in get_args(kind) if argument not in (NoneType, Ellipsis)]
+    if get_origin(kind) is tuple:
+        return pa.list_(_arrow_type(pa, inner[0]))
+    if get_origin(kind) is dict:
+        return pa.map_(_arrow_type(pa, inner[0]), _arrow_type(pa, inner[1]))
+    return _arrow_type(pa, inner[0])
+
+
+def _cleaned(value: Any) -> Any:
+    """Texts as other texts of a trace in these files."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {name: _cleaned(item) for name, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value
 
 
 def _schema(pa: Any, table: Table) -> Any:

@@ -23,16 +23,25 @@ class TensorRow(Struct, frozen=True, kw_only=True):
     name: str
     dtype: str
     line: str
+    """That calls the module."""
     elements: int
+    """The most of any step."""
     nonfinite_steps: int
+    """Tensors with NaN or infinity."""
     amax_first: float | None
+    """Largest finite magnitude in the first step."""
     amax_largest: float | None
+    """Over all steps."""
     amax_last: float | None
+    """In the last step."""
     zero: float | None
+    """Share of the values that were counted."""
     overflow: dict[str, float]
+    """Format to share of the values that were counted; empty where none were."""
     underflow: dict[str, float]
     """Nonzero values that become 0 or subnormal."""
     amax: tuple[tuple[int, float], ...]
+    """(Step, largest finite magnitude up to the next row's step)."""
 
 
 class FormatRow(Struct, frozen=True, kw_only=True):
@@ -41,8 +50,10 @@ class FormatRow(Struct, frozen=True, kw_only=True):
     kind: Kind
     format: str
     tensors: int
+    """Tensors of that kind."""
     overflow: float
     flushed: float
+    """Nonzero values that become 0."""
     subnormal: float
 
 
@@ -53,9 +64,11 @@ class NumericsSummary(Struct, frozen=True, kw_only=True):
     steps: int
     """Steps that the program took."""
     tensors: int
+    """Tensors that were looked at."""
     nonfinite: int
     """Tensors that were not finite in some step."""
     watched: tuple[int, ...]
+    """Steps whose values were counted and whose ops were watched."""
     scale: tuple[float, float] | None
     """Scale of the loss scaler in the first and the last step; ``None`` without one."""
     formats: tuple[FormatRow, ...]
@@ -63,6 +76,7 @@ class NumericsSummary(Struct, frozen=True, kw_only=True):
     rows: tuple[TensorRow, ...]
     """Tensors that lose most first."""
     rows_left: int
+    """Tensors that are not listed."""
 
 
 def numerics_summary(trace: Trace) -> NumericsSummary | None:

@@ -24,7 +24,7 @@ from perfscope.analyzers.compare.programs.units import (
     WIRE,
 )
 from perfscope.analyzers.predict.spans import Range
-from perfscope.model.documents.comparison import ProgramWritten
+from perfscope.model.documents.comparison import ProgramRowValues, ProgramWritten
 
 What = Literal[
     "collective became blocking", "moved out of a fusion", "new collective", "more recompute", "trip count changed",
@@ -58,31 +58,16 @@ _JUDGED = (
 Amounts = Mapping[str, tuple[int, int]]
 
 
-class ProgramRow(Struct, frozen=True, kw_only=True):
+class ProgramRow(ProgramRowValues, frozen=True, kw_only=True):
     """One change, at one line. Rows that say the same of one line are one row."""
 
     change: What
     what: str
-    """The ops it is about: ``exp, tanh``."""
     place: str
-    """``model.py:17`` as the head counts lines, else a scope; ``''`` where neither is known."""
-    source: str = ""
-    """The line of the program as written that changed, where that is known: what caused it."""
-    phase: str = ""
-    count: int = 1
-    """Times that this happened."""
     amounts: Amounts = field(default_factory=dict)
     """Metric -> (base, head), those that differ."""
     weight: int = 0
     """Bytes that a collective sends, where whether it blocks is the change."""
-    lost: int = 0
-    """Launches that were part of a fusion."""
-    blocking: int = 0
-    """Collectives that the device waits for now, and did not."""
-    base_names: tuple[str, ...] = ()
-    head_names: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
-    """What moved, in sentences."""
 
     @property
     def is_worse(self) -> bool:
@@ -98,10 +83,6 @@ class ProgramRow(Struct, frozen=True, kw_only=True):
     def moved(self) -> int:
         """Bytes through memory more than before, of a compiled program or a plan."""
         return self.delta(BYTES) + self.delta(PLAN_BYTES)
-
-    def where(self) -> str:
-        """The line to look at first: the one that changed, else the one that it shows at."""
-        return self.source or self.place
 
 
 class ProgramChange(Struct, frozen=True, kw_only=True):

@@ -6,21 +6,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import PurePath
-from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange
 from perfscope.analyzers.compare.runs.structure import Structure
+from perfscope.model.documents.compared_findings import Change, FindingChange
 from perfscope.model.documents.comparison import CauseMetric
-from perfscope.model.finding import Finding, Outcome
+from perfscope.model.finding import Finding, FindingHead, Outcome
 from perfscope.model.severity import MEDIUM_SHARE, SEVERITIES
 
 # Findings of two analyses side by side: new, fixed, unchanged, worse, better; and what only one side looked for.
 
-
-Change = Literal["new", "fixed", "worse", "better", "unchanged", "first looked at", "no longer looked at"]
 
 LEAST_RATIO = 1.5
 """Of costs that are called different: costs of single captures move by a fifth from run to run, and a rank or a step
@@ -29,32 +27,6 @@ that was cut at the edge by more."""
 _ORDER: tuple[Change, ...] = (
     "new", "worse", "first looked at", "fixed", "better", "no longer looked at", "unchanged",
 )  # fmt: skip
-
-
-class FindingChange(Struct, frozen=True, kw_only=True):
-    """One finding on both sides. ``None`` where a side does not have it."""
-
-    rule: str
-    change: Change
-    base: Finding | None
-    head: Finding | None
-    by_time: bool = False
-    """Nothing that can be counted changed with it: a threshold on a measured time was crossed, maybe by chance."""
-    carries: bool = False
-    """Its cost changed by a large part of what the step time changed by."""
-
-    @property
-    def shown(self) -> Finding:
-        """The head's, else the base's."""
-        finding = self.head or self.base
-        if finding is None:
-            raise ValueError("a change of no finding")
-        return finding
-
-    @property
-    def is_worse(self) -> bool:
-        """New, or costlier than it was, and not by a measured time alone: what a gate asks for."""
-        return self.change in ("new", "worse") and not self.by_time
 
 
 def findings_change(
@@ -101,7 +73,7 @@ def _looked(outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.status != "abstained" and outcome.reason is None
 
 
-def cost_of(finding: Finding | None) -> int | None:
+def cost_of(finding: FindingHead | None) -> int | None:
     """ns that it costs: a step where that is known, else in all; ``None`` for no time, or no finding."""
     if finding is None:
         return None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.compare.programs.gates import gates_not_met, program_gate
 from perfscope.analyzers.compare.programs.pairs import NO_TARGETS, TargetOfSide, program_changes, targets
 from perfscope.analyzers.compare.programs.row import ProgramChange
-from perfscope.analyzers.compare.runs.causes import Cause, FindingChange, causes, corroborated, findings_change
+from perfscope.analyzers.compare.runs.causes import Cause, causes, corroborated, findings_change
 from perfscope.analyzers.compare.runs.change import TimeChange, account_change, time_change
 from perfscope.analyzers.compare.runs.likely import (
     LIKELY,
@@ -26,7 +26,7 @@ from perfscope.analyzers.compare.runs.likely import (
     likely_change,
 )
 from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
-from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange, path_change, tree_change
+from perfscope.analyzers.compare.runs.trees import path_change, tree_change
 from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.paired import Better, Verdict
 from perfscope.analyzers.compare.statistics.series import steady_part
@@ -35,8 +35,9 @@ from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.time import device_times
+from perfscope.model.documents.compared_findings import FindingChange
 from perfscope.model.documents.comparison import Account as CausesOfStep
-from perfscope.model.documents.comparison import Carried, Headline, NotLooked, Side
+from perfscope.model.documents.comparison import Carried, CriticalPath, Headline, NotLooked, Side, Tree
 from perfscope.model.documents.step_time import StepTime
 from perfscope.model.errors import UsageError
 from perfscope.model.severity import SEVERITIES, Severity
@@ -228,9 +229,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     targets: TargetOfSide = NO_TARGETS
     account: CausesOfStep | None = None
     """Where the step goes, of the rank in the middle."""
-    tree: TreeChange | None = None
+    tree: Tree | None = None
     """Call trees of the rank in the middle."""
-    path: PathChange | None = None
+    path: CriticalPath | None = None
     """Its critical paths."""
     likely: Direction | None = None
     """What one launch on each side says of the step time; ``None`` where it says nothing."""

@@ -20,11 +20,11 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from perfscope.analyzers.compare.runs.causes import FindingChange, cost_of
+from perfscope.analyzers.compare.runs.causes import cost_of
 from perfscope.analyzers.compare.runs.change import TimeChange
 from perfscope.analyzers.compare.runs.structure import ExactMetric
 from perfscope.analyzers.compare.statistics.verdict import MetricResult
-from perfscope.model.documents.compared_findings import Carried
+from perfscope.model.documents.compared_findings import Carried, FindingChange
 from perfscope.model.documents.comparison import Account
 from perfscope.model.frames import parse_frame
 

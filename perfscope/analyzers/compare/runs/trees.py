@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
-from typing import Literal
 
 import numpy as np
 from msgspec import Struct, field
@@ -20,12 +19,11 @@ from msgspec.structs import replace
 from perfscope.analyzers.compare.runs.keys import instruction_keys
 from perfscope.analyzers.critical_path import dependency_graph, path_rows
 from perfscope.analyzers.time import account_windows, marks_of
-from perfscope.model.documents.comparison import TreeNode
+from perfscope.model.documents.comparison import CriticalPath, OtherParts, PathRow, Tree, TreeNode, TreeRow, TreeTime
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-Change = Literal["added", "removed", "moved", "slower", "faster"]
-TreeTime = Literal["device", "host", "instructions"]
-"""What a tree sums: device work by the call that launched it, calls of the host, instructions of XLA programs."""
+MOST_ROWS = 2_000
+"""Most rows of a tree or path that are kept; the rest become one sum, so that rows still sum to the whole."""
 
 LEAST_SHARE = 0.001
 """Of the tree: a node that is slower or faster by less, with as many calls, is equal; one shorter than that on both
@@ -53,41 +51,6 @@ class CallNode(Struct):
     def shape(self) -> tuple[object, ...]:
         """What a subtree that moved keeps."""
         return self.name, tuple(sorted((node.shape() for node in self.below.values()), key=repr))
-
-
-class TreeRow(Struct, frozen=True, kw_only=True):
-    """A difference, at a node of either tree."""
-
-    change: Change
-    path: tuple[str, ...]
-    """Names from the root; in the head where it is there."""
-    was: tuple[str, ...] = ()
-    """Where it was in the base, of what moved."""
-    nodes: int
-    """That it stands for: of a subtree that came, went or moved all of it."""
-    base_calls: float
-    head_calls: float
-    base_ns: int
-    head_ns: int
-    delta_ns: int
-    """Its own change: of a node that both have without that of the nodes below."""
-
-
-class TreeChange(Struct, frozen=True, kw_only=True):
-    """Two call trees; ``delta_ns`` of the rows and ``equal_ns`` sum to head minus base."""
-
-    time: TreeTime
-    base_ns: int
-    head_ns: int
-    nodes: int
-    """Of both trees together, each that both have once."""
-    equal: int
-    """Of them, those that are equal and not in ``rows``."""
-    equal_ns: int
-    rows: tuple[TreeRow, ...]
-    """The largest change first."""
-    flame: tuple[TreeNode, ...] = ()
-    """Both trees as one, callers first, of those below one caller the longest first."""
 
 
 def call_tree(trace: Trace) -> CallNode | None:
@@ -179,7 +142,7 @@ def _per_step(node: CallNode, steps: int, *, inclusive: bool) -> None:
     node.ns = max(own, below) if inclusive else own + below
 
 
-def tree_change(base: Trace, head: Trace) -> TreeChange | None:
+def tree_change(base: Trace, head: Trace) -> Tree | None:
     """``None`` where a side has no calls, or their times are not of one kind."""
     before, after = base.fact(call_tree), head.fact(call_tree)
     time = _time(base)
@@ -192,16 +155,21 @@ def tree_change(base: Trace, head: Trace) -> TreeChange | None:
         for row in rows
         if row.change in ("added", "removed", "moved") or row.base_calls != row.head_calls or abs(row.delta_ns) > least
     ]
-    nodes = sum(row.nodes for row in rows)
-    return TreeChange(
+    unlike = sorted(unlike, key=lambda row: (-abs(row.delta_ns), row.path))
+    nodes, others = sum(row.nodes for row in rows), unlike[MOST_ROWS:]
+    return Tree(
         time=time,
         base_ns=before.ns,
         head_ns=after.ns,
         nodes=nodes,
         equal=nodes - sum(row.nodes for row in unlike),
         equal_ns=after.ns - before.ns - sum(row.delta_ns for row in unlike),
-        rows=tuple(sorted(unlike, key=lambda row: (-abs(row.delta_ns), row.path))),
-        flame=tuple(_flame(before, after, {path for row in rows if row.was for path in (row.path, row.was)}, least)),
+        rows=tuple(unlike[:MOST_ROWS]),
+        others=len(others),
+        others_ns=sum(row.delta_ns for row in others),
+        flame=tuple(_flame(before, after, {path for row in rows if row.was for path in (row.path, row.was)}, least))[
+            :MOST_ROWS
+        ],
     )
 
 
@@ -312,25 +280,7 @@ def _at(tree: CallNode, path: Sequence[str]) -> CallNode:
 # The difference of two critical paths.
 
 
-class PathDifference(Struct, frozen=True, kw_only=True):
-    """Time on the path in work of one name, per step in ns."""
-
-    where: str
-    name: str
-    base_ns: int
-    head_ns: int
-
-
-class PathChange(Struct, frozen=True, kw_only=True):
-    """Two critical paths; the rows sum to them."""
-
-    base_ns: int
-    head_ns: int
-    rows: tuple[PathDifference, ...]
-    """The largest change first."""
-
-
-def path_change(base: Trace, head: Trace) -> PathChange | None:
+def path_change(base: Trace, head: Trace) -> CriticalPath | None:
     """``None`` where a side has no path."""
     sides = []
     for trace in (base, head):
@@ -340,8 +290,16 @@ def path_change(base: Trace, head: Trace) -> PathChange | None:
         steps = max(len(graph.windows.numbers), 1)
         sides.append({(row.where, row.name): round(row.total_ns / steps) for row in path_rows(trace)})
     rows = [
-        PathDifference(where=key[0], name=key[1], base_ns=sides[0].get(key, 0), head_ns=sides[1].get(key, 0))
+        PathRow(where=key[0], name=key[1], base_ns=sides[0].get(key, 0), head_ns=sides[1].get(key, 0))
         for key in dict.fromkeys((*sides[0], *sides[1]))
     ]
     rows.sort(key=lambda row: (-abs(row.head_ns - row.base_ns), row.where, row.name))
-    return PathChange(base_ns=sum(sides[0].values()), head_ns=sum(sides[1].values()), rows=tuple(rows))
+    others = rows[MOST_ROWS:]
+    return CriticalPath(
+        base_ns=sum(sides[0].values()),
+        head_ns=sum(sides[1].values()),
+        rows=tuple(rows[:MOST_ROWS]),
+        other_rows=OtherParts(
+            count=len(others), base_ns=sum(row.base_ns for row in others), head_ns=sum(row.head_ns for row in others)
+        ),
+    )

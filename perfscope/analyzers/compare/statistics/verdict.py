@@ -22,7 +22,7 @@ from perfscope.analyzers.compare.statistics.paired import (
     log_ratios,
     pairs_needed,
 )
-from perfscope.model.documents.comparison import Kernel
+from perfscope.model.documents.comparison import Kernel, MetricValues
 
 Known = Literal["paired launches", "exact", "single captures", "sets of runs"]
 """How a verdict is known. ``single captures``, ``sets of runs`` (launches that are no pairs, or too few of them): low
@@ -34,37 +34,11 @@ KERNEL_LEAST = 0.05
 """Of one kernel: there are hundreds, and a step holds what matters of them."""
 
 
-class MetricResult(Struct, frozen=True, kw_only=True):
-    """One metric of head against base. ``effect`` and its interval are relative: 0.03 is 3% more than the base."""
+class MetricResult(MetricValues, frozen=True, kw_only=True):
+    """A metric as it was judged."""
 
-    name: str
-    unit: str
-    """``ns``, ``bytes``, ``FLOP``, ``count`` or ``text``."""
     better: Better
-    verdict: Verdict
     known: Known
-    base: float | str | None
-    """The median of the launches' values, of an effect over them as in `levels`; ``None`` if there is none."""
-    head: float | str | None
-    effect: float | None = None
-    low: float | None = None
-    high: float | None = None
-    level: float | None = None
-    """Of the interval: 0.95 with one look, more with several."""
-    p: float | None = None
-    p_sign_flip: float | None = None
-    robust: float | None = None
-    """Hodges-Lehmann estimate of the effect."""
-    pairs: int = 0
-    estimator: str | None = None
-    """What stands for a launch."""
-    least: float | None = None
-    """The smallest change that matters, relative."""
-    needed_pairs: int | None = None
-    """Pairs in all that would settle what is inconclusive, by the spread so far."""
-    confirmed: bool | None = None
-    """Whether a second batch agreed; ``None``: none was run."""
-    remarks: tuple[str, ...] = ()
 
     @property
     def gates(self) -> bool:

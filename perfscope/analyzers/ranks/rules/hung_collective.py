@@ -39,8 +39,8 @@ from itertools import zip_longest
 from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import named_ranks
+from perfscope.model.documents.flight_recorder import FlightRecord, RecordedCall
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
-from perfscope.model.flight_recorder import FlightRecord, RecordedCall
 from perfscope.model.trace import Trace
 
 MOST_NAMED = 8

@@ -138,7 +138,9 @@ class CoreSummary(Struct, frozen=True, kw_only=True):
     share: float
     """Of the time of the steps without a profiler, or of the traced ones where there are none."""
     cores: int
+    """Cores that the process may run on; 0: not known."""
     core_limit: float | None
+    """Cores' worth of processor time that its cgroup may use."""
     compute_threads: int
     """In all local processes together; 0: not known."""
     local_processes: int
@@ -147,7 +149,9 @@ class CoreSummary(Struct, frozen=True, kw_only=True):
     loader_workers: int
     """Worker processes of data loaders, in all local processes together."""
     throttled_share: float
+    """Share of the time in which the cgroup was stopped because it had used its processor time."""
     unsupported: str | None = None
+    """Why waiting for a core was not counted."""
 
     @property
     def busy(self) -> bool:

@@ -16,19 +16,18 @@ import msgspec
 from perfscope.analyzers.compare.ab.profiles import Profiles
 from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow
 from perfscope.analyzers.compare.programs.units import UNITS
-from perfscope.analyzers.compare.runs.causes import Cause, FindingChange
+from perfscope.analyzers.compare.runs.causes import Cause
 from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
 from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Key
-from perfscope.analyzers.compare.runs.trees import PathChange, TreeChange
 from perfscope.analyzers.compare.statistics.verdict import MetricResult
 from perfscope.dashboards.report.compare.words import said_of, said_of_metrics
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.values import percent
 from perfscope.model.documents import comparison as types
 from perfscope.model.documents.ab import WORKTREES_PREFIX
-from perfscope.model.documents.bounded_json import Value
+from perfscope.model.documents.compared_findings import FindingChange
 from perfscope.model.documents.comparison import SCHEMA
-from perfscope.model.finding import Finding
+from perfscope.model.finding import Finding, FindingHead
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize_value, scrub_command
 
@@ -125,11 +124,6 @@ def _other_parts(step: StepChange) -> dict[str, int]:
     }
 
 
-def _other_path(path: PathChange) -> dict[str, int]:
-    rest = path.rows[MOST_ROWS:]
-    return {"count": len(rest)} | {side: sum(getattr(row, side) for row in rest) for side in ("base_ns", "head_ns")}
-
-
 def _matched(part: PartChange) -> str | None:
     return None if part.level is None else LEVEL_WORDS[part.level]
 
@@ -170,7 +164,7 @@ def _number(value: float | Fraction) -> float | int | None:
     return int(number) if number == int(number) else number
 
 
-def _not_in(part: type[Value], record: type[msgspec.Struct]) -> tuple[str, ...]:
+def _not_in(part: type[msgspec.Struct], record: type[msgspec.Struct]) -> tuple[str, ...]:
     """Fields of a record that its document leaves out."""
     return tuple(name for name in record.__struct_fields__ if name not in part.__struct_fields__)
 
@@ -237,16 +231,7 @@ SHAPES: Shapes = {
             "findings": lambda cause: [_cause_finding(change) for change in cause.findings],
         },
     ),
-    Finding: Shape(left_out=_not_in(types.Finding, Finding)),
-    TreeChange: Shape(
-        added={
-            "rows": lambda tree: tree.rows[:MOST_ROWS],
-            "flame": lambda tree: tree.flame[:MOST_ROWS],
-            "others": lambda tree: len(tree.rows[MOST_ROWS:]),
-            "others_ns": lambda tree: sum(row.delta_ns for row in tree.rows[MOST_ROWS:]),
-        }
-    ),
-    PathChange: Shape(added={"rows": lambda path: path.rows[:MOST_ROWS], "other_rows": _other_path}),
+    Finding: Shape(left_out=_not_in(FindingHead, Finding)),
     ProgramChange: Shape(
         left_out=("totals", "modelled_ns", "lines", "failed"),
         added={

@@ -115,7 +115,7 @@ def _asked(text: str) -> tuple[ProgramGate, ...]:
 
 
 def _finding(change: FindingChange) -> str:
-    where = change.shown.where.label()
+    where = change.shown.where.label("")
     shown_at = f" at {sanitize(where)}" if where else ""
     return f"{change.change}: {sanitize(change.rule)}{shown_at}: {sanitize(change.shown.title, 320)}"
 

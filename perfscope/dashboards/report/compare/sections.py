@@ -231,7 +231,7 @@ def _changes(cause: Cause, per: str) -> str:
 FINDING_COLUMNS: tuple[Column[FindingChange], ...] = (
     Column("change", lambda change: Badge(FINDING_WORDS[change.change], TONES.get(change.change, "plain"))),
     Column("rule", lambda change: change.rule, "code"),
-    Column("where", lambda change: change.shown.where.label(), "place", limit=NAME_LIMIT),
+    Column("where", lambda change: change.shown.where.label(""), "place", limit=NAME_LIMIT),
     Column("cost per step", lambda change: None if change.head is None else change.head.cost_ns_per_step, "ns", drop=3),
     Column("was", lambda change: None if change.base is None else change.base.cost_ns_per_step, "ns", drop=2),
     Column("severity", lambda change: change.shown.severity, drop=1),
@@ -263,7 +263,7 @@ def _folded(title: str, findings: Sequence[FindingChange], *, by_time: bool | No
 
 
 def _advised(change: FindingChange) -> str:
-    where = change.shown.where.label()
+    where = change.shown.where.label("")
     return f"What to do: {change.rule}{f' at {where}' if where else ''}"
 
 

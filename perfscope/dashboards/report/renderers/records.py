@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -18,8 +19,9 @@ class Shape(Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Field -> its key."""
-    added: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """Key -> function of the record that gives its value; replaces a field of that name."""
+    added: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
+    """Key -> its value: the path of an attribute of the record, or a function of it; it replaces a field of that
+    name."""
     merged: tuple[str, ...] = ()
     """Fields whose keys are written into the record's own level."""
 
@@ -57,4 +59,5 @@ def _record(record: Any, shapes: Shapes) -> dict[str, Any]:
             result |= plain(getattr(record, name), shapes)
         elif name not in shape.left_out and name not in shape.added:
             result[shape.renamed.get(name, name)] = plain(getattr(record, name), shapes)
-    return result | {key: plain(value(record), shapes) for key, value in shape.added.items()}
+    added = {key: attrgetter(value) if isinstance(value, str) else value for key, value in shape.added.items()}
+    return result | {key: plain(value(record), shapes) for key, value in added.items()}

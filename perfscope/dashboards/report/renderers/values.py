@@ -19,8 +19,9 @@ from perfscope.model.untrusted_text import TEXT_LIMIT, clean, sanitize, shorten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from perfscope.dashboards.report.blocks import Code, FindingBlock, Head, Listing, Number, Table, Unit, Value
+    from perfscope.dashboards.report.blocks import Code, FindingBlock, Head, Listing, Number, Table, Value
     from perfscope.model.finding import Finding
+    from perfscope.model.results import Unit
     from perfscope.model.severity import Severity
 
 

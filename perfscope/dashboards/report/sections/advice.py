@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.checkpointing.plans import Plan, Plans
     from perfscope.analyzers.checkpointing.step_model import StepModel
     from perfscope.analyzers.checkpointing.verified import VerifiedPlan
-    from perfscope.dashboards.report.blocks import Unit, Value
+    from perfscope.dashboards.report.blocks import Value
+    from perfscope.model.results import Unit
 
 SCHEMA = "perfscope.advice.memory/1"
 

@@ -6,11 +6,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.torch_compile.results.compile_frames import RESULT as FRAMES
+from perfscope.analyzers.torch_compile.results.compile_kernels import RESULT as KERNELS
 from perfscope.dashboards.report.blocks import Column, Command, Listing, Section, notes, table, tables
 from perfscope.dashboards.report.renderers.values import span_text
+from perfscope.dashboards.report.results import PLACE_LIMIT, place_text, shown
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
         BreakSummary,
         CompileSummary,
         FrameSummary,
-        GraphGroup,
         KernelSummary,
         RecompileSummary,
     )
@@ -160,14 +161,8 @@ NAME_LIMIT = 40
 SMALL_PART = 0.005
 """Smallest share of the compile time at which a stage is named: below half a percent it shows as 0%."""
 
-PLACE_LIMIT = 34
-"""Characters of a place: file name, its folder and the line."""
-
 REASON_LIMIT = 110
 """Characters of a reason or a guard: about one and a half lines of a narrow terminal."""
-
-FEW_OPS = 6
-"""Most ATen ops named for a kernel."""
 
 _CACHES = {"fx_graph": "FX graph", "aotautograd": "AOTAutograd"}
 
@@ -240,18 +235,12 @@ def _log(detail: CompileSummary) -> tuple[Command, ...]:
 
 def _frame_columns(detail: CompileSummary) -> tuple[Column[FrameSummary], ...]:
     whole = detail.total_ns
+    named = ("function", "place", "compiles", "graphs", "ops", "breaks", "recompiles", "fx_cache", "time_ns")
+    drop = ("share", "fx_cache", "ops", "graphs", "breaks", "recompiles")
     return (
-        Column("frame", plain_name, "code", limit=40),
-        Column("at", lambda frame: place_text(frame.place), "place"),
-        Column("compiled", lambda frame: frame.compiles, "count"),
-        Column("graphs", _graphs, drop=4),
-        Column("ops", lambda frame: " + ".join(map(_ops, frame.graphs)), drop=3),
-        Column("breaks", lambda frame: frame.breaks or None, "count", drop=5),
-        Column("recompiled", lambda frame: f"{frame.recompiles:,}x" if frame.recompiles else "", drop=6),
-        Column("FX cache", lambda frame: _results(frame.caches.get("fx_graph", {})), drop=2),
-        Column("time", lambda frame: frame.time_ns or None, "ns"),
+        *shown(FRAMES, *named, drop=drop, limit=NAME_LIMIT, fx_cache=_fx_cache),
         Column("share", lambda frame: frame.time_ns / whole if whole and frame.time_ns else None, "share", drop=1),
-        Column("state", lambda frame: frame.state),
+        *shown(FRAMES, "state"),
     )
 
 
@@ -261,16 +250,8 @@ def plain_name(summary: FrameSummary) -> str:
     return name if summary.after_line is None else f"{name}, after line {summary.after_line}"
 
 
-def _graphs(summary: FrameSummary) -> str:
-    """``'8 + 8'``: forward and backward graphs; dynamo's graphs if inductor compiled none."""
-    if summary.graphs:
-        return " + ".join(f"{group.count:,}" for group in summary.graphs)
-    return f"{summary.dynamo_graphs:,}" if summary.dynamo_graphs else ""
-
-
-def _ops(group: GraphGroup) -> str:
-    least, most = group.ops_least, group.ops_most
-    return f"{most:,}" if least == most else f"{least:,}-{most:,}"
+def _fx_cache(frame: FrameSummary) -> str:
+    return _results(frame.caches.get("fx_graph", {}))
 
 
 def _results(counts: Mapping[CacheResult, int]) -> str:
@@ -303,18 +284,18 @@ def _stages(what: str, total_ns: int, stages_ns: Mapping[Stage, int]) -> str:
 def _break(summary: BreakSummary) -> str:
     doc = f" ({summary.doc_id})" if summary.doc_id else ""
     what = "frame left to eager mode" if summary.whole_frame else "graph break"
-    return f"{summary.count:,}x {what} at {place_text(summary.place)}: {sanitize(summary.reason, REASON_LIMIT)}{doc}"
+    return f"{summary.count:,}x {what} at {_at(summary.place)}: {sanitize(summary.reason, REASON_LIMIT)}{doc}"
 
 
 def _recompile(summary: RecompileSummary) -> str:
     """The guard that failed; if several guards differ only in a value, that guard with all values."""
     made = ""
     if summary.guard_place is not None:
-        needed = place_text(summary.guard_place)
-        made = "" if needed == place_text(summary.place) else f", needed at {needed}"
+        needed = _at(summary.guard_place)
+        made = "" if needed == _at(summary.place) else f", needed at {needed}"
     values = f"; values {', '.join(map(_short, summary.values))}" if len(summary.values) > 2 else ""
     guard = sanitize(_short(summary.guard), REASON_LIMIT)
-    frame = f"{sanitize(summary.function, NAME_LIMIT)} ({place_text(summary.place)})"
+    frame = f"{sanitize(summary.function, NAME_LIMIT)} ({_at(summary.place)})"
     return f"{summary.count:,}x recompiled: {frame}, guard {guard}{sanitize(values, REASON_LIMIT)}{made}"
 
 
@@ -324,34 +305,16 @@ def _short(text: str) -> str:
 
 
 def _kernel_columns(*, timed: bool) -> tuple[Column[KernelSummary], ...]:
-    time: Column[KernelSummary] = Column("time", lambda kernel: "-" if kernel.time_ns is None else kernel.time_ns, "ns")
     return (
-        *((time,) if timed else ()),
-        Column("kernel", lambda kernel: kernel.name, "code", limit=NAME_LIMIT),
-        Column("backend", lambda kernel: kernel.backend, drop=2),
-        Column("calls", lambda kernel: kernel.calls, "count", drop=3),
-        Column("lines", _lines, "place", limit=2 * PLACE_LIMIT),
-        Column("ATen ops", _aten_ops, "code", drop=1, limit=120),
+        *(shown(KERNELS, "time_ns", time_ns=lambda kernel: kernel.time_ns or "-") if timed else ()),
+        *shown(KERNELS, "name", "backend", "calls", drop=("ops", "backend", "calls"), limit=NAME_LIMIT),
+        *shown(KERNELS, "lines", limit=2 * PLACE_LIMIT),
+        *shown(KERNELS, "ops", drop=("ops",), limit=120),
     )
 
 
-def _lines(kernel: KernelSummary) -> str:
-    lines = list(dict.fromkeys(map(place_text, kernel.places)))
-    return ", ".join(lines[:2]) + (f" and {len(lines) - 2} more" if lines[2:] else "")
-
-
-def _aten_ops(kernel: KernelSummary) -> str:
-    named = [op.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor") for op in kernel.ops]
-    return ", ".join(dict.fromkeys(named[:FEW_OPS])) + (f" and {len(named) - FEW_OPS} more" if named[FEW_OPS:] else "")
-
-
-def place_text(code_line: CodeLine | None) -> str:
-    """``'model/mlp.py:41'``: the file name with its folder."""
-    if code_line is None:
-        return "an unknown line"
-    parts = PurePath(sanitize(code_line.file)).parts or ("",)  # masked before it is cut: a folder may be a user's name
-    whole = f"{'/'.join(parts[-2:]).lstrip('/')}:{code_line.line}"
-    return whole if len(whole) <= PLACE_LIMIT else f"{shorten(parts[-1], PLACE_LIMIT)}:{code_line.line}"
+def _at(line: CodeLine | None) -> str:
+    return "an unknown line" if line is None else place_text(line)
 
 
 def _notes(section: CompileSection, detail: CompileSummary) -> Iterator[str]:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.dashboards.report.blocks import Unit, Value
+    from perfscope.dashboards.report.blocks import Value
     from perfscope.model.finding import Cell, Finding
+    from perfscope.model.results import Unit
 
 FIRST_ROWS = 6
 """Rows of evidence that are shown unfolded."""

@@ -16,8 +16,8 @@ from perfscope.model.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfscope.dashboards.report.blocks import Unit
     from perfscope.model.documents.sweep import Sweep, SweptVariant
+    from perfscope.model.results import Unit
 
 
 COLORS = ("#3f7fd6", "#e0892b", "#2e9c7a", "#9465c2", "#c8486b", "#7a8a2a", "#4aa3b5", "#8a6d4f")

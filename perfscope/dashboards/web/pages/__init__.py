@@ -31,6 +31,7 @@ PAGES: dict[str, str] = {
     "ranks": "perfscope.dashboards.web.pages.ranks",
     "graph": "perfscope.dashboards.web.pages.graph",
     "compile": "perfscope.dashboards.web.pages.compile",
+    "results": "perfscope.dashboards.web.pages.results",
     "compare": "perfscope.dashboards.web.pages.compare",
     "history": "perfscope.dashboards.web.pages.history",
     "tries": "perfscope.dashboards.web.pages.tries",
@@ -41,7 +42,8 @@ PAGES: dict[str, str] = {
 
 PAGE_KEYS: dict[str, str] = {
     "overview": "o", "timeline": "t", "kernels": "k", "flame": "f", "roofline": "r", "memory": "m", "ranks": "a",
-    "graph": "g", "compile": "c", "compare": "d", "history": "h", "tries": "y", "findings": "i", "runs": "u",
+    "graph": "g", "compile": "c", "results": "e", "compare": "d", "history": "h", "tries": "y",
+    "findings": "i", "runs": "u",
 }  # fmt: skip
 """Page -> the key that opens it after ``g``; `assets/keys.js` reads these from the menu."""
 

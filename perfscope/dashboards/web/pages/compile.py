@@ -21,23 +21,10 @@ NOTHING = (
     "torch.compile alone TORCH_TRACE=DIR python train.py does, and of XLA's programs "
     'XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto".'
 )
-KINDS = {
-    "frames": ("Frames", "Code objects that dynamo compiled or gave up; time measured, by the log's phases."),
-    "breaks": ("Graph breaks", "Lines at which a graph ended, with the reason; breaks that cost a whole frame first."),
-    "recompiles": ("Recompilations", "Frames that were compiled again, and the guard that failed."),
-    "graphs": ("Graphs", "Graphs that inductor compiled, the largest first."),
-    "kernels": ("Compiled kernels", "Kernels and library calls of inductor's code; time measured where one ran."),
-    "programs": (
-        "Programs",
-        "Compiled XLA programs: executions and times are measured; FLOPs, bytes and least time are modelled; peak "
-        "memory is as XLA assigned it, or modelled.",
-    ),
-    "jax": ("JAX compilations", "Events logged by JAX: tracing (including nested traces), lowering, compiling."),
-}
 LINKS = {
-    "frames": {"function": ("flame", "find", "{}")},
-    "recompiles": {"function": ("flame", "find", "{}")},
-    "kernels": {"name": ("timeline", "find", "^{}$")},
+    "compile_frames": {"function": ("flame", "find", "{}")},
+    "compile_recompilations": {"function": ("flame", "find", "{}")},
+    "compile_kernels": {"name": ("timeline", "find", "^{}$")},
 }
 """Links of cells: a function to the flame graph, a kernel to the timeline."""
 COLORS = ("#3f7fd6", "#e0892b", "#2a9d8f", "#9465c2", "#d4526e", "#c6b132", "#a7afb9")
@@ -45,7 +32,7 @@ COLORS = ("#3f7fd6", "#e0892b", "#2a9d8f", "#9465c2", "#d4526e", "#c6b132", "#a7
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: bars, one table at a time, and the cards of the report."""
-    names = {name: f"{words} ({_many(view, name)})" for name, (words, _) in KINDS.items() if name in view["tables"]}
+    names = {name: f"{table['title']} ({_many(table)})" for name, table in view["tables"].items()}
     cards = [Fragment(html=view["html"])] if view["html"] else []
     heading = html.H1(TITLE, className="ps-title")
     if not names:
@@ -55,15 +42,14 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         heading,
         *_bars(view),
         tabs(asked, "kind", names, kind, label="tables"),
-        html.P(KINDS[kind][1], className="ps-soft ps-note"),
+        html.P(view["tables"][kind]["doc"], className="ps-soft ps-note"),
         grid("compile", view["tables"][kind], asked, table=kind, links=LINKS.get(kind)),
         *cards,
     ]
 
 
-def _many(view: dict[str, Any], name: str) -> str:
-    value = view["tables"][name]
-    return f"{len(value['rows']) + value['left']:,}"
+def _many(table: dict[str, Any]) -> str:
+    return f"{len(table['rows']) + table['left']:,}"
 
 
 def _bars(view: dict[str, Any]) -> list[Any]:

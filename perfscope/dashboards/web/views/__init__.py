@@ -28,6 +28,7 @@ VIEWS: dict[str, str] = {
     "memory": "perfscope.dashboards.web.views.memory",
     "overview": "perfscope.dashboards.web.views.overview",
     "ranks": "perfscope.dashboards.web.views.ranks",
+    "results": "perfscope.dashboards.web.views.results",
     "roofline": "perfscope.dashboards.web.views.roofline",
     "timeline": "perfscope.dashboards.web.views.timeline",
 }

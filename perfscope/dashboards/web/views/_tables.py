@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.blocks import Column
+from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.web.timeline.names import NAME_CHARS
 from perfscope.dashboards.web.views._not_recorded import told_of
 from perfscope.model.finding import NOWHERE, Finding
+from perfscope.model.results import ResultTable
 from perfscope.model.untrusted_text import sanitize
 
 T = TypeVar("T")
@@ -41,6 +43,17 @@ def table_of_ranks(columns: Sequence[Column[T]], rows: Iterable[tuple[int | None
 
     rank: Column[tuple[int | None, T]] = Column("rank", itemgetter(0), "count", key="rank", width=74)
     return table((rank, *map(behind, columns)), rows)
+
+
+def result_grid(result: ResultTable[T], rows: Sequence[tuple[int | None, T]], counted: int) -> dict[str, Any]:
+    """A result table with the rank in front where several ranks have rows, its title and what a row is.
+
+    ``counted``: rows that there are, of which ``rows`` may be the first ones.
+    """
+    columns = shown(result)
+    ranked = len({rank for rank, _ in rows}) > 1
+    made = table_of_ranks(columns, rows) if ranked else table(columns, [row for _, row in rows])
+    return {**made, "left": counted - len(made["rows"]), "title": result.heading, "doc": result.doc}
 
 
 _UNITS: dict[str, Any] = {"quantity": "number", "bytes_per_s": "number", "place": "code", "signed_ns": "ns"}

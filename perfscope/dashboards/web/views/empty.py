@@ -35,6 +35,7 @@ _EMPTY: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         "nothing was compiled, or its log is missing",
         lambda view: bool(view["html"]) or any(table["rows"] for table in view["tables"].values()),
     ),
+    "results": ("no result table has rows", lambda view: bool(view["tables"])),
 }
 """Page -> reason why it is empty, if the function of its view is false."""
 

@@ -1,0 +1,1 @@
+"""Result tables of compiled programs: one module per table, named like it."""

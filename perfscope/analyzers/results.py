@@ -1,0 +1,85 @@
+"""The result tables: a module of its name in the ``results`` folder of a capability each, and those of other packages.
+
+Such a module has ``RESULT``, a `ResultTable`. Plug-ins declare theirs (``tables``). SQL, Parquet, reports, JSON and the
+dashboard ask this module for tables; none of them lists one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from perfscope.analyzers.sections import guarded
+from perfscope.model.plugins import load, named
+from perfscope.model.results import ResultRows, ResultTable
+from perfscope.model.trace import Trace
+
+NEEDS = {"programs": "hlo", "torch_compile": "compile_log"}
+"""Capability -> what must have been recorded for its tables to have rows; else an analysis does not import them."""
+
+MOST_ROWS = 1_000
+"""Rows of a table and trace in an analysis: it is read by people, and SQL has all rows."""
+
+
+def result_modules() -> Mapping[str, str]:
+    """Module of each result table of perfscope by the table's name, sorted; nothing is imported."""
+    here = Path(__file__).parent
+    folders = [info.name for info in pkgutil.iter_modules([str(here)]) if info.ispkg]
+    return {
+        found.name: f"{__package__}.{folder}.results.{found.name}"
+        for folder in folders
+        for found in pkgutil.iter_modules([str(here / folder / "results")])
+    }
+
+
+@cache
+def _own(name: str) -> ResultTable[Any] | None:
+    path = result_modules().get(name)
+    return None if path is None else importlib.import_module(path).RESULT
+
+
+def table_names() -> tuple[str, ...]:
+    """Names of all result tables, sorted; nothing is imported."""
+    return tuple(sorted({*result_modules(), *named("tables")}))
+
+
+def result_table(name: str) -> ResultTable[Any]:
+    """The result table of that name, the core's before those of plug-ins; ``KeyError`` if there is none."""
+    table: ResultTable[Any] | None = _own(name)
+    return load(named("tables")[name]) if table is None else table
+
+
+def rows_of(trace: Trace, problems: list[str]) -> dict[str, ResultRows]:
+    """The first rows of each reported table that has some; a table that fails is named in ``problems``."""
+    kept = {}
+    for name in table_names():
+        if _needs(name) not in {"", *trace.recorded}:
+            continue
+        with guarded(f"result {name}", trace.source.path, problems):
+            table = result_table(name)
+            rows = iter(table.rows(trace)) if table.reported else iter(())
+            first = tuple({"rank": trace.source.rank, **table.record(row)} for row in islice(rows, MOST_ROWS))
+            if first:
+                kept[name] = ResultRows(rows=first, left=sum(1 for _ in rows))
+    return kept
+
+
+def _needs(name: str) -> str:
+    return next((key for folder, key in NEEDS.items() if f".{folder}." in result_modules().get(name, "")), "")
+
+
+def merged_rows(parts: Sequence[Mapping[str, ResultRows]]) -> dict[str, ResultRows]:
+    """The rows of several traces, in their order."""
+    kept: dict[str, list[Mapping[str, Any]]] = {}
+    left: Counter[str] = Counter()
+    for source, part in enumerate(parts):
+        for name, held in part.items():
+            kept.setdefault(name, []).extend({"source": source, **row} for row in held.rows)
+            left[name] += held.left
+    return {name: ResultRows(rows=tuple(kept[name]), left=left[name]) for name in sorted(kept)}
