@@ -258,7 +258,7 @@ class Step(Value, frozen=True, kw_only=True):
 
 
 TreeTime = Literal["device", "host", "instructions"]
-"""What a tree sums: device work by the call that launched it, calls of the host, instructions of XLA programs."""
+"""Unit of a tree: device work by the call that launched it, calls of the host, or instructions of XLA programs."""
 
 
 class TreeRow(Value, frozen=True, kw_only=True):
