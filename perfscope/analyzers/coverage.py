@@ -35,7 +35,7 @@ def memory_alone(analysis: Analysis) -> bool:
 
 def plugins_alone(analysis: Analysis) -> bool:
     """What a plug-in recorded and no times: neither steps nor devices are in it."""
-    return any(analysis.results.values()) and not (analysis.steps or analysis.windows or analysis.devices)
+    return any(map(analysis.of, named("results"))) and not (analysis.steps or analysis.windows or analysis.devices)
 
 
 LOG_FORMAT = "torch_trace"

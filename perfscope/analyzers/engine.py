@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause, without_told
 from perfscope.analyzers.consequences import causes_first
-from perfscope.analyzers.critical_path import PathSummary, WhatIf, bounded_by_job, bounded_by_path, path_summary
+from perfscope.analyzers.critical_path import WhatIf, bounded_by_job, bounded_by_path
 from perfscope.analyzers.doubts import doubt_of, doubts_of
 from perfscope.analyzers.file_names import one_name_per_file
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
-from perfscope.analyzers.ops import DISTORTED, CountedWork, TopWork, counted_work, distortion, merge_top_work, top_work
+from perfscope.analyzers.ops import DISTORTED, TopWork, distortion, merge_top_work, top_work
 from perfscope.analyzers.readers.load import ReadTrace
 from perfscope.analyzers.registry import chosen_rules, recorded_by
-from perfscope.analyzers.results import merged_rows, rows_of
+from perfscope.analyzers.results import merged_rows, result_homes, results_of, rows_of
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
 from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
 from perfscope.analyzers.sections.memory import NO_MEMORY, MemorySection, memory_section
@@ -39,17 +39,11 @@ from perfscope.analyzers.sections.programs import (
 )
 from perfscope.analyzers.source_code import with_code
 from perfscope.analyzers.time import (
-    CoreSummary,
     DeviceDoubt,
     DeviceTime,
-    Generation,
-    HostAccount,
     StepAccount,
     bounded,
-    core_summary,
     device_times,
-    generation,
-    host_account,
     late_span_ns,
     step_accounts,
     step_windows,
@@ -70,7 +64,6 @@ from perfscope.model.finding import (
     Span,
     source_label,
 )
-from perfscope.model.plugins import load, named
 from perfscope.model.results import ResultRows
 from perfscope.model.severity import SEVERITIES
 from perfscope.model.trace import MISSING, Source, Trace, recording_words
@@ -164,23 +157,13 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """Where the steps went, by device and cause; of the host where no accelerator was recorded."""
     warm_accounts: tuple[StepAccount, ...] = ()
     """The same without the steps that compiled: what averages are of."""
-    hosts: tuple[HostAccount, ...] = ()
-    """What the thread that drives the program did in them, one per source that recorded it."""
     top: TopWork | None = None
     """The costliest kernels, ops, modules and lines of all sources together."""
     large: tuple[LargePart, ...] = ()
     """Ops, kernels, instructions, lines and idle causes that take a fifth of the step, with the finding or the reason
     of each; else the largest part."""
-    counted: tuple[CountedWork, ...] = ()
-    """Hardware counters by op, one per recording that has them."""
-    generations: tuple[Generation, ...] = ()
-    """Loops that generate tokens, one per recording in which shapes tell prefill from decode."""
     results: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Results of plug-ins by name, one per recording that has any."""
-    cores: tuple[CoreSummary, ...] = ()
-    """How much each process waited for a core, one per recording that counted it."""
-    paths: tuple[PathSummary, ...] = ()
-    """What bound the steps, one per recording with a host thread or a device."""
+    """Records by name of the result (`analyzers/results.py`), one per recording that has it."""
     what_ifs: tuple[WhatIf, ...] = ()
     """Steps as modelled with the changes that the user asked about (``--what-if``)."""
     starts_ns: tuple[int, ...] = ()
@@ -193,6 +176,10 @@ class Analysis(Struct, frozen=True, kw_only=True):
     """Result tables that could not be derived, with the reason."""
     settings: tuple[str, ...] = ()
     """Changes by the user's configuration (pyproject.toml), a sentence each."""
+
+    def of(self, result: str) -> tuple[Any, ...]:
+        """The records of a result, one per recording that has it."""
+        return self.results.get(result, ())
 
     def __iter__(self) -> Iterator[Outcome]:
         return iter(self.outcomes)
@@ -270,14 +257,9 @@ class Examined(ReadTrace, frozen=True, kw_only=True):
     devices: tuple[DeviceTime, ...]
     accounts: tuple[StepAccount, ...]
     warm_accounts: tuple[StepAccount, ...]
-    host: HostAccount | None
     top: TopWork | None
     large: tuple[LargePart, ...]
-    counted: CountedWork | None
-    generation: Generation | None
     results: Mapping[str, Any]
-    cores: CoreSummary | None
-    path: PathSummary | None
     steps: tuple[Step, ...]
     outcomes: tuple[Outcome, ...]
     """One a rule, in the order of the rules."""
@@ -313,30 +295,15 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
         devices=tuple(trace.fact(device_times)),
         accounts=tuple(trace.fact(step_accounts)),
         warm_accounts=trace.fact(warm_accounts),
-        host=trace.fact(host_account),
         top=top,
         large=large_parts(trace, top, tuple(outcomes.values())),
-        counted=counted_work(trace),
-        generation=trace.fact(generation),
-        results=_results_of_plugins(trace),
-        cores=trace.fact(core_summary),
-        path=path_summary(trace),
+        results=results_of(trace, problems),
         steps=tuple(_steps(trace)),
         outcomes=tuple(outcomes[rule.id] for rule in rules),
         tables=rows_of(trace, problems),
         problems=tuple(problems),
         start_ns=trace.span_ns()[0] if trace.part is None else trace.part.origin_ns,
     )
-
-
-def _results_of_plugins(trace: Trace) -> dict[str, Any]:
-    results = {}
-    for name, home in named("results").items():
-        try:
-            results[name] = load(home)(trace)
-        except Exception as error:  # of a package of somebody else: the report goes on without it
-            log_failure(_log, f"result {name} cannot be derived", error)
-    return results
 
 
 def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequence[str] = ()) -> Analysis:
@@ -370,17 +337,12 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
         plans=plan_section(judged),
         accounts=tuple(account for item in examined for account in item.accounts),
         warm_accounts=tuple(account for item in examined for account in item.warm_accounts),
-        hosts=tuple(item.host for item in examined if item.host is not None),
         top=merge_top_work([item.top for item in examined if item.top is not None]),
         large=merge_large_parts([(item.large, item.warm_accounts) for item in examined]),
-        counted=tuple(item.counted for item in examined if item.counted is not None),
-        generations=tuple(item.generation for item in examined if item.generation is not None),
         results={
             name: tuple(item.results[name] for item in examined if item.results.get(name) is not None)
-            for name in named("results")
+            for name in result_homes()
         },
-        cores=tuple(item.cores for item in examined if item.cores is not None),
-        paths=tuple(item.path for item in examined if item.path is not None),
         starts_ns=tuple(item.start_ns for item in examined),
         doubts=doubts_of(judged),
         tables=merged_rows([item.tables for item in examined]),

@@ -23,6 +23,16 @@ from perfscope.model.trace import Trace
 NEEDS = {"programs": "hlo", "torch_compile": "compile_log"}
 """Capability -> what must have been recorded for its tables to have rows; else an analysis does not import them."""
 
+RESULTS: dict[str, str] = {
+    "cores": "perfscope.analyzers.time:core_summary",
+    "critical_paths": "perfscope.analyzers.critical_path:path_summary",
+    "generations": "perfscope.analyzers.time:generation",
+    "hardware_counters": "perfscope.analyzers.ops:counted_work",
+    "hosts": "perfscope.analyzers.time:host_account",
+}
+"""Results of the core that are one record per recording, by key of the JSON report -> function of a trace. Plug-ins
+declare theirs (``results``)."""
+
 MOST_ROWS = 1_000
 """Rows of a table and trace in an analysis: it is read by people, and SQL has all rows."""
 
@@ -36,6 +46,20 @@ def result_modules() -> Mapping[str, str]:
         for folder in folders
         for found in pkgutil.iter_modules([str(here / folder / "results")])
     }
+
+
+def result_homes() -> Mapping[str, str]:
+    """Function of a trace by name of each result that is one record per recording, sorted by name."""
+    return dict(sorted({**named("results"), **RESULTS}.items()))
+
+
+def results_of(trace: Trace, problems: list[str]) -> dict[str, Any]:
+    """The record of each result, or ``None``; a result of a plug-in that fails is named in ``problems``."""
+    results: dict[str, Any] = {name: trace.fact(load(home)) for name, home in RESULTS.items()}
+    for name, home in named("results").items():
+        with guarded(f"result {name}", trace.source.path, problems):
+            results.setdefault(name, trace.fact(load(home)))
+    return results
 
 
 @cache

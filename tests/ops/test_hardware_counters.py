@@ -137,7 +137,7 @@ def many() -> Trace:
 
 
 def test_the_report_says_which_op_executed_what() -> None:
-    (section,) = counted_sections(analyze(many()).counted)
+    (section,) = counted_sections(analyze(many()).of("hardware_counters"))
     assert section.summary == "3 ranges with 6 counters, as the test says"
     shown = section.table("")
     assert shown.column("op") == ("aten::relu", "aten::mm")
@@ -150,7 +150,7 @@ def test_the_report_says_which_op_executed_what() -> None:
 
 
 def test_without_counters_there_is_no_section() -> None:
-    assert counted_sections(analyze(counted(ops=(("aten::mm", {}),))).counted) == ()
+    assert counted_sections(analyze(counted(ops=(("aten::mm", {}),))).of("hardware_counters")) == ()
 
 
 def answer(trace: Trace, name: str) -> list[dict[str, Any]]:

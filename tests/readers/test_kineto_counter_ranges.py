@@ -89,7 +89,7 @@ def test_ranges_stay_alone_and_say_why(tmp_path: Path, case: str) -> None:
     trace = read(tmp_path, text([*events, *(counted(f"k{number}", number, cycles=7) for number in range(ranges))]))
     assert joined(trace) == [(f"k{number}", None) for number in range(ranges)]
     assert basis(trace).startswith(said)
-    (work,) = analyze(trace).counted
+    (work,) = analyze(trace).of("hardware_counters")
     assert (work.ranges, work.joined, [op.name for op in work.ops]) == (ranges, 0, [f"k{n}" for n in range(ranges)])
 
 
@@ -188,7 +188,7 @@ def test_made_up_times_are_in_no_account(tmp_path: Path) -> None:
 
 def test_a_file_of_ranges_alone_is_read(tmp_path: Path) -> None:
     trace = read(tmp_path, text([counted("__profile__", 0, cycles=1)]))
-    (work,) = analyze(trace).counted
+    (work,) = analyze(trace).of("hardware_counters")
     assert (work.ranges, work.joined) == (1, 0)
 
 
@@ -223,7 +223,7 @@ def test_work_grows_with_the_ranges(tmp_path: Path, names: str) -> None:
             *program(ranges), *(counted("k", n, **{f"m{n if own else 0}": n, "b": 1}) for n in range(ranges)),
         ]}))  # fmt: skip
         with counting() as done:
-            (found,) = analyze(kineto_reader.read(path), rules=["host_bound"]).counted
+            (found,) = analyze(kineto_reader.read(path), rules=["host_bound"]).of("hardware_counters")
         assert found.joined == ranges
         return sum(done.lines.values()) + sum(done.elements.values()) // 8
 

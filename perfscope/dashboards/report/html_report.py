@@ -107,7 +107,7 @@ def overview_parts(
         "headline": f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p>',
         "tiles": tiles(summary, analysis, more, first=first),
         "account": "".join(sections_html(summary.account)),
-        "path": "".join(sections_html(critical_path_sections(analysis.paths))),
+        "path": "".join(sections_html(critical_path_sections(analysis.of("critical_paths")))),
         "top": "".join(sections_html(summary.top)),
         "devices": "".join(sections_html(device_sections(summary.devices))),
         "steps": "".join(_step_cards(analysis)),

@@ -26,6 +26,7 @@ from perfscope.analyzers.predict.calibrate import Calibration, InstructionError
 from perfscope.analyzers.predict.spans import Parts
 from perfscope.analyzers.programs import LeastTime, Program
 from perfscope.analyzers.ranks import CollectiveKind, PairKind
+from perfscope.analyzers.results import result_homes
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.sections.compile import CompileSection
 from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection
@@ -41,7 +42,6 @@ from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.sections.generation import MOST_CALLS
 from perfscope.model.compile_log import CodeLine
 from perfscope.model.finding import Finding, Outcome, Span
-from perfscope.model.plugins import named
 from perfscope.model.torch_plan import PlanTotals
 from perfscope.model.trace import MISSING, Source
 from perfscope.model.untrusted_text import sanitize_value
@@ -58,7 +58,7 @@ def render(analysis: Analysis) -> str:
 
 def document(analysis: Analysis) -> dict[str, Any]:
     """Return the report as plain dicts and lists: texts cleaned, secrets masked, home folders written as ``~``."""
-    others = {name: analysis.results.get(name, ()) for name in sorted(named("results"))}
+    others = {name: analysis.of(name) for name in result_homes()}
     result: dict[str, Any] = {"schema": SCHEMA, **sanitize_value(plain(analysis, SHAPES) | plain(others, SHAPES))}
     for index, source in enumerate(result["sources"]):
         source["start_ns"] = analysis.starts_ns[index] if index < len(analysis.starts_ns) else None
@@ -195,7 +195,7 @@ def _properties(*names: str) -> dict[str, str]:
 SHAPES: Shapes = {
     Analysis: Shape(
         left_out=("warm_accounts", "starts_ns", "doubts", "problems", "results"),
-        renamed={"top": "top_work", "large": "large_parts", "counted": "hardware_counters", "paths": "critical_paths"},
+        renamed={"top": "top_work", "large": "large_parts"},
         added={"step_time": step_time, "device_doubts": _device_doubts},
     ),
     # Sources, and the results of the rules.

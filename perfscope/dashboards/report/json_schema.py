@@ -20,9 +20,10 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.engine import Analysis
+from perfscope.analyzers.results import result_homes
 from perfscope.dashboards.report.json_report import SCHEMA, SHAPES
 from perfscope.dashboards.report.renderers.records import AS_IT_IS, Shapes
-from perfscope.model.plugins import load, named
+from perfscope.model.plugins import load
 from perfscope.model.results import ResultTable
 
 _SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
@@ -36,7 +37,7 @@ def report_schema(tables: Mapping[str, ResultTable[Any]]) -> dict[str, Any]:
     definitions = schemas.definitions
     whole["required"].insert(0, "schema")
     properties = whole["properties"] = {"schema": {"const": SCHEMA, "description": _NAME}, **whole["properties"]}
-    for name, home in sorted(named("results").items()):
+    for name, home in result_homes().items():
         properties[name] = schemas.result_of(load(home))
         whole["required"].append(name)
     properties["tables"] |= {"properties": {name: schemas.table(table) for name, table in tables.items()}}

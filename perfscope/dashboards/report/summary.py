@@ -147,7 +147,7 @@ def summarize(analysis: Analysis) -> Summary:
     subject, read = _titled(analysis)
     findings = finding_blocks(analysis)
     reserved = reservations(analysis)
-    representative = not reserved and not any(summary.busy for summary in analysis.cores)
+    representative = not reserved and not any(summary.busy for summary in analysis.of("cores"))
     compiled = "" if analysis.compile.detail is None else compile_fact(analysis.compile)
     return Summary(
         subject=subject,
@@ -156,13 +156,13 @@ def summarize(analysis: Analysis) -> Summary:
             *_failed(analysis),
             *(doubt.text for doubt in analysis.doubts),
             *_part(analysis),
-            *core_facts(analysis.cores),
+            *core_facts(analysis.of("cores")),
             *reservation_facts(reserved),
             *_facts(analysis),
             *filter(
                 None,
                 (
-                    generation_fact(analysis.generations),
+                    generation_fact(analysis.of("generations")),
                     *plugin_facts(analysis),
                     estimate_fact(analysis.estimate),
                     compiled,
@@ -183,7 +183,7 @@ def summarize(analysis: Analysis) -> Summary:
         nothing="" if findings else _nothing(analysis, representative=representative),
         top=(
             *what_if_sections(analysis.what_ifs),
-            *counted_sections(analysis.counted),
+            *counted_sections(analysis.of("hardware_counters")),
             *top_sections(analysis.top),
         ),
         findings=findings,
@@ -208,10 +208,10 @@ def summarize(analysis: Analysis) -> Summary:
 def sections(analysis: Analysis) -> tuple[Section, ...]:
     """The sections after the account, findings and top work, in order."""
     return (
-        *host_sections(analysis.hosts, analysis.warm_accounts),
-        *generation_sections(analysis.generations),
+        *host_sections(analysis.of("hosts"), analysis.warm_accounts),
+        *generation_sections(analysis.of("generations")),
         *plugin_sections(analysis),
-        *critical_path_sections(analysis.paths),
+        *critical_path_sections(analysis.of("critical_paths")),
         *plan_sections(analysis.plans),
         *estimate_sections(analysis.estimate),
         *programs_sections(analysis.programs),
@@ -226,7 +226,7 @@ def sections(analysis: Analysis) -> tuple[Section, ...]:
 def _none_found(analysis: Analysis, *, representative: bool) -> str:
     if analysis.doubts:
         return DOUBTED
-    if any(summary.busy for summary in analysis.cores):
+    if any(summary.busy for summary in analysis.of("cores")):
         return ON_BUSY_MACHINE
     return NO_FINDINGS if representative else IN_RECORDED
 

@@ -184,7 +184,7 @@ def view(job: Job) -> dict[str, Any]:
 
 def _path(job: Job) -> dict[str, Any] | None:
     """The critical path of a single recording: ``parts`` in words, ``rows``: the largest members; else ``None``."""
-    known = [path for path in job.analysis.paths if path.whole_ns]
+    known = [path for path in job.analysis.of("critical_paths") if path.whole_ns]
     if len(known) != 1:
         return None
     (path,) = known
