@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.query import QUERIES
-from perfscope.analyzers.query.frames import DERIVED, WHOSE
+from perfscope.analyzers.query.frames import DERIVED
 from perfscope.analyzers.registry import rule_homes
-from perfscope.analyzers.results import result_table, table_names
+from perfscope.analyzers.results import labels_of, result_table, table_names
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.dashboards.report.json_schema import report_schema
@@ -34,6 +34,8 @@ from perfscope.model.trace.tables import TABLES
 from perfscope.plugins.parity import document as parity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from perfscope.model.results import ResultTable
     from perfscope.model.trace.columns import Column
 
@@ -233,10 +235,7 @@ def query_page() -> str:
         "Kinds are words (`host_to_device`).",
     ]
     described = {name: (table.doc, table.columns) for name, table in DERIVED.items()}
-    described |= {
-        name: (table.doc, (*WHOSE, *((column.name, f"{column.doc}{_unit(column.unit)}") for column in table.columns)))
-        for name, table in declared_results().items()
-    }
+    described |= {name: (table.doc, tuple(_described(table))) for name, table in declared_results().items()}
     for name, (doc, columns) in sorted(described.items()):
         rows = "\n".join(f"| `{column}` | {_cell(meaning)} |" for column, meaning in columns)
         parts += [f"## {name}", doc, f"| column | meaning |\n| --- | --- |\n{rows}"]
@@ -244,6 +243,11 @@ def query_page() -> str:
     for name, query in QUERIES.items():
         parts += [f"### {name}", f"{query.doc}.", f"```sql\n{inspect.cleandoc(query.sql)}\n```"]
     return "\n\n".join(parts) + "\n"
+
+
+def _described(table: ResultTable[Any]) -> Iterator[tuple[str, str]]:
+    yield from ((name, doc) for name, _, doc in labels_of(table))
+    yield from ((column.name, f"{column.doc}{_unit(column.unit)}") for column in table.columns)
 
 
 def _unit(unit: str) -> str:

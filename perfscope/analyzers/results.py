@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -96,6 +96,29 @@ def rows_of(trace: Trace, problems: list[str]) -> dict[str, ResultRows]:
 
 def _needs(name: str) -> str:
     return next((key for folder, key in NEEDS.items() if f".{folder}." in result_modules().get(name, "")), "")
+
+
+def labelled_rows(table: ResultTable[Any], traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
+    """All rows as plain values: first the columns of `LABELS`, or of `JOB_LABELS`, then the declared ones."""
+    if table.of_job:
+        for job, members, row in table.rows(traces):
+            yield {"job": job, "members_are": members, **table.record(row)}
+        return
+    for source, trace in enumerate(traces):
+        for row in table.rows(trace):
+            yield {"source": source, "rank": trace.source.rank, **table.record(row)}
+
+
+LABELS = (("source", int, "number of the trace"), ("rank", int, "rank, where known"))
+JOB_LABELS = (
+    ("job", int, "number of the job"),
+    ("members_are", str, "ranks, or devices of one recording of an XLA program"),
+)
+
+
+def labels_of(table: ResultTable[Any]) -> tuple[tuple[str, type, str], ...]:
+    """Name, type and meaning of the columns in front of the declared ones."""
+    return JOB_LABELS if table.of_job else LABELS
 
 
 def merged_rows(parts: Sequence[Mapping[str, ResultRows]]) -> dict[str, ResultRows]:

@@ -114,7 +114,7 @@ def _show_queries() -> None:
 def _show_tables() -> None:
     from perfscope.analyzers.query import table_names
     from perfscope.analyzers.query.frames import DERIVED
-    from perfscope.analyzers.results import result_table
+    from perfscope.analyzers.results import labels_of, result_table
     from perfscope.model.trace import TABLES
 
     for name in table_names():
@@ -123,5 +123,6 @@ def _show_tables() -> None:
         elif name in TABLES:
             columns = ["source", "rank", "row", *(column.name for column in TABLES[name].columns)]
         else:
-            columns = ["source", "rank", *(column.name for column in result_table(name).columns)]
+            table = result_table(name)
+            columns = [*(label for label, *_ in labels_of(table)), *(column.name for column in table.columns)]
         click.echo(f"{name}: {', '.join(columns)}")

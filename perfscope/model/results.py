@@ -70,8 +70,11 @@ class ResultTable(Struct, Generic[Row], frozen=True, kw_only=True):
     doc: str
     """Meaning of a row."""
     columns: tuple[Column[Row], ...]
-    rows: Callable[[Any], Iterable[Row]]
-    """Rows of a trace, those that matter most first."""
+    rows: Callable[[Any], Iterable[Any]]
+    """Rows of a trace, those that matter most first; with ``of_job`` the rows of all traces."""
+    of_job: bool = False
+    """``rows`` takes all traces and returns (number of the job, ``ranks`` or ``devices``, row): such a table compares
+    them. It is not ``reported``."""
     title: str = ""
     """Heading in reports and on the dashboard; by default the name in words."""
     shown: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from perfscope.analyzers.ops import (
 )
 from perfscope.analyzers.query import messages, spans
 from perfscope.analyzers.ranks import rank_sets
-from perfscope.analyzers.results import result_table
+from perfscope.analyzers.results import labelled_rows, labels_of, result_table
 from perfscope.analyzers.time import call_site, step_accounts
 from perfscope.model.results import ResultTable
 from perfscope.model.trace import MISSING, TABLES, CallKind, CopyKind, HostMemory, SliceKind, Trace
@@ -80,12 +80,8 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
 def _result_frame(table: ResultTable[Any], traces: Sequence[Trace]) -> pd.DataFrame:
     import pandas as pd
 
-    rows = [
-        (source, trace.source.rank, *table.record(row).values())
-        for source, trace in enumerate(traces)
-        for row in table.rows(trace)
-    ]
-    return pd.DataFrame(rows, columns=["source", "rank", *(column.name for column in table.columns)], dtype=object)
+    names = [*(label for label, *_ in labels_of(table)), *(column.name for column in table.columns)]
+    return pd.DataFrame([tuple(row.values()) for row in labelled_rows(table, traces)], columns=names, dtype=object)
 
 
 def _with_missing(frame: pd.DataFrame) -> pd.DataFrame:
@@ -305,12 +301,6 @@ DERIVED: dict[str, Derived] = {
             ("message_bytes", "B, where known"),
         ),
         _matched,
-    ),
-    "collective_kinds": Derived(
-        "Matched collectives of ranks, or of the devices of an XLA program, by operation, group and size. "
-        "The shortest duration of the members is the transfer, and bandwidths are of it.",
-        messages.KIND_COLUMNS,
-        messages.kind_rows,
     ),
     "counted_ops": Derived(
         "Ops by the hardware counters of their kernels: one row per call of an op, and per range that is of none. "

@@ -1,11 +1,11 @@
-"""Collectives as tables: as each rank recorded them, and by kind as matched between ranks or devices."""
+"""Collectives as a table: as each rank recorded them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from perfscope.analyzers.ranks import device_set, locals_of, rank_sets, table_of
+from perfscope.analyzers.ranks import locals_of
 from perfscope.model.collectives import bus_factor, element_size
 from perfscope.model.trace import MISSING, Trace
 
@@ -25,22 +25,6 @@ MESSAGE_COLUMNS = (
     ("output_bytes", "B that the rank got, where recorded"),
 )
 """Columns after ``source`` and ``rank``."""
-
-KIND_COLUMNS = (
-    ("job", "number of the job"),
-    ("members_are", "ranks, or devices of one recording of XLA programs"),
-    ("operation", "such as all_reduce"),
-    ("members", "of the group"),
-    ("message_bytes", "of one member, as nccl-tests counts it, B"),
-    ("dtype", "element type"),
-    ("algorithm", "of NCCL, where known"),
-    ("protocol", "of NCCL, where known"),
-    ("count", "collectives"),
-    ("core_ns", "summed time of the collectives themselves, without waiting for the last member, ns"),
-    ("median_core_ns", "ns"),
-    ("algorithm_bytes_per_s", "of the median"),
-    ("bus_bytes_per_s", "by the factor of nccl-tests"),
-)
 
 
 def message_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
@@ -70,31 +54,6 @@ def message_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
                 )
             )
     return rows
-
-
-def kind_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """One row per kind of matched collectives of each job, by `KIND_COLUMNS`."""
-    kinds = [("ranks", table_of(ranks).kinds) for ranks in rank_sets(traces)]
-    kinds += [("devices", devices.kinds) for trace in traces if (devices := trace.fact(device_set)) is not None]
-    return [
-        (
-            job,
-            members_are,
-            kind.operation,
-            list(kind.group),
-            kind.message_bytes,
-            kind.dtype,
-            kind.algorithm,
-            kind.protocol,
-            kind.count,
-            kind.core_ns,
-            kind.median_core_ns,
-            kind.algorithm_bandwidth,
-            kind.bus_bandwidth,
-        )
-        for job, (members_are, of_job) in enumerate(kinds)
-        for kind in of_job
-    ]
 
 
 def _bus_bytes(operation: str, size: int | None, members: int | None) -> float | None:

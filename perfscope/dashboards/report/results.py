@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perfscope.analyzers.results import result_table
 from perfscope.dashboards.report.blocks import Column, Section, Value, table
 from perfscope.model.results import Column as Declared
-from perfscope.model.results import Place, ResultTable
+from perfscope.model.results import Place, ResultTable, Unit
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
@@ -61,11 +61,14 @@ def shown(
 
 
 def _value(column: Declared[Any]) -> Callable[[Any], Value]:
-    return lambda row: cell(column.value(row))
+    return lambda row: cell(column.value(row), column.unit)
 
 
-def cell(value: Any) -> Value:
-    """A value as one cell: numbers and texts as they are, lines of files short, lists and maps in one line."""
+def cell(value: Any, unit: Unit = "text") -> Value:
+    """A value as one cell: numbers and texts as they are, lines of files short, lists and maps in one line.
+
+    A list of numbers is a sum of counts, or else ranks.
+    """
     match value:
         case bool():
             return "yes" if value else ""
@@ -78,12 +81,19 @@ def cell(value: Any) -> Value:
             texts = [f"{item:,} {name}" if numbers else f"{name}: {cell(item)}" for name, item in value.items()]
             return (", " if numbers else "; ").join(texts)
         case list() | tuple() if all(isinstance(item, int) for item in value):
-            return " + ".join(f"{item:,}" for item in value)
+            return " + ".join(f"{item:,}" for item in value) if unit == "count" else ranks_text(value)
         case list() | tuple():
             texts = list(dict.fromkeys(str(cell(item)) for item in value))
             return ", ".join(texts[:FEW]) + (f" and {len(texts) - FEW} more" if texts[FEW:] else "")
         case _:
             return value  # type: ignore[no-any-return]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``0-7``, ``0, 2``, ``0, 8, ... 56``."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
 
 
 def table_sections(tables: Mapping[str, ResultRows]) -> Iterator[Section]:

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.results import result_table, table_names
+from perfscope.analyzers.results import labelled_rows, labels_of, result_table, table_names
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.results import ResultTable
 from perfscope.model.trace import TABLES, Trace
@@ -62,18 +62,21 @@ def write(subject: Subject, target: Path) -> list[str]:
 
 
 def _result(pa: Any, subject: Subject, table: ResultTable[Any]) -> Any:
-    """All rows of a result table, with the number and the rank of their trace."""
-    fields = [pa.field("trace", pa.int32(), nullable=False), pa.field("rank", pa.int32())]
+    """All rows of a result table."""
+    fields = [pa.field(_LABELS.get(name, name), _arrow_type(pa, kind)) for name, kind, _ in labels_of(table)]
     for column in table.columns:
         told = {"unit": column.unit, "doc": column.doc}
         fields.append(pa.field(column.name, _arrow_type(pa, column.type), metadata=told))
     rows = [
-        {"trace": index, "rank": trace.source.rank, **_cleaned(table.record(row))}
-        for index, trace in enumerate(subject.traces)
-        for row in table.rows(trace)
+        {_LABELS.get(name, name): _cleaned(value) for name, value in row.items()}
+        for row in labelled_rows(table, subject.traces)
     ]
     schema = pa.schema(fields, metadata={"table": table.name, "doc": table.doc, "format": "perfscope.tables/1"})
     return pa.Table.from_pylist(rows, schema=schema)
+
+
+_LABELS = {"source": "trace"}
+"""Columns with another name in these files than in SQL."""
 
 
 def _arrow_type(pa: Any, kind: Any) -> Any:

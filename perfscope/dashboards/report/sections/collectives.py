@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.results import result_table
 from perfscope.dashboards.report.blocks import Column, Listing, Section, Text, notes, table, tables
+from perfscope.dashboards.report.results import ranks_text, shown
 from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankGroup, RankTotal
+    from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankGroup
     from perfscope.analyzers.sections.collectives import CollectivesSection, JobCollectives
     from perfscope.dashboards.report.blocks import Block
 
@@ -36,13 +36,13 @@ def _job(job: JobCollectives) -> Section:
 
 def _tables(job: JobCollectives) -> tuple[Block, ...]:
     return tables(
-        table(_kind_columns(job.members), job.kinds, few=3, left=job.kinds_left, rest="kinds, which took less"),
+        table(_kind_columns(), job.kinds, few=3, left=job.kinds_left, rest="kinds, which took less"),
         table(
             PAIRS, job.pairs, title="messages between two ranks", few=3, left=job.pairs_left,
             rest="kinds of messages, which took less",
         ),
         table(
-            _rank_columns(job.members), job.ranks, title=f"{job.members}s side by side", detail=True,
+            shown(result_table("collective_members")), job.ranks, title=f"{job.members}s side by side", detail=True,
             left=job.ranks_left, rest=f"{job.members}s, which waited less",
         ),
     )  # fmt: skip
@@ -77,24 +77,14 @@ def _summary(job: JobCollectives) -> str:
     )
 
 
-def _kind_columns(member: str) -> tuple[Column[CollectiveKind], ...]:
-    return (
-        Column("collective", lambda kind: kind.operation),
-        Column("group", lambda kind: ranks_text(kind.group) + (f" {kind.axis}?" if kind.axis else ""), drop=4),
-        Column("message", lambda kind: kind.message_bytes, "bytes", drop=3),
-        Column("calls", lambda kind: kind.count, "count"),
-        Column("each takes", lambda kind: kind.median_core_ns, "ns"),
-        Column("bus bandwidth", lambda kind: kind.bus_bandwidth, "bytes_per_s"),
-        Column(f"wait per {member}", lambda kind: kind.mean_wait_ns, "ns"),
-        Column("waiting", _waiting, "share", drop=2),
-        Column("algorithm", lambda kind: " ".join(filter(None, (kind.algorithm, kind.protocol))), drop=1),
-    )
-
-
-def _waiting(kind: CollectiveKind) -> float | None:
-    """Share of the collectives' time in which ranks waited, 0 to 1."""
-    whole = sum(kind.duration_ns.values())
-    return sum(kind.wait_ns.values()) / whole if whole else None
+def _kind_columns() -> tuple[Column[CollectiveKind], ...]:
+    return shown(
+        result_table("collective_kinds"), "operation", "members", "message_bytes", "count", "median_core_ns",
+        "bus_bytes_per_s", "mean_wait_ns", "waiting", "algorithm",
+        drop=("algorithm", "waiting", "message_bytes", "members"),
+        members=lambda kind: ranks_text(kind.group) + (f" {kind.axis}?" if kind.axis else ""),
+        algorithm=lambda kind: " ".join(filter(None, (kind.algorithm, kind.protocol))),
+    )  # fmt: skip
 
 
 PAIRS: tuple[Column[PairKind], ...] = (
@@ -107,24 +97,6 @@ PAIRS: tuple[Column[PairKind], ...] = (
     Column("receiver waited", lambda kind: kind.receive_wait_ns, "ns"),
     Column("sent ahead", lambda kind: kind.ahead, "count", drop=1),
 )
-
-
-def _rank_columns(member: str) -> tuple[Column[RankTotal], ...]:
-    return (
-        Column(member, lambda total: total.rank, "count"),
-        Column("collectives", lambda total: total.collectives, "count"),
-        Column("waited", lambda total: total.wait_ns, "ns"),
-        Column("in collectives", lambda total: total.core_ns, "ns"),
-        Column("exposed", lambda total: total.exposed_ns, "ns"),
-        Column("came last", lambda total: total.last, "count"),
-    )
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """``0-7``, ``0, 2``, ``0, 8, ... 56``."""
-    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ", ".join(map(str, ranks)) if len(ranks) <= 4 else f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
 
 
 def _group(group: RankGroup) -> str:

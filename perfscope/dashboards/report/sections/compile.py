@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.torch_compile.results.compile_frames import RESULT as FRAMES
-from perfscope.analyzers.torch_compile.results.compile_kernels import RESULT as KERNELS
+from perfscope.analyzers.results import result_table
 from perfscope.dashboards.report.blocks import Column, Command, Listing, Section, notes, table, tables
 from perfscope.dashboards.report.renderers.values import span_text
 from perfscope.dashboards.report.results import PLACE_LIMIT, place_text, shown
@@ -234,13 +233,13 @@ def _log(detail: CompileSummary) -> tuple[Command, ...]:
 
 
 def _frame_columns(detail: CompileSummary) -> tuple[Column[FrameSummary], ...]:
-    whole = detail.total_ns
+    whole, frames = detail.total_ns, result_table("compile_frames")
     named = ("function", "place", "compiles", "graphs", "ops", "breaks", "recompiles", "fx_cache", "time_ns")
     drop = ("share", "fx_cache", "ops", "graphs", "breaks", "recompiles")
     return (
-        *shown(FRAMES, *named, drop=drop, limit=NAME_LIMIT, fx_cache=_fx_cache),
+        *shown(frames, *named, drop=drop, limit=NAME_LIMIT, fx_cache=_fx_cache),
         Column("share", lambda frame: frame.time_ns / whole if whole and frame.time_ns else None, "share", drop=1),
-        *shown(FRAMES, "state"),
+        *shown(frames, "state"),
     )
 
 
@@ -305,11 +304,12 @@ def _short(text: str) -> str:
 
 
 def _kernel_columns(*, timed: bool) -> tuple[Column[KernelSummary], ...]:
+    kernels = result_table("compile_kernels")
     return (
-        *(shown(KERNELS, "time_ns", time_ns=lambda kernel: kernel.time_ns or "-") if timed else ()),
-        *shown(KERNELS, "name", "backend", "calls", drop=("ops", "backend", "calls"), limit=NAME_LIMIT),
-        *shown(KERNELS, "lines", limit=2 * PLACE_LIMIT),
-        *shown(KERNELS, "ops", drop=("ops",), limit=120),
+        *(shown(kernels, "time_ns", time_ns=lambda kernel: kernel.time_ns or "-") if timed else ()),
+        *shown(kernels, "name", "backend", "calls", drop=("ops", "backend", "calls"), limit=NAME_LIMIT),
+        *shown(kernels, "lines", limit=2 * PLACE_LIMIT),
+        *shown(kernels, "ops", drop=("ops",), limit=120),
     )
 
 

@@ -24,11 +24,13 @@ from perfscope.analyzers.ranks import (
     rank_sets,
     table_of,
 )
+from perfscope.analyzers.results import result_table
 from perfscope.analyzers.sections.collectives import MOST_JOBS
 from perfscope.analyzers.time import device_busy, step_windows
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
-from perfscope.dashboards.report.sections.collectives import collectives_sections, ranks_text
+from perfscope.dashboards.report.results import ranks_text, shown
+from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import is_jax
 from perfscope.dashboards.web.views._tables import MOST_ROWS, table
@@ -230,29 +232,6 @@ def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]
 
 FEW_MEMBERS = 16
 """Most ranks with a separate column in the tables."""
-KIND_COLUMNS: tuple[Column[CollectiveKind], ...] = (
-    Column("collective", lambda row: row.operation, key="collective", width=130),
-    Column("wait, mean", lambda row: row.mean_wait_ns, "ns", key="mean_wait_ns", width=122),
-    Column("wait, worst", lambda row: row.wait_ns[_worst(row)], "ns", key="worst_wait_ns", width=126),
-    Column("who", lambda row: _worst(row), "count", key="worst", width=70),
-    Column(
-        "waiting",
-        lambda row: _waiting(row),
-        "share",
-        key="share",
-        width=86,
-    ),
-    Column("calls", lambda row: row.count, "count", key="count", width=80),
-    Column("each takes", lambda row: row.median_core_ns, "ns", key="median_core_ns", width=122),
-    Column("core, all", lambda row: row.core_ns, "ns", key="core_ns", width=100),
-    Column("group", lambda row: ranks_text(row.group), key="group", width=130),
-    Column("axis (guess)", lambda row: row.axis or "", key="axis", width=128),
-    Column("message", lambda row: row.message_bytes, "bytes", key="message_bytes", width=116),
-    Column("type", lambda row: row.dtype or "", key="dtype", width=90),
-    Column("algorithm", lambda row: " ".join(filter(None, (row.algorithm, row.protocol))), key="algorithm", width=110),
-    Column("bus bytes/s", lambda row: row.bus_bandwidth, "quantity", key="bus_bytes_per_s", width=104),
-    Column("what to know", lambda row: "; ".join(row.caveats), key="caveat", width=320),
-)
 
 
 class _Each(Struct, frozen=True):
@@ -276,14 +255,6 @@ EACH_COLUMNS: tuple[Column[_Each], ...] = (
     Column("group", lambda row: ranks_text(row.held.group), key="group", width=130),
     Column("message", lambda row: row.held.message_bytes, "bytes", key="message_bytes", width=96),
     Column("bus bytes/s", lambda row: row.bus_bytes_per_s, "quantity", key="bus_bytes_per_s", width=104),
-)
-TOTAL_COLUMNS: tuple[Column[RankTotal], ...] = (
-    Column("rank", lambda row: row.rank, "count", key="member", width=90),
-    Column("collectives", lambda row: row.collectives, "count", key="collectives", width=110),
-    Column("waited", lambda row: row.wait_ns, "ns", key="wait_ns", width=110),
-    Column("in collectives", lambda row: row.core_ns, "ns", key="core_ns", width=120),
-    Column("exposed", lambda row: row.exposed_ns, "ns", key="exposed_ns", width=110),
-    Column("came last", lambda row: row.last, "count", key="last", width=110),
 )
 LINK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
     Column("rank", itemgetter(0), "count", key="rank", width=80),
@@ -326,7 +297,7 @@ def view(job: Job) -> dict[str, Any]:
         tables |= {
             f"collectives{text}": _each(item),
             f"kinds{text}": _kinds(item),
-            f"members{text}": table(TOTAL_COLUMNS, item.totals),
+            f"members{text}": table(shown(result_table("collective_members")), item.totals),
         }
         heat = wait_map(item.matched, item.members, {row.rank: row.wait_ns for row in item.totals}, item.member)
         for row in [] if heat is None else heat["rows"]:
@@ -376,21 +347,10 @@ def _of_devices(device_set: DeviceSet, traces: Mapping[int, Trace]) -> _Set:
     )  # fmt: skip
 
 
-def _worst(kind: CollectiveKind) -> int:
-    """The member that waits longest."""
-    return max(sorted(kind.wait_ns), key=lambda rank: kind.wait_ns[rank])
-
-
-def _waiting(kind: CollectiveKind) -> float | None:
-    """Share of the collective's time that its members wait."""
-    whole = sum(kind.duration_ns.values())
-    return sum(kind.wait_ns.values()) / whole if whole else None
-
-
 def _kinds(item: _Set) -> dict[str, Any]:
     few = item.members if len(item.members) <= FEW_MEMBERS else ()
     waits = (_wait_of(rank) for rank in few)
-    return table((*KIND_COLUMNS, *waits), item.kinds)
+    return table((*shown(result_table("collective_kinds")), *waits), item.kinds)
 
 
 def _wait_of(rank: int) -> Column[CollectiveKind]:
