@@ -27,7 +27,7 @@ from perfscope.analyzers.time.compiled_regions import (
     user_line,
 )
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
-from perfscope.analyzers.time.device_time import DeviceTime, device_busy, device_times
+from perfscope.analyzers.time.device_time import DeviceParts, DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.fixes import Situation, does, frame_fix, record_stacks, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
@@ -141,6 +141,7 @@ __all__ = [
     "CoreSummary",
     "CoreWaits",
     "DeviceDoubt",
+    "DeviceParts",
     "DeviceTime",
     "FrameKind",
     "Framework",

@@ -15,31 +15,36 @@ from perfscope.model.intervals import Intervals, difference, intersection, merge
 from perfscope.model.trace import Trace
 
 
-class DeviceTime(Struct, frozen=True, kw_only=True):
-    """Where the time of one device went. The span runs from its first work to its last."""
+class DeviceParts(Struct, frozen=True, kw_only=True):
+    """Parts of the time of one device, over a span or over its steps; they sum to ``span_ns``."""
 
     rank: int | None
     """Rank in the job, null if unknown."""
-    device: int
-    """Row of the ``devices`` table."""
     ordinal: int
     """Ordinal of the device in its process."""
     name: str
     """Product name, empty if not recorded."""
     span_ns: int
     """From its first work to its last: compute_ns + exposed_communication_ns + exposed_copy_ns + idle_ns."""
-    busy_ns: int
-    """Union of all its work: compute_ns + exposed_communication_ns + exposed_copy_ns."""
     compute_ns: int
     """Union of kernels that do not communicate."""
-    communication_ns: int
-    """Union of communication kernels, hidden or not."""
     exposed_communication_ns: int
     """Communication while nothing computed."""
     exposed_copy_ns: int
     """Copies and memsets while no kernel ran."""
     idle_ns: int
     """Nothing ran."""
+
+
+class DeviceTime(DeviceParts, frozen=True, kw_only=True):
+    """Where the time of one device went. The span runs from its first work to its last."""
+
+    device: int
+    """Row of the ``devices`` table."""
+    busy_ns: int
+    """Union of all its work: compute_ns + exposed_communication_ns + exposed_copy_ns."""
+    communication_ns: int
+    """Union of communication kernels, hidden or not."""
     kernel_time_ns: int
     """Sum of kernel durations; larger than busy where streams run side by side."""
     kernels: int

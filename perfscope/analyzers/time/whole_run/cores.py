@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from perfscope.model.finding import Finding
 from perfscope.model.intervals import EMPTY, Int64, Intervals, merge
 from perfscope.model.trace import MISSING, Trace
-from perfscope.model.trace.core_facts import OVERSUBSCRIBED
+from perfscope.model.trace.core_facts import OVERSUBSCRIBED, CoreFacts
 
 Name = TypeVar("Name", bound=str)
 
@@ -131,27 +131,14 @@ def _by_reading(waits: CoreWaits, spans: Intervals) -> tuple[Int64, Int64, Int64
 # What is said of a run whose host had to wait.
 
 
-class CoreSummary(Struct, frozen=True, kw_only=True):
-    """How much the host of one process waited for a core, and who had the cores."""
+class CoreSummary(CoreFacts, frozen=True, kw_only=True):
+    """Cores of one process and its waiting for them. ``compute_threads`` are those of all local processes together."""
 
     rank: int | None
     share: float
-    """Of the time of the steps without a profiler, or of the traced ones where there are none."""
-    cores: int
-    """Cores that the process may run on; 0: not known."""
-    core_limit: float | None
-    """Cores' worth of processor time that its cgroup may use."""
-    compute_threads: int
-    """In all local processes together; 0: not known."""
-    local_processes: int
-    other_cores: float | None
-    """Cores that other processes of the machine used, mean of the run."""
+    """Share of the steps without a profiler (of the traced steps if there are none) in which the host waited."""
     loader_workers: int
     """Worker processes of data loaders, in all local processes together."""
-    throttled_share: float
-    """Share of the time in which the cgroup was stopped because it had used its processor time."""
-    unsupported: str | None = None
-    """Why waiting for a core was not counted."""
 
     @property
     def busy(self) -> bool:
@@ -176,16 +163,10 @@ def core_summary(trace: Trace) -> CoreSummary | None:
     if facts is None:
         return None
     return CoreSummary(
+        **asdict(facts) | {"compute_threads": facts.compute_threads * facts.local_processes},
         rank=trace.source.rank,
         share=trace.fact(core_wait_share) or 0.0,
-        cores=facts.cores,
-        core_limit=facts.core_limit,
-        compute_threads=facts.compute_threads * facts.local_processes,
-        local_processes=facts.local_processes,
-        other_cores=facts.other_cores,
         loader_workers=facts.local_processes * max((loader.workers for loader in trace.loaders), default=0),
-        throttled_share=facts.throttled_share,
-        unsupported=facts.unsupported,
     )
 
 

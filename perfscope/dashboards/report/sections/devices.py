@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from perfscope.analyzers.time import DeviceParts
 from perfscope.dashboards.report.blocks import Column, Picture, Section, table
 from perfscope.dashboards.report.charts import device_bar, legend
 from perfscope.dashboards.report.renderers.values import span_text
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.time import DeviceTime
 
 
 MOST_DEVICE_ROWS = 8
@@ -51,19 +51,6 @@ class DeviceRow(Struct, frozen=True, kw_only=True):
         return compute, communication, copy, idle
 
 
-class DeviceShare(Struct, frozen=True, kw_only=True):
-    """The fields of ``DeviceTime`` that a row shows, over whole steps."""
-
-    rank: int | None
-    ordinal: int
-    name: str
-    span_ns: int
-    compute_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
-
-
 def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
     """The rows of an analysis: over the steps if their account is known, else over each device's span.
 
@@ -72,7 +59,7 @@ def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
     if analysis.doubts and not analysis.accounts:
         return ()
     shares = [
-        DeviceShare(
+        DeviceParts(
             rank=account.rank,
             ordinal=account.ordinal,
             name=account.name,
@@ -88,11 +75,11 @@ def device_rows(analysis: Analysis) -> tuple[DeviceRow, ...]:
     return fold_devices(shares or analysis.devices)
 
 
-def fold_devices(devices: Sequence[DeviceTime | DeviceShare]) -> tuple[DeviceRow, ...]:
+def fold_devices(devices: Sequence[DeviceParts]) -> tuple[DeviceRow, ...]:
     """One row per device; with many devices, one row per group whose spans agree to one percent."""
     if len(devices) <= MOST_DEVICE_ROWS:
         return tuple(_device_row([device]) for device in devices)
-    groups: dict[tuple[object, ...], list[DeviceTime | DeviceShare]] = {}
+    groups: dict[tuple[object, ...], list[DeviceParts]] = {}
     for device in devices:
         parts = (device.compute_ns, device.exposed_communication_ns, device.exposed_copy_ns)
         alike = tuple(round(100 * part / device.span_ns) if device.span_ns else 0 for part in parts)
@@ -106,11 +93,11 @@ def fold_devices(devices: Sequence[DeviceTime | DeviceShare]) -> tuple[DeviceRow
     return tuple(_device_row(group) for group in rows)
 
 
-def _same_span(first: DeviceTime | DeviceShare, second: DeviceTime | DeviceShare) -> bool:
+def _same_span(first: DeviceParts, second: DeviceParts) -> bool:
     return abs(first.span_ns - second.span_ns) <= FOLD_SPAN * max(first.span_ns, second.span_ns)
 
 
-def _device_row(group: Sequence[DeviceTime | DeviceShare]) -> DeviceRow:
+def _device_row(group: Sequence[DeviceParts]) -> DeviceRow:
     ranks = [device.rank for device in group if device.rank is not None]
     names = sorted({sanitize(device.name) or "device" for device in group})
     label = names[0] if len(names) == 1 else f"{len(names)} kinds"
