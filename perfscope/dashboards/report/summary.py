@@ -149,6 +149,7 @@ def summarize(analysis: Analysis) -> Summary:
     reserved = reservations(analysis)
     representative = not reserved and not any(summary.busy for summary in analysis.of("cores"))
     compiled = "" if analysis.compile.detail is None else compile_fact(analysis.compile)
+    known = explained_share(analysis.accounts) if representative else None
     return Summary(
         subject=subject,
         read=read,
@@ -175,9 +176,7 @@ def summarize(analysis: Analysis) -> Summary:
         account=account_sections(analysis.warm_accounts),
         large=large_sections(analysis.large, findings=bool(findings)),
         memory_alone=memory_alone(analysis),
-        explained=""
-        if not representative or (known := explained_share(analysis.accounts)) is None
-        else f"{100 * known:.1f}%",
+        explained="" if known is None else f"{100 * known:.1f}%",
         representative=representative,
         none_found=_none_found(analysis, representative=representative),
         nothing="" if findings else _nothing(analysis, representative=representative),
