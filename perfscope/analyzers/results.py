@@ -65,7 +65,8 @@ def results_of(trace: Trace, problems: list[str]) -> dict[str, Any]:
 @cache
 def _own(name: str) -> ResultTable[Any] | None:
     path = result_modules().get(name)
-    return None if path is None else importlib.import_module(path).RESULT
+    table: ResultTable[Any] | None = None if path is None else importlib.import_module(path).RESULT
+    return table
 
 
 def table_names() -> tuple[str, ...]:
@@ -75,8 +76,8 @@ def table_names() -> tuple[str, ...]:
 
 def result_table(name: str) -> ResultTable[Any]:
     """The result table of that name, the core's before those of plug-ins; ``KeyError`` if there is none."""
-    table: ResultTable[Any] | None = _own(name)
-    return load(named("tables")[name]) if table is None else table
+    table: ResultTable[Any] = _own(name) or load(named("tables")[name])
+    return table
 
 
 def rows_of(trace: Trace, problems: list[str]) -> dict[str, ResultRows]:

@@ -26,6 +26,7 @@ from perfscope.analyzers.compare.runs.structure import ExactMetric
 from perfscope.analyzers.compare.statistics.verdict import MetricResult
 from perfscope.model.documents.compared_findings import Carried, FindingChange
 from perfscope.model.documents.comparison import Account
+from perfscope.model.finding import Finding
 from perfscope.model.frames import parse_frame
 
 LIKELY_LEAST = 0.1
@@ -154,7 +155,8 @@ def carried_by(
 
 def _carried(change: FindingChange, account: Account | None) -> Carried:
     """A finding with at most what its cause changed by: one that came may have been there below its threshold."""
-    covers, where, moved = change.shown.covers_ns, change.shown.where, change_ns(change)
+    finding, where, moved = change.shown, change.shown.where, change_ns(change)
+    covers = finding.covers_ns if isinstance(finding, Finding) else {}
     cause = max(covers, key=covers.__getitem__, default="")
     amount = None if account is None else account.causes.get(cause)
     if amount is not None and 0 < abs(amount.head_ns - amount.base_ns) < abs(moved):
@@ -171,7 +173,8 @@ def _carried(change: FindingChange, account: Account | None) -> Carried:
 
 def _function(change: FindingChange) -> str:
     """The function that the evidence of a finding names first; ``''`` where it names none."""
-    for row in change.shown.evidence[:1]:
+    finding = change.shown
+    for row in finding.evidence[:1] if isinstance(finding, Finding) else ():
         frame = parse_frame(str(row.get("host_was_in") or ""))
         if frame is not None:
             return frame.function
