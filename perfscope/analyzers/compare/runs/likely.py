@@ -112,10 +112,11 @@ def _own_change(account: Account | None) -> float:
 
 def change_ns(change: FindingChange) -> int:
     """How much more a finding costs than before, ns per step; what is paid once is not in it."""
-    sides = [
-        0 if side is None or side.once is not None else (cost_of(side) or 0) for side in (change.base, change.head)
-    ]
-    return sides[1] - sides[0]
+    base, head = (
+        0 if isinstance(side, Finding) and side.once is not None else cost_of(side) or 0
+        for side in (change.base, change.head)
+    )
+    return head - base
 
 
 def carrying(
