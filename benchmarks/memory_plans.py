@@ -23,13 +23,13 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from perfscope.analyzers.checkpointing.simulate import Simulator  # noqa: E402
-from perfscope.analyzers.checkpointing.step_model import Policy, StepModel  # noqa: E402
-from perfscope.analyzers.checkpointing.step_model_torch import torch_step_model  # noqa: E402
 from perfscope.analyzers.ops.recompute import recompute_regions  # noqa: E402
 from perfscope.analyzers.readers.load import load_one  # noqa: E402
 from perfscope.analyzers.time.steps import step_windows  # noqa: E402
 from perfscope.model.units import format_bytes, format_ns  # noqa: E402
+from perfscope.plugins.memory_advice.simulate import Simulator  # noqa: E402
+from perfscope.plugins.memory_advice.step_model import Policy, StepModel  # noqa: E402
+from perfscope.plugins.memory_advice.step_model_torch import torch_step_model  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "memory.md"
 BEGIN, END = "<!-- benchmarks/memory_plans.py writes from here -->", "<!-- to here -->"

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.checkpointing.simulate import Simulator
-from perfscope.analyzers.checkpointing.step_model import Policy, StepModel
-from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models, predicted_recompute, recomputed_flops
 from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
+from perfscope.plugins.memory_advice.simulate import Simulator
+from perfscope.plugins.memory_advice.step_model import Policy, StepModel
+from perfscope.plugins.memory_advice.step_model_hlo import hlo_step_models, predicted_recompute, recomputed_flops
 
 POLICIES: dict[str, Policy] = {"none": "keep", "full": "full", "dots": "selective"}
 SOURCES = (*POLICIES, "names")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from memory_plans_jax import ENDING, POLICIES, SOURCES, _models
 
-from perfscope.analyzers.checkpointing.simulate import Simulator, todays
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.programs.saving import once_ns
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.trace import Trace
+from perfscope.plugins.memory_advice.simulate import Simulator, todays
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- benchmarks/memory_plans_time.py writes from here -->", "<!-- to here -->"

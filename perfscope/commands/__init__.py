@@ -7,7 +7,6 @@ and never exits by itself: ``perfscope.__main__.main`` does. Its body imports th
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
-    "advise": "perfscope.commands.advise:advise",
     "analyze": "perfscope.commands.analyze:analyze",
     "baseline": "perfscope.commands.baseline:baseline",
     "compare": "perfscope.commands.compare:compare",
@@ -31,7 +30,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Analyze": ("analyze", "query", "serve", "rules", "explain"),
     "Fix": ("try",),
     "Compare": ("compare", "history", "baseline", "store"),
-    "Compile for a machine that is not here": ("compile", "setup", "advise"),
+    "Compile for a machine that is not here": ("compile", "setup"),
     "Share": ("report",),
 }
 """Task -> verbs, in the order in which the help lists them; each verb has one task."""

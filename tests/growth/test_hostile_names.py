@@ -8,7 +8,6 @@ from time import process_time
 
 import pytest
 
-from perfscope.analyzers.checkpointing import jax_layers
 from perfscope.analyzers.compare.runs import keys
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
@@ -51,7 +50,6 @@ FUNCTIONS: tuple[Callable[[str], object], ...] = (
 )
 WORK: dict[str, Callable[[str], object]] = {
     **{f"{function.__module__}.{function.__name__}": function for function in FUNCTIONS},
-    "numbered layers": jax_layers._NUMBERED.fullmatch,
     "inputs of a graph": graph_text._INPUT.findall,
     "worktrees": lambda text: comparison_json._WORKTREE.sub("", text),
     "families of steps": lambda text: session_steps._NUMBER.sub("", text),

@@ -11,23 +11,12 @@ from tests.conftest import REPOSITORY
 from tests.house.test_architecture import statements
 
 CAPABILITIES = frozenset(
-    {"checkpointing", "critical_path", "memory", "ops", "plans", "programs", "ranks", "time", "torch_compile"},
+    {"critical_path", "memory", "ops", "plans", "programs", "ranks", "time", "torch_compile"},
 )
 USERS = CAPABILITIES | {"sections"}
 """Packages of ``perfscope/analyzers`` that are held to it."""
 
 EXCEPTIONS: dict[str, frozenset[str]] = {
-    "checkpointing": frozenset(
-        {
-            "memory.categories",
-            "memory.holders",
-            "ops.graph_time",
-            "ops.recompute",
-            "programs.blocks",
-            "programs.saving",
-            "torch_compile.inductor_fusion",
-        }
-    ),
     "memory": frozenset({"ops.attention", "ops.recompute", "programs.blocks"}),
     "ops": frozenset(
         {

@@ -189,7 +189,7 @@ HEAVY = ("torch", "jax", "numpy", "pandas", "scipy", "dash", "plotly", "rich", "
 NOT_FOR_A_TRACE = ("asyncio", "ssl", "sqlite3", "duckdb", "jinja2", "google.protobuf", "xml.sax", "unittest", "fsspec")
 NOT_IN_A_TRACE = (
     "perfscope.analyzers.hlo.module", "perfscope.analyzers.programs", "perfscope.analyzers.predict",
-    "perfscope.analyzers.plans", "perfscope.analyzers.checkpointing.plans",
+    "perfscope.analyzers.plans", "perfscope.plugins.memory_advice.plans",
     "perfscope.analyzers.ops.rules.unfused_ops.graph",
     "perfscope.analyzers.torch_compile.rules.graph_break", "perfscope.plugins.numerics.rules.nonfinite",
     "perfscope.analyzers.readers.compiled", "perfscope.model.documents.torch_plan", "perfscope.model.compile_log",

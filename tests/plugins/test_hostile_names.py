@@ -6,11 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from perfscope.plugins.memory_advice import jax_layers
 from perfscope.plugins.parity import names
 from perfscope.plugins.scale_out.remote import shown_url
 from tests.growth.test_hostile_names import LONG, LONGEST, check
 
-WORK: dict[str, Callable[[str], object]] = {"shown URLs": shown_url, "numbered words": names._NUMBERED.fullmatch}
+WORK: dict[str, Callable[[str], object]] = {
+    "shown URLs": shown_url,
+    "numbered layers": jax_layers._NUMBERED.fullmatch,
+    "numbered words": names._NUMBERED.fullmatch,
+}
 
 
 @pytest.mark.parametrize("length", [LONG, pytest.param(LONGEST, marks=pytest.mark.slow)])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.checkpointing.step_model_hlo import hlo_step_models
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.hlo.collectives import by_size, collectives
 from perfscope.analyzers.programs.collectives import collective_time
@@ -109,12 +108,6 @@ def test_a_selection_by_a_convolution_counts_like_one_by_a_dot() -> None:
     found = _findings(analysis)
     assert found
     assert all("at most 1 in 512 elements" in finding.detail for _, finding in found)
-
-
-def test_the_masks_that_xla_computes_ahead_of_the_layers_are_no_layers() -> None:
-    """On a v5e a loop as long as that of the layers fills a stack of masks, which theirs reads."""
-    (model,) = load_one(FIXTURES / "programs-v5e" / "transformer").fact(hlo_step_models)
-    assert [region.name for region in model.regions] == ["layers of the scan at training.py:100"]
 
 
 def test_a_collective_along_one_axis_of_a_torus_does_not_use_all_links() -> None:

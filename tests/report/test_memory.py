@@ -11,15 +11,12 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
 
-from perfscope.analyzers.checkpointing.plans import plan_memory
-from perfscope.analyzers.checkpointing.step_model import StepModel
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.sections.memory import MemorySection
 from perfscope.dashboards.report import html_report, json_report, markdown, text
 from perfscope.dashboards.report.blocks import Picture, Table, Tile
 from perfscope.dashboards.report.html_report import render
 from perfscope.dashboards.report.renderers.values import finding_words
-from perfscope.dashboards.report.sections.advice import PlansReport, plan_sections, plans_report, render_html
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.memory_picture import ceiling, legend, memory_chart, picture_view
 from perfscope.dashboards.report.summary import summarize
@@ -27,7 +24,6 @@ from perfscope.model.finding import Finding, Outcome
 from perfscope.model.memory import SourceLine
 from perfscope.model.trace import Trace
 from tests.browser.chromium import Page, binary, browser
-from tests.checkpointing.steps import checkpointed, layers
 from tests.conftest import REPOSITORY
 from tests.memory.build import MemoryBuilder
 from tests.memory.test_section import of_rank
@@ -326,48 +322,3 @@ def test_words_lie_on_nothing(page: Page, tmp_path: Path, count: int, fullest: i
         assert ("size of the device" in texts) == (capacity == 80 * GIB)
         assert "64.0 GiB" in texts
         assert page.value("document.documentElement.scrollWidth <= innerWidth")
-
-
-MIB = 1 << 20
-
-
-def step(count: int) -> StepModel:
-    made = layers(count, held=MIB, activation=MIB, product=MIB // 2, temporary=1024)
-    slow = tuple(replace(value, cost_ns=value.cost_ns * 1_000_000) for value in made.values)
-    return replace(made, values=slow, step_ns=10**9)
-
-
-def report(model: StepModel, budget: int | None = None, devices: int | None = None) -> PlansReport:
-    return plans_report(plan_memory(model, budget_bytes=budget, devices=devices), "step.fake")
-
-
-def picture(shown: PlansReport) -> str:
-    (markup,) = [
-        block.markup for section in plan_sections(shown) for block in section.blocks if isinstance(block, Picture)
-    ]
-    return markup
-
-
-def test_where_time_is_not_touched_the_picture_stands() -> None:
-    free = step(3)
-    free = replace(free, values=tuple(replace(value, cost_ns=0) for value in free.values))
-    for shown in (report(free), report(checkpointed(step(6)))):
-        assert "nan" not in picture(shown)
-        assert picture(shown).count("<title>") == len(shown.rows())
-
-
-def test_today_and_the_plan_to_take_are_always_named() -> None:
-    for model in (step(12), checkpointed(step(12))):
-        named = re.findall(r'<text class="ps-said"[^>]*>([^<]*)</text>', picture(report(model, budget=12 * MIB)))
-        assert sorted(named) == ["recommended", "today"]
-
-
-@pytest.mark.parametrize(("count", "width", "dark"), [(1, 390, False), (2, 1280, True), (24, 390, True)])
-def test_the_page_of_plans_fits(page: Page, tmp_path: Path, count: int, width: int, dark: bool) -> None:
-    for number, shown in enumerate((report(step(count)), report(checkpointed(step(count)), count * MIB))):
-        file = tmp_path / f"{number}.html"
-        file.write_text(render_html(shown))
-        page.open(file, width=width, dark=dark)
-        assert page.value("document.querySelectorAll('.ps-scatter text').length") >= 1
-        assert page.value("document.documentElement.scrollWidth") <= width
-        assert page.complaints() == []

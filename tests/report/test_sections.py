@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.cells import cell_len
 
-from perfscope.analyzers.checkpointing.plans import plan_memory
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.sections.programs import plan_section
 from perfscope.dashboards.report.blocks import (
@@ -38,12 +37,10 @@ from perfscope.dashboards.report.blocks import (
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.markdown import sections_markdown
 from perfscope.dashboards.report.renderers.text import printed, sections_text
-from perfscope.dashboards.report.sections.advice import plan_sections, plans_report
 from perfscope.dashboards.report.sections.findings import evidence_table
 from perfscope.dashboards.report.sections.sweep import sweep_sections
 from perfscope.dashboards.report.summary import sections
 from perfscope.model.finding import Excerpt, Finding, Where
-from tests.checkpointing.steps import layers
 from tests.memory.test_section import of_rank
 from tests.plans.build import graph, kernel, plan, trace_of
 from tests.ranks.build import rank_set
@@ -61,14 +58,7 @@ def planned(folder: Any) -> Analysis:
     return replace(analysis(), plans=section)
 
 
-def advised() -> tuple[Section, ...]:
-    model = layers(6, held=1 << 20, activation=1 << 20, product=1 << 19, temporary=1024)
-    plans = plan_memory(model, budget_bytes=9 << 20)
-    return tuple(plan_sections(plans_report(plans, "step.fake")))
-
-
 OTHERS: dict[str, Callable[[], tuple[Section, ...]]] = {
-    "advice": advised,
     "sweep": lambda: tuple(sweep_sections(test_sweep.document())),
 }
 """Sections that are of no analysis."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.checkpointing.rules.excess_remat.compiled import graph_recompute
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.load import load
 from perfscope.analyzers.registry import load_rule
@@ -99,13 +98,6 @@ def test_what_inductor_left_apart_is_read_in_another_order(trace: Trace) -> None
     forward = [pair for pair in pairs if pair.refusal.direction == "forward"]
     assert any(pair.read_at is not None and pair.read_at.line == line_of("another order") for pair in forward)
     assert judge(load_rule("unfused_ops"), trace).status == "clean"  # 16 kB never leave a cache
-
-
-def test_recomputed_elementwise_ops_are_a_fact_and_no_finding(trace: Trace) -> None:
-    (graph,) = trace.fact(graph_recompute)
-    assert graph.nodes
-    assert not graph.heavy
-    assert judge(load_rule("excess_remat"), trace).status == "clean"
 
 
 def test_a_short_cold_start_is_clean_and_accounted_for(trace: Trace) -> None:

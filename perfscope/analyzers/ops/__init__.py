@@ -39,6 +39,7 @@ from perfscope.analyzers.ops.kernels import canonical_dtype, matmul_precision, u
 from perfscope.analyzers.ops.movement import Movement, movements, times_of_ops
 from perfscope.analyzers.ops.op_call import OpCost
 from perfscope.analyzers.ops.op_class import op_class
+from perfscope.analyzers.ops.op_times import OpTimes, op_bytes, op_times
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, module_label, top_work
 
@@ -53,6 +54,7 @@ __all__ = [
     "CountedWork",
     "Movement",
     "OpCost",
+    "OpTimes",
     "OpWork",
     "TopWork",
     "Utilization",
@@ -72,8 +74,10 @@ __all__ = [
     "merge_top_work",
     "module_label",
     "movements",
+    "op_bytes",
     "op_category",
     "op_class",
+    "op_times",
     "op_work",
     "op_works",
     "short_kernel_name",

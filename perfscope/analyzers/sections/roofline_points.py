@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.checkpointing import op_bytes, op_times
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import kernel_roof
 from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
@@ -29,7 +28,9 @@ from perfscope.analyzers.ops import (
     graph_time,
     host_costs,
     module_label,
+    op_bytes,
     op_class,
+    op_times,
     op_work,
 )
 from perfscope.analyzers.programs import roof_device

@@ -19,7 +19,7 @@ from perfscope.plugins.exports.about import has_times
 from perfscope.plugins.exports.command import FORMATS
 from perfscope.plugins.exports.export import Subject, export
 from perfscope.plugins.exports.wire import fixed64, nested, number_field, records, tag, varints
-from tests.conftest import corpus_files
+from tests.conftest import REPOSITORY, corpus_files
 from tests.plugins.exports.trace_equality import totals
 from tests.plugins.exports.trace_processor import TROUBLE, query_trace
 from tests.plugins.exports.traces import crowded, everything, finding
@@ -159,7 +159,7 @@ def test_the_ranks_of_a_job_open_as_one(tmp_path: Path, corpus: Path) -> None:
     assert dict(map(tuple, streams)) == ours
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text()
+PAGE = (REPOSITORY / "docs" / "export.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.checkpointing.op_times import op_times
+from perfscope.analyzers.ops import op_times
 from perfscope.analyzers.ops.fusion import FusionGroup, fusion_groups, fusion_reason
 from perfscope.analyzers.ops.graph_time import Flow, short_name, trace_flow
 from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, node_bytes, refused_pairs
