@@ -141,7 +141,7 @@ def _perfetto_page(
 ) -> tuple[dict[str, Any] | None, int | None]:
     """Settings for the button to open Perfetto, and the port of our local page, which is served from now on.
 
-    ``own``: behind a proxy a second port cannot be reached, so there is none.
+    ``own``: through a proxy a second port cannot be reached, so there is none.
     """
     import threading
 

@@ -36,28 +36,28 @@ class RuleHome(NamedTuple):
     needs: tuple[str, ...] = ()
     """Keys of ``Trace.recorded``; without them the rule abstains and is not imported."""
     judges: tuple[Subject, ...] = ()
-    """What it has findings on besides the recording of one process."""
+    """Subjects of its findings besides the recording of one process."""
     compares_digests: bool = False
     """Whether its ``compare`` reads only what `analyzers/digest.py` keeps of a trace, so that ``--scheduler`` works."""
 
 
 class Recording(NamedTuple):
-    """What a plug-in records of a run in all steps, in place of a profile."""
+    """Data that a plug-in records in all steps of a run, in place of a profile."""
 
     what: str
-    """How `docs/model.md` and rules that lack it describe it."""
+    """Description in `docs/model.md` and in rules that lack it."""
     recorder: str
     """Class that records in the user's process (`perfscope.profiler.session.recorders.Recorder`)."""
     tools: tuple[str, ...]
-    """Names in the manifest of a run; ``torch_`` or ``jax_`` in front tells the framework."""
+    """Names in the manifest of a run; the prefix ``torch_`` or ``jax_`` is the framework."""
     available: str
-    """Function that returns why nothing can be recorded in this process, or ``None``."""
+    """Function that returns the reason why nothing can be recorded in this process, or ``None``."""
     read: str
-    """Function of a path that returns what was recorded, with ``notes``; it may raise ``DataError``."""
+    """Function of a path that returns the recording, with ``notes``; it may raise ``DataError``."""
 
 
 class Plugin(NamedTuple):
-    """What a package adds. Of two equal names perfscope's core comes first, then the plug-ins by name."""
+    """Additions of a package. If two names are equal, perfscope's core comes first, then the plug-ins by name."""
 
     name: str
     commands: Mapping[str, str] = _NOTHING
@@ -65,11 +65,11 @@ class Plugin(NamedTuple):
     tasks: Mapping[str, str] = _NOTHING
     """Verb -> heading in the help (`perfscope.commands.TASKS`, or a new one)."""
     options: Mapping[str, tuple[str, ...]] = _NOTHING
-    """Verb of the core -> ``click.Option`` objects with callbacks of their own (``expose_value=False``)."""
+    """Verb of the core -> ``click.Option`` objects with callbacks (``expose_value=False``)."""
     recordings: Mapping[str, Recording] = _NOTHING
-    """Key of ``Trace.recorded`` and ``Trace.documents`` -> what is recorded."""
+    """Key of ``Trace.recorded`` and ``Trace.documents`` -> its recording."""
     results: Mapping[str, str] = _NOTHING
-    """Key of ``Analysis.results`` and of the JSON report -> function of a trace; ``None`` where there is no result."""
+    """Key of ``Analysis.results`` and of the JSON report -> function of a trace; ``None`` if there is no result."""
     tables: Mapping[str, str] = _NOTHING
     """Name -> ``ResultTable`` (`docs/adding-a-result.md`)."""
     report: str = ""
@@ -110,7 +110,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def named(kind: str) -> dict[str, Any]:
-    """What all plug-ins declare of one kind, such as ``"commands"``: name -> value."""
+    """Declarations of all plug-ins of one kind, such as ``"commands"``: name -> value."""
     found: dict[str, Any] = {}
     for plugin in plugins():
         for name, value in getattr(plugin, kind).items():
@@ -137,7 +137,7 @@ def _loaded(found: tuple[Entry, ...]) -> tuple[Plugin, ...]:
         except ModuleNotFoundError as error:
             if not f"{entry.home.partition(':')[0]}.".startswith(f"{error.name}."):
                 log_failure(_log, f"plug-in {entry.name} cannot be loaded", error)
-        except Exception as error:  # a broken package of somebody else must not break every command
+        except Exception as error:  # another author's broken package must not break every command
             log_failure(_log, f"plug-in {entry.name} cannot be loaded", error)
     return tuple(declared)
 

@@ -66,7 +66,7 @@ abstains.
 
 
 def recording_words(key: str) -> str:
-    """What a key of ``recorded`` stands for, in words; the key itself where no installed plug-in declares it."""
+    """Description of a key of ``recorded``; the key itself if no installed plug-in declares it."""
     if key in RECORDED:
         return RECORDED[key]
     recording: Recording | None = named("recordings").get(key)

@@ -20,8 +20,8 @@ FIRST_CHILD = ".child-steps-seen"
 def claim_steps(run: Path, message: Message) -> bool:
     """Whether this process, whose steps are known now, captures.
 
-    A process that the program started does not if an earlier one has steps. Of several without a rank only the first
-    does: they are not a job.
+    A process that the program started does not if an earlier one has steps. Among several without a rank only the
+    first does: they are not a job.
     """
     if not message.child:
         (run / STEPS_FILE).touch()

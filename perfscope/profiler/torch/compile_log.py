@@ -227,7 +227,7 @@ def _is_data(dep: Any) -> bool:
 TRACE_FILE = "torch_trace.log"
 PACKED_TRACE_FILE = f"{TRACE_FILE}.gz"
 TRACE_COMPRESSION = 1
-"""gzip level: text shrinks to a sixth, at 100 MB a second, which the program's end waits for."""
+"""gzip level: text shrinks to a sixth, at 100 MB per second; the program's end waits for it."""
 MAX_TRACE_BYTES = 256 << 20
 """A compiled block of a transformer writes 1 MB; a thousand graphs of that size fill it."""
 MAX_PENDING = 200
