@@ -119,3 +119,17 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
         return first
     low, high = int(first.starts[0]), int(first.ends[-1])
     return intersection(first, complement(second, low, high))
+
+
+def by_largest_remainder(amounts: Int64, divisor: int, whole: int | None = None) -> Int64:
+    """Divide amounts by ``divisor`` into integers that sum to ``whole``, by default the rounded quotient of their sum.
+
+    Every result is the rounded down or the rounded up quotient; the largest remainders are rounded up, of equal ones
+    the first. ``whole``: at least the sum of the rounded down, at most that of the rounded up quotients.
+    """
+    share, rest = amounts // divisor, amounts % divisor
+    if whole is None:
+        whole = (2 * int(amounts.sum()) + divisor) // (2 * divisor)
+    order = np.argsort(-rest, kind="stable")[: max(whole - int(share.sum()), 0)]
+    share[order] += 1
+    return np.asarray(share, np.int64)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.compare.runs.account import accounts, by_largest_remainder, claim_first, claim_innermost
+from perfscope.analyzers.compare.runs.account import Account, claim_first, in_parts, innermost
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange, account_change, step_change, time_change
 from perfscope.analyzers.compare.runs.keys import (
     Key,
@@ -22,7 +22,8 @@ from perfscope.analyzers.compare.runs.keys import (
     work_class,
 )
 from perfscope.analyzers.compare.runs.window import compared_window, cut, inside, without
-from perfscope.model.intervals import Intervals, union
+from perfscope.analyzers.time import least_computing, warm_accounts
+from perfscope.model.intervals import Intervals, by_largest_remainder, union
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
 from tests.compare.runs import gpu_run, host_run
@@ -93,8 +94,8 @@ def test_several_kernels_against_a_fused_one_are_one_match() -> None:
 
 
 def test_idle_time_of_another_cause_is_another_part() -> None:
-    base = Key(kind="idle", work="idle: the host launched late", op="aten::mm")
-    head = Key(kind="idle", work="idle: the host waited for the device", op="aten::mm")
+    base = Key(kind="idle", cause="launch", op="aten::mm")
+    head = Key(kind="idle", cause="sync", op="aten::mm")
     assert all(match.level is None for match in align([base], [head]))
 
 
@@ -126,8 +127,12 @@ def test_classes_of_work() -> None:
     assert work_class("zzz") == "other"
 
 
+def divided(trace: Trace) -> Account:
+    return in_parts(trace, least_computing(trace.fact(warm_accounts)))
+
+
 def change(base: Trace, head: Trace) -> StepChange:
-    found = step_change(accounts(base)[0], accounts(head)[0])
+    found = step_change(divided(base), divided(head))
     found.check()
     assert sum(part.delta_ns for part in found.parts) == found.delta_ns
     return found
@@ -140,7 +145,7 @@ def part(found: StepChange, name: str) -> PartChange:
 
 class TestAccount:
     def test_a_device_is_accounted_for_to_the_nanosecond(self) -> None:
-        (held,) = accounts(gpu_run())
+        held = divided(gpu_run())
         by_kind: dict[str, int] = {}
         for one in held.parts:
             by_kind[one.key.kind] = by_kind.get(one.key.kind, 0) + one.own_ns
@@ -148,7 +153,7 @@ class TestAccount:
         assert sum(by_kind.values()) == held.total_ns
 
     def test_the_host_is_accounted_for_where_there_is_no_device(self) -> None:
-        (held,) = accounts(host_run(item=True))
+        held = divided(host_run(item=True))
         own = {one.key.name(): one.own_ns for one in held.parts}
         assert (own["aten::mm"], own["aten::item"], own["aten::add"]) == (120_000, 15_000, 30_000)
         assert sum(own.values()) == held.total_ns == 300_000
@@ -159,13 +164,13 @@ class TestAccount:
         made.launched("a", 5, 10, 60, correlation=1)
         made.launched("b", 6, 40, 90, correlation=2, stream=8)
         made.launched("all_reduce", 7, 50, 95, correlation=3, stream=9, communication=True)
-        (held,) = accounts(made.build())
+        held = divided(made.build())
         own = {one.key.work: one.own_ns for one in held.parts}
         assert (own["a"], own["b"], own["all_reduce"]) == (50_000, 30_000, 5_000)
         assert sum(own.values()) == 100_000
 
-    def test_without_time_there_is_none(self) -> None:
-        assert accounts(TraceBuilder(recorded=frozenset()).build()) == ()
+    def test_without_time_there_are_no_parts(self) -> None:
+        assert divided(TraceBuilder(recorded=frozenset()).build()).parts == ()
 
 
 class TestStatus:
@@ -221,9 +226,23 @@ def test_other_numbers_of_steps_are_brought_to_one_step() -> None:
 
 def test_idle_time_of_a_host_sync_is_named_with_its_line() -> None:
     found = change(gpu_run(), gpu_run(item=True))
-    (one,) = [one for one in found.parts if one.kind == "idle" and "waited for the device" in one.key().work]
+    (one,) = [one for one in found.parts if one.cause == "sync"]
     assert one.key().place() == "train.py:11"
-    assert one.delta_ns > 200_000
+    assert one.key().name() == "idle: waited for the device (aten::item)"
+    assert one.delta_ns == 80_000
+
+
+def test_time_of_the_host_is_divided_by_cause_and_ops_count_once() -> None:
+    made = TraceBuilder(recorded=frozenset({"host_ops", "steps"}))
+    made.step(0, 0, 100)
+    made.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 5, 45)
+    made.op("aten::stack", 10, 40)
+    made.op("aten::mm", 50, 90)
+    found = {(one.key.cause, one.key.name()): (one.own_ns, one.calls) for one in divided(made.build()).parts}
+    assert found["compute", "aten::mm"] == (40_000, 1)
+    assert found["compute", "aten::stack"] == (0, 1)
+    assert found["input", "waited for input (aten::stack)"] == (30_000, 0)
+    assert sum(ns for ns, _ in found.values()) == 100_000
 
 
 def test_the_reverse_is_the_mirror() -> None:
@@ -302,8 +321,8 @@ def test_a_moment_goes_to_the_innermost_span_and_through_spans_that_are_not_want
     trace = made.build()
     slices = trace.rows["slices"]
     ops = slices["kind"] == 0
-    rows, own, left = claim_innermost(trace, union([0], [120_000]), 0, ops)
-    assert {trace.text(int(slices["name"][row])): ns for row, ns in zip(rows, own, strict=True)} == {
+    own, left = innermost(trace, 0, ops).claim(union([0], [120_000]))
+    assert {trace.text(int(slices["name"][row])): ns for row, ns in own.items()} == {
         "outer": 80_000, "inner": 20_000,
     }  # fmt: skip
     assert left.total() == 20_000
@@ -388,7 +407,7 @@ def stepped(busy_us: int, *, steps: int = 3, device: bool = True) -> Trace:
 
 
 def test_the_mean_step_by_cause_sums_on_both_sides() -> None:
-    account = account_change(stepped(400), stepped(600, steps=2))
+    account = account_change(change(stepped(400), stepped(600, steps=2)))
     assert account is not None
     assert (account.base_ns, account.head_ns, account.on_host) == (1_000_000, 1_000_000, False)
     assert account.problem() is None
@@ -397,8 +416,8 @@ def test_the_mean_step_by_cause_sums_on_both_sides() -> None:
 
 
 def test_the_host_is_not_compared_with_a_device_by_cause() -> None:
-    assert account_change(stepped(400, device=False), stepped(400)) is None
-    alone = account_change(stepped(400, device=False), stepped(500, device=False))
+    assert account_change(change(stepped(400, device=False), stepped(400))) is None
+    alone = account_change(change(stepped(400, device=False), stepped(500, device=False)))
     assert alone is not None
     assert alone.on_host
     assert alone.causes["compute"].head_ns == 500_000

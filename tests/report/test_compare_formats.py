@@ -257,7 +257,7 @@ class TestHtml:
         page = Parsed(render_html(of(comparisons.interleaved_launches())))
         assert page.open == []
         for said in (
-            "step time +3.0% (97.2% CI +2.0% … +4.0%)", "gate not met", "train.py:11", "+260 us",
+            "step time +3.0% (97.2% CI +2.0% … +4.0%)", "gate not met", "train.py:11", "+80.0 us",
             "Also measured, never gating", "Keep the value on the device", "1.00 ms → 1.00 ms, 0 ns",
             "flash_fwd_kernel<cutlass::bf16>", "slowest 42.6 ms", "measured, then confirming", "Not compared",
             "order by seed 3471692537", "Unchanged (1)",

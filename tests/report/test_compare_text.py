@@ -66,8 +66,13 @@ class TestText:
         text = render_text(found, verbose=True)
         assert "no device work recorded" in " ".join(text.split())
 
-    def test_the_sum_row_is_the_step(self, item: Comparison) -> None:
+    def test_causes_and_parts_are_of_one_step(self, item: Comparison) -> None:
         text = render_text(document(item))
+        assert "Where the step goes: 1.00 ms → 1.00 ms, 0 ns" in text
+        assert "The recorded step in parts: 1.00 ms → 1.00 ms, 0 ns" in text
+
+    def test_kinds_are_shown_where_causes_are_unknown(self, item: Comparison) -> None:
+        text = render_text(document(replace(item, account=None)))
         (row,) = [line for line in text.splitlines() if line.strip().startswith("sum")]
         assert row.split() == ["sum", "1.00", "ms", "1.00", "ms", "0", "ns"]
 

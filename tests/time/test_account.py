@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.time import device_doubts
-from perfscope.analyzers.time.account import CAUSES, check_step_accounts, step_accounts, warm_accounts
+from perfscope.analyzers.time.account import check_step_accounts, step_accounts, warm_accounts
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, host_work, innermost_spans, main_thread
 from perfscope.analyzers.time.steps import account_windows
+from perfscope.model.documents.causes import CAUSES
 from perfscope.model.intervals import Intervals, complement, difference, intersection, union
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, Trace
 from tests.build import TraceBuilder

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.readers.run.counters import attach_counters
 from perfscope.analyzers.registry import load_rule
-from perfscope.analyzers.time.account import StepAccount, check_step_accounts, host_account, step_accounts
+from perfscope.analyzers.time.account import StepAccount, check_step_accounts, step_accounts
+from perfscope.analyzers.time.host_account import host_account
 from perfscope.analyzers.time.whole_run.cores import CoreWaits, carve_waits, core_summary, core_waits, waits_of_steps
 from perfscope.dashboards.report.sections.cores import core_facts
 from perfscope.model.documents.counters import StepCounters

@@ -16,10 +16,10 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_times
-from perfscope.analyzers.time.gaps import gaps
 from perfscope.model.trace import Trace
 from tests.conftest import corpus_files
-from tests.time.naive_gaps import naive_totals
+from tests.time.naive_idle_calls import naive_totals
+from tests.time.test_idle_calls import totals_of, window
 
 pytestmark = pytest.mark.corpus
 
@@ -42,19 +42,11 @@ def _costs(trace: Trace, rule: str) -> dict[str, int | None]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
-def test_gaps_of_every_file_sum_to_idle_and_equal_the_naive_attribution(path):
+def test_calls_at_the_ends_of_idle_time_of_every_file_equal_the_naive_attribution(path):
     trace = _read(path)
-    found = trace.fact(gaps)
     for device in trace.fact(device_times):
-        totals = found.totals(device.device)
-        assert sum(totals.values()) == device.idle_ns
-        assert all(value >= 0 for value in totals.values())
-    small = [d for d in trace.fact(device_times) if d.kernels <= 1000 and len(trace.rows["slices"]) <= 8000]
-    for device in small:  # the naive way looks at all spans for every gap
-        totals, naive = found.totals(device.device), naive_totals(trace, device.device)
-        assert (totals["unknown"], totals["dependency"]) == (naive["unknown"], naive["dependency"])
-        if not totals["input"]:
-            assert totals["host_sync"] == naive["host_sync"]
+        if device.kernels <= 1000 and len(trace.rows["slices"]) <= 8000:  # the naive way looks at all spans each time
+            assert totals_of(trace, device.device) == naive_totals(trace, device.device, *window(trace))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])

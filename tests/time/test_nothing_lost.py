@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load
-from perfscope.analyzers.time.account import Cause, StepAccount, check_step_accounts, step_accounts
+from perfscope.analyzers.time.account import StepAccount, check_step_accounts, step_accounts
 from perfscope.analyzers.time.rules.unexplained_idle import LEAST_SHARE, LEAST_SHARE_ON_HOST
+from perfscope.model.documents.causes import Cause
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Finding
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, Trace

@@ -1,16 +1,13 @@
-"""Where the time of a recording went: device time, gaps and their causes, steps, calls, call sites."""
+"""Where the time of a recording went: the account of the step, device time, steps, calls, call sites."""
 
 from __future__ import annotations
 
 from perfscope.analyzers.time.account import (
-    CAUSES,
-    HOST_PARTS,
-    Cause,
-    HostAccount,
-    HostPart,
     StepAccount,
-    host_account,
-    marks_of,
+    cause_intervals,
+    idle_pieces,
+    least_computing,
+    of_device,
     step_accounts,
     time_within,
     warm_accounts,
@@ -31,7 +28,7 @@ from perfscope.analyzers.time.device_time import DeviceParts, DeviceTime, device
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.fixes import Situation, does, frame_fix, record_stacks, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
-from perfscope.analyzers.time.gaps import SYNC_SLACK_NS, GapCause, Gaps, gaps
+from perfscope.analyzers.time.host_account import HOST_PARTS, HostAccount, HostPart, host_account, marks_of
 from perfscope.analyzers.time.host_activity import (
     HostActivity,
     compiles,
@@ -40,6 +37,7 @@ from perfscope.analyzers.time.host_activity import (
     loads_code,
     main_thread,
 )
+from perfscope.analyzers.time.idle_calls import SYNC_SLACK_NS
 from perfscope.analyzers.time.jax_debugging import (
     JIT_DISABLED,
     InterpretedKernel,
@@ -125,7 +123,6 @@ from perfscope.analyzers.time.whole_run.step_growth import GrownName, StepGrowth
 __all__ = [
     "BACKWARD",
     "BUSY_SHARE",
-    "CAUSES",
     "GRAPH_CALL",
     "HOST_PARTS",
     "JIT_DISABLED",
@@ -137,7 +134,6 @@ __all__ = [
     "UNKNOWN_SITE",
     "WORK_TABLES",
     "CallSite",
-    "Cause",
     "CoreSummary",
     "CoreWaits",
     "DeviceDoubt",
@@ -145,8 +141,6 @@ __all__ = [
     "DeviceTime",
     "FrameKind",
     "Framework",
-    "GapCause",
-    "Gaps",
     "Generation",
     "GrownName",
     "HostAccount",
@@ -166,6 +160,7 @@ __all__ = [
     "bounded",
     "call_site",
     "call_tokens",
+    "cause_intervals",
     "communication_in_steps",
     "compiled_rows",
     "compiles",
@@ -185,13 +180,13 @@ __all__ = [
     "forward_rows",
     "frame_fix",
     "framework",
-    "gaps",
     "generation",
     "graph_op",
     "graph_ops_inside",
     "grown_names",
     "host_account",
     "host_records",
+    "idle_pieces",
     "innermost_spans",
     "input_slices",
     "interpreted_kernels",
@@ -199,6 +194,7 @@ __all__ = [
     "jit_disabled",
     "late_span_ns",
     "launch_sites",
+    "least_computing",
     "lineage",
     "loads_code",
     "main_thread",
@@ -206,6 +202,7 @@ __all__ = [
     "named_slices",
     "nearest_ancestor",
     "nearest_samples",
+    "of_device",
     "one_generation",
     "op_records",
     "op_times",

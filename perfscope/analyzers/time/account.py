@@ -25,25 +25,25 @@ compute. The rest of the main thread's time is divided alike.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, cast, get_args
+from typing import NamedTuple, cast
 
 import numpy as np
 from msgspec import Struct, field
 
 from perfscope.analyzers.time.calls import blocking_calls
-from perfscope.analyzers.time.compiled_regions import is_compiled
 from perfscope.analyzers.time.device_time import device_busy, device_times, device_work
-from perfscope.analyzers.time.gaps import draining_sync, launch_at, pick
 from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divide, host_activities, main_thread
+from perfscope.analyzers.time.idle_calls import draining_sync, launch_at, pick
 from perfscope.analyzers.time.phases import Phase, phases_of
-from perfscope.analyzers.time.spans import named_slices, spans_by_thread
-from perfscope.analyzers.time.steps import Windows, account_windows, device_doubts, step_windows, steps_work
+from perfscope.analyzers.time.steps import Windows, account_windows, device_doubts
 from perfscope.analyzers.time.whole_run.cores import carve_waits, core_waits
+from perfscope.model.documents.causes import BUSY, CAUSES, Cause
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
     EMPTY,
     Int64,
     Intervals,
+    by_largest_remainder,
     complement,
     covered,
     difference,
@@ -51,32 +51,8 @@ from perfscope.model.intervals import (
     merge,
     union,
 )
-from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+from perfscope.model.trace import MISSING, CallKind, Trace
 from perfscope.model.units import format_share
-
-Cause = Literal[
-    "compute",
-    "exposed_communication",
-    "exposed_copy",
-    "sync",
-    "input",
-    "launch",
-    "compilation",
-    "memory",
-    "collective_setup",
-    "garbage_collection",
-    "saving",
-    "other_ranks",
-    "sleeping",
-    "other_host",
-    "core_wait",
-    "dependency",
-    "unexplained",
-]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
-"""In the order of a report: busy, then why not."""
-
-BUSY: tuple[Cause, ...] = ("compute", "exposed_communication", "exposed_copy")
 
 COLD_SHARE = 0.1
 """Of a step: one that compiles for longer is no measure of a warm step ..."""
@@ -122,6 +98,13 @@ class StepAccount(Struct, frozen=True, kw_only=True):
         """Length of all steps together."""
         return sum(self.total_ns.values())
 
+    @property
+    def mean_ns(self) -> dict[Cause, int]:
+        """Mean of the steps per cause, in integer ns that sum to the rounded mean step."""
+        amounts = np.array([sum(self.causes_ns[cause]) for cause in CAUSES], np.int64)
+        means = by_largest_remainder(amounts, max(1, len(self.numbers)))
+        return dict(zip(CAUSES, means.tolist(), strict=True))
+
     def steady_ns(self, causes: Iterable[Cause]) -> int:
         """What every step has of some causes together, at least: the smallest step's times the number of steps.
 
@@ -140,6 +123,15 @@ class StepAccount(Struct, frozen=True, kw_only=True):
     def busy_ns(self) -> int:
         """Of it, the time in which the device worked."""
         return sum(sum(self.causes_ns[cause]) for cause in BUSY)
+
+
+def least_computing(accounts: Iterable[StepAccount]) -> StepAccount | None:
+    """The account of the device that computes the smallest share of its time; ``None`` if no account has time.
+
+    Every report shows this account.
+    """
+    timed = (account for account in accounts if account.whole_ns)
+    return min(timed, key=lambda account: account.total_ns["compute"] / account.whole_ns, default=None)
 
 
 def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
@@ -406,9 +398,12 @@ class IdlePieces(Struct, frozen=True, kw_only=True):
         return len(self.device)
 
 
-def idle_pieces(trace: Trace, cause: Cause) -> IdlePieces:
-    """The idle intervals with time of ``cause`` in the windows, all devices; the costs sum to the accounts'."""
-    windows, columns = trace.fact(account_windows), []
+def idle_pieces(trace: Trace, cause: Cause, windows: Windows | None = None) -> IdlePieces:
+    """The idle intervals with time of ``cause`` in the windows, all devices; the costs sum to the accounts'.
+
+    ``windows``: those of the account by default.
+    """
+    windows, columns = windows or trace.fact(account_windows), []
     inside = union(windows.starts, windows.ends)
     for device, intervals in trace.fact(idle_intervals).items():
         part = intersection(trace.fact(cause_intervals)[device].get(cause, EMPTY), inside)
@@ -499,101 +494,3 @@ def _on_host(trace: Trace, low: int, high: int) -> dict[Cause, Intervals]:
 
 def _chosen(spans: Intervals, chosen: np.ndarray) -> Intervals:
     return Intervals(spans.starts[chosen], spans.ends[chosen])
-
-
-# What the thread that drives the program did in the steps, beside the account of the devices.
-
-
-HostPart = Literal[
-    "ops",
-    "compiled_regions",
-    "launch",
-    "sync",
-    "input",
-    "compilation",
-    "memory",
-    "collective_setup",
-    "garbage_collection",
-    "saving",
-    "other_ranks",
-    "sleeping",
-    "other_threads",
-    "python",
-    "core_wait",
-]
-HOST_PARTS: tuple[HostPart, ...] = get_args(HostPart)
-"""``launch``: calls that launch device work, and short ops around them; ``other_threads``: nothing here, while another
-thread ran ops (autograd's); ``python``: nothing recorded on any thread."""
-
-
-class HostAccount(Struct, frozen=True, kw_only=True):
-    """Where the steps went on the thread that drives the program."""
-
-    rank: int | None
-    thread: str
-    """Its name."""
-    numbers: tuple[int, ...]
-    """Numbers of the steps; empty where the account is of the whole capture."""
-    parts_ns: Mapping[HostPart, tuple[int, ...]]
-    """Per part one value a step (one for the whole capture), ns. Per step the parts sum to it."""
-
-    @property
-    def total_ns(self) -> dict[HostPart, int]:
-        """Per part the sum over the steps."""
-        return {part: sum(values) for part, values in self.parts_ns.items()}
-
-    @property
-    def whole_ns(self) -> int:
-        """Length of all steps together."""
-        return sum(self.total_ns.values())
-
-
-def marks_of(trace: Trace, windows: Windows) -> Windows:
-    """The same steps by their marks on the host, where launches tell that a step's work runs after its mark."""
-    work = trace.fact(steps_work)
-    if work is None or not work.late or not windows.numbers or len(trace.rows["hlo_ops"]):
-        return windows
-    steps, order = trace.fact(step_windows), np.argsort(trace.fact(step_windows).starts, kind="stable")
-    chosen = order[np.isin(steps.numbers[order], windows.numbers)]
-    return Windows(starts=steps.starts[chosen], ends=steps.ends[chosen], numbers=tuple(steps.numbers[chosen].tolist()))
-
-
-def host_account(trace: Trace) -> HostAccount | None:
-    """The account of the main thread; ``None`` where no op or call of the host was recorded in the steps."""
-    thread, windows = trace.fact(main_thread), marks_of(trace, trace.fact(warm_windows))
-    if thread == MISSING or not len(windows.starts) or windows.whole_ns <= 0:
-        return None
-    steps = union(windows.starts, windows.ends)
-    parts, rest = divide(trace, thread, steps)
-    if not parts:
-        return None
-    others = merge(
-        *(spans for number, spans in trace.fact(host_activities).get(HostActivity.OP, {}).items() if number != thread)
-    )
-    slices = trace.rows["slices"]
-    rows = np.flatnonzero(named_slices(trace, is_compiled) & (slices["kind"] != SliceKind.PYTHON))
-    compiled = spans_by_thread(trace, "slices", rows).get(thread, EMPTY)
-    result: dict[HostPart, Intervals] = {
-        "other_threads": intersection(rest, others),
-        "python": difference(rest, others),
-    }
-    inside = []
-    for activity, spans in parts.items():
-        if activity in (HostActivity.OP, HostActivity.LAUNCH):
-            inside.append(intersection(spans, compiled))
-            spans = difference(spans, compiled)
-        result["ops" if activity == HostActivity.OP else cast("HostPart", activity.name.lower())] = spans
-    result["compiled_regions"] = merge(*inside)
-    waits = trace.fact(core_waits)
-    if waits is not None:
-        blocked: tuple[HostPart, ...] = ("sync", "other_ranks", "sleeping", "other_threads")
-        running = [part for part in result if part not in blocked]
-        result, result["core_wait"] = carve_waits(waits, result, running=running, whole=True)
-    return HostAccount(
-        rank=trace.source.rank,
-        thread=trace.text(int(trace.rows["threads"]["thread"][thread])),
-        numbers=windows.numbers,
-        parts_ns={
-            part: tuple(covered(result.get(part, EMPTY), windows.starts, windows.ends).tolist()) for part in HOST_PARTS
-        },
-    )

@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time.account import Cause
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
 from perfscope.analyzers.time.samples import stacks
+from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import Where
 from perfscope.model.trace import Trace
 

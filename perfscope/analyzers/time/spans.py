@@ -17,7 +17,6 @@ INPUT_REGION = "input"
 """Name of the user's own region (``perfscope.region("input")``) that counts as data loading."""
 
 _LOADER_PREFIXES = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
-_LOOKUP_NAMES = ("TorchDynamo Cache Lookup",)
 
 
 def named_slices(trace: Trace, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
@@ -43,11 +42,6 @@ def input_slices(trace: Trace) -> npt.NDArray[np.int64]:
 def input_spans(trace: Trace) -> dict[int, Intervals]:
     """Time in data loaders, per row of ``threads``."""
     return spans_by_thread(trace, "slices", input_slices(trace))
-
-
-def compile_lookup_spans(trace: Trace) -> dict[int, Intervals]:
-    """Time in the lookup of compiled code, per row of ``threads``."""
-    return spans_by_thread(trace, "slices", _named(trace, lambda name: name.startswith(_LOOKUP_NAMES)))
 
 
 def allocator_spans(trace: Trace) -> dict[int, Intervals]:

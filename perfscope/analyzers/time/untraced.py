@@ -14,9 +14,10 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause, warm_windows
+from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause, warm_windows
 from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.steps import late_span_ns, step_windows, steps_known, whole_ns
+from perfscope.model.documents.causes import Cause
 from perfscope.model.documents.step_time import StepTime, step_time_of
 from perfscope.model.finding import Finding, Once
 from perfscope.model.intervals import covered, union

@@ -15,7 +15,7 @@ from perfscope.dashboards.figures.drawing import (
 )
 from perfscope.dashboards.report.charts import CAUSE_COLORS, FREE_COLOR, TRACED_COLOR
 from perfscope.dashboards.report.renderers.values import signed_ns
-from perfscope.dashboards.report.sections.account import cause_words
+from perfscope.model.documents.causes import cause_words
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from perfscope.analyzers.engine import Step
-    from perfscope.analyzers.time import Cause, StepAccount
+    from perfscope.analyzers.time import StepAccount
+    from perfscope.model.documents.causes import Cause
     from perfscope.model.documents.comparison import Account
 
 FEW_BARS = 6

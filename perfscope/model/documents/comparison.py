@@ -152,9 +152,10 @@ class Cause(Value, frozen=True, kw_only=True):
 
 
 class Key(Value, frozen=True, kw_only=True):
-    """Identity and place of a piece of work; ``name``: short, for people."""
+    """Identity and place of a piece of work; ``name``: short, for people. ``cause``: of the account, or ``''``."""
 
     kind: str
+    cause: str = ""
     phase: str = ""
     module: str = ""
     op: str = ""
@@ -176,9 +177,10 @@ class PartSide(Value, frozen=True, kw_only=True):
 
 
 class Part(Value, frozen=True, kw_only=True):
-    """A part of the step; ``count_ns`` and ``each_ns`` sum to ``delta_ns``."""
+    """A part of the step; ``count_ns`` and ``each_ns`` sum to ``delta_ns``. ``cause``: of the account, or ``''``."""
 
     kind: str
+    cause: str = ""
     status: str
     name: str
     place: str
@@ -222,7 +224,7 @@ class OtherParts(Value, frozen=True, kw_only=True):
 
 
 class Step(Value, frozen=True, kw_only=True):
-    """The change of one rank's step; its parts sum to it."""
+    """The change of one rank's mean step; its parts sum to it, and those of one cause to that cause of the account."""
 
     per: Literal["step", "trace"]
     base_ns: Ns

@@ -1,26 +1,40 @@
-"""Where the time of a trace's steps went, part by part: the parts sum to the whole, exactly, in integer ns.
+"""The account of a trace's steps in parts by op and line: per cause the parts sum to it, exactly, in integer ns.
 
-On a device a moment belongs to compute, else to communication, else to a copy, else to the gap it lies in; of several
-kernels at once to the one that began first. Without a device it belongs to the compiled instruction or the op that
-runs; else to the innermost Python function or range of the thread that runs the steps; else to nobody.
+Causes and steps are those of the report (``analyzers/time/account.py``, without steps that compiled and outliers). In
+the busy time of a device each moment belongs to one kernel or copy, of several at once to the one that began first.
+Idle time belongs to the wait or the launch at the end of its interval. Without a device a moment belongs to the
+compiled instruction or the op that runs; else to the innermost Python function or range of the thread that runs the
+steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
-from perfscope.analyzers.compare.runs.window import Window, compared_window, inside, without, work_in_window
-from perfscope.analyzers.time import GapCause, covering_slices, device_busy, gaps, nearest_ancestor, rows_by_device
-from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.analyzers.compare.runs.window import Window, account_window, inside, without, work_in_window
+from perfscope.analyzers.time import (
+    StepAccount,
+    cause_intervals,
+    covering_slices,
+    idle_pieces,
+    nearest_ancestor,
+    of_device,
+    rows_by_device,
+    warm_windows,
+)
+from perfscope.model.documents.causes import BUSY, CAUSES, Cause
+from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-# Who a moment belongs to where several things happen at once: each moment goes to exactly one row, in integer ns.
+# Owners of a moment where several things happen at once: each moment goes to exactly one row, in integer ns.
 #
 # Layers claim time one after another: what a layer does not take is left for the next. So the rows of all layers and
 # what is left at the end sum to the whole, exactly.
@@ -42,39 +56,35 @@ def claim_first(free: Intervals, starts: Int64, ends: Int64) -> tuple[Int64, Int
     return own, without(free, union(starts, ends))
 
 
-def claim_innermost(
-    trace: Trace, free: Intervals, thread: int, wanted: npt.NDArray[np.bool_]
-) -> tuple[Int64, Int64, Intervals]:
-    """(rows of ``slices``, ns each gets, what is left): a moment goes to the innermost wanted span of a thread.
+class Innermost(Struct, frozen=True, kw_only=True):
+    """The innermost wanted span of a thread at each moment. Arrays of one shape; pieces in order, times in ns."""
 
-    ``wanted``: mask over ``slices``. Spans that are not wanted are looked through.
+    starts: Int64
+    ends: Int64
+    rows: Int64
+    """Row of ``slices``."""
+
+    def claim(self, free: Intervals) -> tuple[dict[int, int], Intervals]:
+        """ns of ``free`` by row of ``slices``, and what is left."""
+        own: dict[int, int] = {}
+        for row, ns in zip(self.rows.tolist(), covered(free, self.starts, self.ends).tolist(), strict=True):
+            if ns:
+                own[row] = own.get(row, 0) + ns
+        return own, without(free, union(self.starts, self.ends))
+
+
+def innermost(trace: Trace, thread: int, wanted: npt.NDArray[np.bool_]) -> Innermost:
+    """The innermost wanted spans of a thread; the spans inside of them that are not wanted count as theirs.
+
+    ``wanted``: mask over ``slices``.
     """
     slices = trace.rows["slices"]
     mine = np.flatnonzero((slices["thread"] == thread) & wanted)
-    nothing = np.empty(0, np.int64)
-    if not len(mine) or not len(free.starts):
-        return nothing, nothing, free
     edges = np.unique(np.concatenate((slices["start_ns"][mine], slices["end_ns"][mine])))
     begin, finish = edges[:-1], edges[1:]
-    inner = nearest_ancestor(trace, covering_slices(trace, np.full(len(begin), thread), begin), wanted)
-    known = inner != MISSING
-    rows, index = np.unique(inner[known], return_inverse=True)
-    own = np.zeros(len(rows), np.int64)
-    np.add.at(own, index, covered(free, begin[known], finish[known]))
-    return rows, own, without(free, union(begin[known], finish[known]))
-
-
-def by_largest_remainder(amounts: Int64, divisor: int) -> Int64:
-    """Each amount divided by ``divisor`` in integers so that the sum is that of all, divided and rounded.
-
-    The ns that rounding down leaves over go to the largest remainders, of equal ones to the first.
-    """
-    share, rest = amounts // divisor, amounts % divisor
-    whole = int(amounts.sum())
-    missing = (2 * whole + divisor) // (2 * divisor) - int(share.sum())
-    order = np.argsort(-rest, kind="stable")[: max(missing, 0)]
-    share[order] += 1
-    return np.asarray(share, np.int64)
+    rows = nearest_ancestor(trace, covering_slices(trace, np.full(len(begin), thread), begin), wanted)
+    known = rows != MISSING
+    return Innermost(starts=begin[known], ends=finish[known], rows=rows[known])
 
 
 # One part of the time of a trace's steps.
@@ -97,8 +107,10 @@ class Part(Struct, frozen=True, kw_only=True):
 
     @property
     def countable(self) -> bool:
-        """Whether ``calls`` follows from the program: of ops and device work, not of gaps and runtime internals."""
-        return self.key.kind in ("compute", "communication", "copy") or (self.key.kind == "host" and bool(self.key.op))
+        """Whether ``calls`` follows from the program: of ops and device work only."""
+        if self.key.kind == "host":
+            return bool(self.key.op) and self.key.cause in ("compute", "")
+        return self.key.kind != "idle"
 
 
 def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -125,60 +137,17 @@ def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(sorted(rows, key=lambda part: (-part.own_ns, -part.calls, part.key.name())))
 
 
-# Idle time of a device in the compared window by cause; what no gap explains lies before or behind its work.
+# The account of one device, or of the host, in parts.
 
 
-EDGE = "idle: before the first or behind the last work"
-INPUT = "idle: waits for input"
-LOOKUP = "idle: lookup of compiled code"
-ALLOCATOR = "idle: device memory calls"
-CAUSES: dict[GapCause, str] = {
-    GapCause.UNKNOWN: "idle: cause not recorded",
-    GapCause.DEPENDENCY: "idle: work was queued, waited for other work",
-    GapCause.HOST_SYNC: "idle: the host waited for the device",
-    GapCause.LAUNCH: "idle: the host launched late",
-}
+NOTHING_RECORDED = "outside every recorded span"
 
-
-def idle_parts(trace: Trace, window: Window, naming: Naming, device: int, free: Intervals) -> list[Part]:
-    """Parts of ``free``, the time in which the device did nothing; they sum to it. ``device``: row of ``devices``.
-
-    A gap that the window cuts keeps each of its causes in proportion, rounded down; its main one has the rest.
-    """
-    trace_gaps = trace.fact(gaps)
-    rows = np.flatnonzero(trace_gaps.device == device)
-    inside = covered(free, trace_gaps.start_ns[rows], trace_gaps.end_ns[rows])
-    rows, inside = rows[inside > 0], inside[inside > 0]
-    parts: list[Part] = []
-    keys = naming.of_gaps(trace_gaps, rows, CAUSES)
-    amounts = zip(
-        rows.tolist(), inside.tolist(), (trace_gaps.end_ns - trace_gaps.start_ns)[rows].tolist(), keys, strict=True
-    )
-    for row, ns, length, (key, example) in amounts:
-        left = ns
-        for why, minor in (
-            (INPUT, trace_gaps.input_ns),
-            (LOOKUP, trace_gaps.compile_lookup_ns),
-            (ALLOCATOR, trace_gaps.allocator_ns),
-        ):
-            share = int(minor[row]) * ns // length
-            if share:
-                parts.append(Part(key=Key(kind="idle", work=why), own_ns=share, calls=0, busy_ns=0, example=example))
-                left -= share
-        if left:
-            calls = int(trace_gaps.cause[row] == GapCause.HOST_SYNC)
-            parts.append(Part(key=key, own_ns=left, calls=calls, busy_ns=left, example=example))
-    edge = free.total() - int(inside.sum())
-    if edge:
-        parts.append(Part(key=Key(kind="idle", work=EDGE), own_ns=edge, calls=0, busy_ns=0, example=MISSING))
-    return parts
-
-
-NOTHING_RECORDED = Key(kind="host", work="outside every recorded span")
+PLACED: frozenset[Cause] = frozenset({"sync", "launch", "compilation", "other_host"})
+"""Causes of idle time that a line of the program decides: of the wait, else of the launch that ends the interval."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
-    """The time of one device (or of the host) in the compared window of one trace."""
+    """The time of one device (or of the host) in the usual steps of one trace."""
 
     rank: int | None
     device: str
@@ -198,55 +167,70 @@ class Account(Struct, frozen=True, kw_only=True):
             raise ValueError(f"parts sum to {total} ns, not to {self.total_ns}")
 
 
-def accounts(trace: Trace) -> tuple[Account, ...]:
-    """One for each device that worked in the window, else one for the host; empty where the trace has no time."""
-    window = trace.fact(compared_window)
-    if not window.total_ns or trace.source.events_only:
-        return ()
-    naming = Naming(trace, window)
-    worked = [row for row, busy in sorted(trace.fact(device_busy).items()) if len(busy.starts)]
-    result = [_of_device(trace, window, naming, row) for row in worked] or [_of_host(trace, window, naming)]
-    for account in result:
-        account.check()
-    return tuple(result)
-
-
-def _of_device(trace: Trace, window: Window, naming: Naming, device: int) -> Account:
-    kernels, devices = trace.rows["kernels"], trace.rows["devices"]
-    here = trace.fact(rows_by_device)
-    work_rows = here["kernels"][device]
-    talks = kernels["communication"][work_rows]
-    free = window.spans
-    parts: list[Part] = []
-    for table, rows in (
-        ("kernels", work_rows[~talks]),
-        ("kernels", work_rows[talks]),
-        ("copies", here["copies"][device]),
-    ):
-        work = trace.rows[table]
-        own, free = claim_first(free, work["start_ns"][rows], work["end_ns"][rows])
-        parts += _work_parts(trace, naming, table, rows, own)
-    parts += idle_parts(trace, window, naming, device, free)
-    return Account(
+def in_parts(trace: Trace, account: StepAccount | None) -> Account:
+    """One of the trace's ``warm_accounts`` in parts; without one the host's time, whose causes are then unknown."""
+    spans, window = trace.fact(steps_of_account), trace.fact(account_window)
+    naming, devices = Naming(trace, window), trace.rows["devices"]
+    device = MISSING if account is None else account.device
+    parts = _of_device(trace, naming, device) if device != MISSING else _of_host(trace, window, naming, account)
+    result = Account(
         rank=trace.source.rank,
-        device=trace.text(int(devices["name"][device])) or "device",
-        ordinal=int(devices["ordinal"][device]),
-        total_ns=window.total_ns,
+        device="host" if device == MISSING else trace.text(int(devices["name"][device])) or "device",
+        ordinal=None if device == MISSING else int(devices["ordinal"][device]),
+        total_ns=spans.total(),
         steps=window.steps,
         per=window.per,
         parts=summed(parts),
         notes=naming.notes,
     )
+    result.check()
+    return result
+
+
+def steps_of_account(trace: Trace) -> Intervals:
+    """The time of the usual steps."""
+    windows = trace.fact(warm_windows)
+    return union(windows.starts, windows.ends)
+
+
+def _of_device(trace: Trace, naming: Naming, device: int) -> list[Part]:
+    spans, causes = trace.fact(steps_of_account), trace.fact(cause_intervals)[device]
+    here = trace.fact(rows_by_device)
+    kernels = here["kernels"][device]
+    talks = trace.rows["kernels"]["communication"][kernels]
+    parts: list[Part] = []
+    for cause, table, rows in zip(
+        BUSY, ("kernels", "kernels", "copies"), (kernels[~talks], kernels[talks], here["copies"][device]), strict=True
+    ):
+        work = trace.rows[table]
+        own, _ = claim_first(intersection(causes[cause], spans), work["start_ns"][rows], work["end_ns"][rows])
+        parts += _work_parts(trace, naming, table, rows, own)
+    for cause in CAUSES:
+        if cause not in BUSY:
+            parts += _idle_parts(trace, naming, device, cause)
+    return parts
 
 
 def _work_parts(trace: Trace, naming: Naming, table: str, rows: Int64, own: Int64) -> Iterable[Part]:
     """A part for each key of device work; work outside the window that is none of its steps' is left out."""
     work = trace.rows[table]
-    counted = work_in_window(trace, table)[rows]
+    counted = work_in_window(trace, table, trace.fact(account_window))[rows]
     kept = counted | (own > 0)
     rows, own, counted = rows[kept], own[kept], counted[kept]
     durations = work["end_ns"][rows] - work["start_ns"][rows]
     return _parts(naming.of_work(table, rows), own, counted, durations, work["op"][rows])
+
+
+def _idle_parts(trace: Trace, naming: Naming, device: int, cause: Cause) -> list[Part]:
+    """Idle time of one cause, a part for each idle interval that has some of it."""
+    pieces = of_device(idle_pieces(trace, cause, trace.fact(warm_windows)), device)
+    calls = np.full(len(pieces), MISSING, np.int64)
+    if cause in PLACED:
+        calls = pieces.wait if cause == "sync" else pieces.launch
+    return [
+        Part(key=key, own_ns=ns, calls=int(cause == "sync"), busy_ns=ns, example=example)
+        for (key, example), ns in zip(naming.of_idle(cause, calls), pieces.cost_ns.tolist(), strict=True)
+    ]
 
 
 def _parts(
@@ -258,66 +242,65 @@ def _parts(
         yield Part(key=key, own_ns=ns, calls=int(count), busy_ns=duration if count else 0, example=row)
 
 
-def _of_host(trace: Trace, window: Window, naming: Naming) -> Account:
+def _of_host(trace: Trace, window: Window, naming: Naming, account: StepAccount | None) -> Iterator[Part]:
+    """Parts of the time of the host by cause. Calls of ops are counted in the first cause, compute."""
+    spans = trace.fact(steps_of_account)
+    causes: dict[Cause | Literal[""], Intervals] = {"": spans}
+    if account is not None:
+        known = trace.fact(cause_intervals)[MISSING]
+        causes = {cause: intersection(known.get(cause, EMPTY), spans) for cause in CAUSES}
     slices, ops = trace.rows["slices"], trace.rows["hlo_ops"]
-    free = window.spans
-    parts: list[Part] = []
-    if len(ops):
-        rows = np.flatnonzero(~ops["encloses"])
-        own, free = claim_first(free, ops["start_ns"][rows], ops["end_ns"][rows])
-        counted = inside(window.spans, ops["start_ns"][rows])
-        kept = counted | (own > 0)
-        keys = instruction_keys(trace, rows[kept])
-        durations = (ops["end_ns"] - ops["start_ns"])[rows[kept]]
-        parts += _parts(keys, own[kept], counted[kept], durations, np.full(int(kept.sum()), MISSING))
+    instructions = np.flatnonzero(~ops["encloses"]) if len(ops) else np.empty(0, np.int64)
     xla = np.zeros(len(slices), bool)
-    linked = ops["slice"][ops["slice"] != MISSING] if len(ops) else np.empty(0, np.int64)
-    xla[linked] = True
+    xla[ops["slice"][ops["slice"] != MISSING]] = True
     is_op = (slices["kind"] == SliceKind.OP) & ~xla
-    threads = _threads(trace, window, xla)
-    for thread in threads:
-        span_parts, free = _spans(trace, window, naming, free, thread, is_op)
-        parts += span_parts
-    if threads:
-        span_parts, free = _spans(trace, window, naming, free, threads[0], ~is_op & ~xla)
-        parts += span_parts
-    parts.append(Part(key=NOTHING_RECORDED, own_ns=free.total(), calls=0, busy_ns=0))
-    return Account(
-        rank=trace.source.rank,
-        device="host",
-        ordinal=None,
-        total_ns=window.total_ns,
-        steps=window.steps,
-        per=window.per,
-        parts=summed(parts),
-        notes=naming.notes,
-    )
+    threads = _threads(trace, spans, xla)
+    layers = [(thread, is_op) for thread in threads] + [(thread, ~is_op & ~xla) for thread in threads[:1]]
+    inner = [innermost(trace, thread, wanted) for thread, wanted in layers]
+    began = window.began_inside(slices["start_ns"])
+    called = [np.flatnonzero((slices["thread"] == thread) & wanted & began) for thread, wanted in layers]
+    for number, (cause, free) in enumerate(causes.items()):
+        if number and not free.total():
+            continue
+        own, free = claim_first(free, ops["start_ns"][instructions], ops["end_ns"][instructions])
+        yield from _instruction_parts(trace, window, cause, instructions, own, first=not number)
+        for layer, rows in zip(inner, called, strict=True):
+            taken, free = layer.claim(free)
+            yield from _span_parts(trace, naming, cause, taken, rows if not number else np.empty(0, np.int64))
+        if free.total():
+            nothing = Key(kind="host", cause=cause, work=NOTHING_RECORDED)
+            yield Part(key=nothing, own_ns=free.total(), calls=0, busy_ns=0)
 
 
-def _threads(trace: Trace, window: Window, left_out: npt.NDArray[np.bool_]) -> list[int]:
-    """Threads with spans in the window, the one whose spans cover most of it first: it runs the steps."""
+def _instruction_parts(
+    trace: Trace, window: Window, cause: Cause | Literal[""], rows: Int64, own: Int64, *, first: bool
+) -> Iterable[Part]:
+    """Parts of compiled instructions that the host ran."""
+    ops = trace.rows["hlo_ops"]
+    counted = inside(window.spans, ops["start_ns"][rows]) & first
+    kept = counted | (own > 0)
+    rows, own, counted = rows[kept], own[kept], counted[kept]
+    keys = [replace(key, cause=cause) for key in instruction_keys(trace, rows)]
+    return _parts(keys, own, counted, ops["end_ns"][rows] - ops["start_ns"][rows], np.full(len(rows), MISSING))
+
+
+def _span_parts(
+    trace: Trace, naming: Naming, cause: Cause | Literal[""], own: Mapping[int, int], called: Int64
+) -> Iterable[Part]:
+    """Parts of one thread's spans by their self time ``own``, and spans that were ``called`` in the steps."""
+    slices = trace.rows["slices"]
+    rows = np.union1d(called, np.fromiter(own, np.int64, len(own)))
+    keys = [replace(span_key(naming, row), cause=cause) for row in rows.tolist()]
+    self_ns = np.array([own.get(row, 0) for row in rows.tolist()], np.int64)
+    return _parts(keys, self_ns, np.isin(rows, called), slices["end_ns"][rows] - slices["start_ns"][rows], rows)
+
+
+def _threads(trace: Trace, spans: Intervals, left_out: npt.NDArray[np.bool_]) -> list[int]:
+    """Threads with spans in the steps, the one whose spans cover most of them first: it runs the steps."""
     slices = trace.rows["slices"]
     amounts = []
     for thread in np.unique(slices["thread"]).tolist():
         mine = (slices["thread"] == thread) & ~left_out
-        _, left = claim_first(window.spans, slices["start_ns"][mine], slices["end_ns"][mine])
+        _, left = claim_first(spans, slices["start_ns"][mine], slices["end_ns"][mine])
         amounts.append((left.total(), -int(mine.sum()), thread))
-    return [thread for left, _, thread in sorted(amounts) if left < window.total_ns]
-
-
-def _spans(
-    trace: Trace, window: Window, naming: Naming, free: Intervals, thread: int, wanted: npt.NDArray[np.bool_]
-) -> tuple[list[Part], Intervals]:
-    """Parts of one thread's spans by their self time. An op counts as called where it began in the steps."""
-    slices = trace.rows["slices"]
-    rows, own, left = claim_innermost(trace, free, thread, wanted)
-    began = np.flatnonzero((slices["thread"] == thread) & wanted)
-    began = began[window.began_inside(slices["start_ns"][began])]
-    self_ns = dict(zip(rows.tolist(), own.tolist(), strict=True))
-    counted = set(began.tolist())
-    every = np.array(sorted(counted | self_ns.keys()), np.int64)
-    keys = [span_key(naming, row) for row in every.tolist()]
-    durations = slices["end_ns"][every] - slices["start_ns"][every]
-    mine = np.array([self_ns.get(row, 0) for row in every.tolist()], np.int64)
-    called = np.array([row in counted for row in every.tolist()], bool)
-    return list(_parts(keys, mine, called, durations, every)), left
+    return [thread for left, _, thread in sorted(amounts) if left < spans.total()]

@@ -1,28 +1,32 @@
 """The change of a step, split into parts that sum to it exactly; each part says what of it is count and what is time.
 
-A part's time per step is an integer of ns. Dividing by the number of steps leaves a remainder of less than one ns a
-part, and it is given to the largest remainders, so that the parts sum to the rounded whole of each side.
+A part's time per step is an integer of ns. The causes are those of the report's account, divided by the number of
+steps so that they sum to the rounded mean step (``StepAccount.mean_ns``); the parts of each cause sum to it likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.compare.runs.account import Account, Part, accounts, by_largest_remainder
+from perfscope.analyzers.compare.runs.account import Account, Part, in_parts
 from perfscope.analyzers.compare.runs.keys import Key, Level, Match, PartKind, align
-from perfscope.analyzers.compare.runs.window import compared_window
-from perfscope.analyzers.time import CAUSES, StepAccount, warm_accounts
+from perfscope.analyzers.compare.runs.window import account_window
+from perfscope.analyzers.time import least_computing, warm_accounts, warm_windows
+from perfscope.model.documents.causes import CAUSES, Cause
 from perfscope.model.documents.comparison import Account as CausesOfStep
 from perfscope.model.documents.comparison import Amount, Rank
-from perfscope.model.trace import MISSING, Trace
+from perfscope.model.intervals import by_largest_remainder
+from perfscope.model.trace import Trace
 
 FUSED_FROM = 2
 """Kernels against one, on the same line or of the same op, that are called a fusion; fewer are a count that changed."""
+
+T = TypeVar("T")
 
 Status = Literal["new", "gone", "more calls", "fewer calls", "fused", "split", "slower", "faster", "same"]
 
@@ -72,6 +76,11 @@ class PartChange(Struct, frozen=True, kw_only=True):
     def each_ns(self) -> int:
         """Of ``delta_ns``, what the time of each call makes."""
         return self.delta_ns - self.count_ns
+
+    @property
+    def cause(self) -> Cause | Literal[""]:
+        """Cause of the account that it is a part of; ``''``: unknown."""
+        return self.key().cause
 
     @property
     def counts_differ(self) -> bool:
@@ -129,18 +138,26 @@ class StepChange(Struct, frozen=True, kw_only=True):
 
     def by_kind(self) -> dict[PartKind, tuple[int, int]]:
         """(base, head) in ns by kind of part; the values sum to the step on both sides."""
-        result: dict[PartKind, list[int]] = {}
-        for part in self.parts:
-            sides = result.setdefault(part.kind, [0, 0])
-            sides[0] += part.base.ns
-            sides[1] += part.head.ns
-        return {kind: (base, head) for kind, (base, head) in result.items()}
+        return _sums((part.kind, part) for part in self.parts)
+
+    def by_cause(self) -> dict[Cause | Literal[""], tuple[int, int]]:
+        """(base, head) in ns by cause of the account, in its order; the values sum to the step on both sides."""
+        found = _sums((part.cause, part) for part in self.parts)
+        return {cause: found[cause] for cause in (*CAUSES, "") if cause in found}
 
     def check(self) -> None:
         """``ValueError`` unless the parts of both sides, and the changes, sum to the whole."""
         base, head = sum(part.base.ns for part in self.parts), sum(part.head.ns for part in self.parts)
         if (base, head) != (self.base_ns, self.head_ns):
             raise ValueError(f"parts sum to {base} and {head} ns, not to {self.base_ns} and {self.head_ns}")
+
+
+def _sums(parts: Iterable[tuple[T, PartChange]]) -> dict[T, tuple[int, int]]:
+    result: dict[T, tuple[int, int]] = {}
+    for name, part in parts:
+        base, head = result.get(name, (0, 0))
+        result[name] = base + part.base.ns, head + part.head.ns
+    return result
 
 
 def step_change(base: Account, head: Account) -> StepChange:
@@ -168,8 +185,16 @@ _Held = tuple[Part, int]
 
 def _sides(account: Account) -> dict[Key, _Held]:
     """By key: the part, and its ns per step."""
-    each = by_largest_remainder(np.array([part.own_ns for part in account.parts], np.int64), account.steps)
-    return {part.key: (part, ns) for part, ns in zip(account.parts, each.tolist(), strict=True)}
+    causes: dict[str, list[Part]] = {cause: [] for cause in (*CAUSES, "")}
+    for part in account.parts:
+        causes[part.key.cause].append(part)
+    wholes = np.array([sum(part.own_ns for part in parts) for parts in causes.values()], np.int64)
+    held: dict[Key, _Held] = {}
+    for parts, whole in zip(causes.values(), by_largest_remainder(wholes, account.steps).tolist(), strict=True):
+        amounts = np.array([part.own_ns for part in parts], np.int64)
+        each = by_largest_remainder(amounts, account.steps, whole).tolist()
+        held.update((part.key, (part, ns)) for part, ns in zip(parts, each, strict=True))
+    return held
 
 
 def _part(
@@ -236,7 +261,7 @@ def time_change(base: Sequence[Trace], head: Sequence[Trace]) -> TimeChange | No
 
 
 def _timed(trace: Trace) -> bool:
-    return not trace.source.events_only and trace.fact(compared_window).total_ns > 0
+    return not trace.source.events_only and trace.fact(warm_windows).whole_ns > 0
 
 
 def _lost(every: Sequence[Trace], timed: Sequence[Trace], side: str) -> list[str]:
@@ -244,8 +269,9 @@ def _lost(every: Sequence[Trace], timed: Sequence[Trace], side: str) -> list[str
 
 
 def _per_step(trace: Trace) -> int:
-    window = trace.fact(compared_window)
-    return (2 * window.total_ns + window.steps) // (2 * window.steps)
+    windows = trace.fact(warm_windows)
+    steps = max(1, len(windows.numbers))
+    return (2 * windows.whole_ns + steps) // (2 * steps)
 
 
 def middle_trace(traces: Sequence[Trace]) -> Trace | None:
@@ -269,23 +295,17 @@ def _pairs(base: Sequence[Trace], head: Sequence[Trace]) -> list[tuple[Trace, Tr
 
 
 def _change(base: Trace, head: Trace) -> StepChange:
-    mine, theirs = accounts(base), accounts(head)
-    by_ordinal = {account.ordinal: account for account in mine}
-    shared = [account for account in theirs if account.ordinal in by_ordinal]
-    if len(mine) == len(theirs) == 1 or not shared:
-        return step_change(busiest(mine), busiest(theirs))
-    chosen = busiest(shared)
-    return step_change(by_ordinal[chosen.ordinal], chosen)
-
-
-def busiest(every: Sequence[Account]) -> Account:
-    """The device that worked most."""
-    return max(every, key=lambda account: sum(part.own_ns for part in account.parts if part.key.kind != "idle"))
+    """The device that computes least, as in the report of the head; the same device of the base where it has it."""
+    mine, theirs = base.fact(warm_accounts), head.fact(warm_accounts)
+    shared = {account.ordinal for account in mine if account.whole_ns} & {account.ordinal for account in theirs}
+    after = least_computing(account for account in theirs if account.ordinal in shared or not shared)
+    same = [account for account in mine if after is not None and account.ordinal == after.ordinal]
+    return step_change(in_parts(base, least_computing(same or mine)), in_parts(head, after))
 
 
 def _all(notes: Sequence[str], pair: tuple[Trace, Trace]) -> tuple[str, ...]:
     texts = list(notes)
-    windows = [trace.fact(compared_window) for trace in pair]
+    windows = [trace.fact(account_window) for trace in pair]
     if any(window.per == "trace" for window in windows):
         whose = " and ".join(
             side for side, window in zip(("base", "head"), windows, strict=True) if window.per == "trace"
@@ -295,40 +315,19 @@ def _all(notes: Sequence[str], pair: tuple[Trace, Trace]) -> tuple[str, ...]:
         texts.append(f"{windows[0].steps} steps against {windows[1].steps}: all is per step")
     devices = [len(trace.rows["devices"]) for trace in pair]
     if max(devices) > 1:
-        texts.append(f"{devices[1]} devices in a source: the one that worked most is shown")
+        texts.append(f"{max(devices)} devices in a source: the device that computes least is shown, as in reports")
     return tuple(dict.fromkeys(texts))
 
 
 # Where the mean step goes, by cause, on both sides.
 
 
-def account_change(base: Trace, head: Trace) -> CausesOfStep | None:
-    """The account of the device that works most; ``None`` where a side has no time, or the host's against a device's.
-
-    Steps that compiled are left out.
-    """
-    mine, theirs = ([each for each in trace.fact(warm_accounts) if each.whole_ns] for trace in (base, head))
-    shared = {account.ordinal for account in mine} & {account.ordinal for account in theirs}
-    if not mine or not theirs or (mine[0].device == MISSING) is not (theirs[0].device == MISSING):
-        return None
-    after = max((each for each in theirs if each.ordinal in shared or not shared), key=lambda each: each.busy_ns)
-    before = max((each for each in mine if each.ordinal == after.ordinal or not shared), key=lambda each: each.busy_ns)
+def account_change(step: StepChange) -> CausesOfStep | None:
+    """The causes of both sides; ``None`` where they are unknown, or one side is the host's and the other a device's."""
     causes: dict[str, Amount] = {
-        cause: Amount(base_ns=left, head_ns=right)
-        for cause, left, right in zip(CAUSES, _mean_causes(before), _mean_causes(after), strict=True)
-        if left or right
+        cause: Amount(base_ns=base, head_ns=head) for cause, (base, head) in step.by_cause().items() if base or head
     }
-    return CausesOfStep(
-        base_ns=sum(amount.base_ns for amount in causes.values()),
-        head_ns=sum(amount.head_ns for amount in causes.values()),
-        on_host=after.device == MISSING,
-        causes=causes,
-    )
-
-
-def _mean_causes(account: StepAccount) -> list[int]:
-    """Per cause the mean of the steps in ns; they sum to the mean step."""
-    total = account.total_ns
-    amounts = np.array([total[cause] for cause in CAUSES], np.int64)
-    means: list[int] = by_largest_remainder(amounts, max(1, len(account.numbers))).tolist()
-    return means
+    on_host = [ns > 0 for ns in step.by_kind().get("host", (0, 0))]
+    if not causes or "" in causes or on_host[0] is not on_host[1]:
+        return None
+    return CausesOfStep(base_ns=step.base_ns, head_ns=step.head_ns, on_host=on_host[0], causes=causes)

@@ -337,7 +337,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace], *, busy: bool = False)
     remarks += _checkpoints(base, head)
     findings = corroborated(findings_change(*analyses, step_ns=step_ns), median, built)
     step = None if time is None else _step_time(analyses, time)
-    account = None if time is None else account_change(*_ranks_of(base, head, time))
+    account = None if time is None else account_change(time.median)
     one_machine = sides[0].devices == sides[1].devices
     verdict = likely_change(step, time, findings, account, built.metrics, busy=busy) if one_machine else None
     if verdict is not None and step is not None:

@@ -19,7 +19,8 @@ from perfscope.analyzers.compare.runs.window import Window
 from perfscope.analyzers.hlo.scope import scope_of
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.recompute import autograd_nodes, recomputed_ops
-from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, GapCause, Gaps, call_site, nearest_ancestor
+from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, nearest_ancestor
+from perfscope.model.documents.causes import Cause, cause_words
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
@@ -127,7 +128,9 @@ class Key(Struct, frozen=True, kw_only=True):
     """-1: not known."""
     function: str = ""
     work: str = ""
-    """Kernel, direction of a copy, operation of a collective, or why the device is idle."""
+    """Kernel, direction of a copy or operation of a collective."""
+    cause: Cause | Literal[""] = ""
+    """Cause of the account; ``''``: unknown."""
 
     def place(self) -> str:
         """``train.py:88``, else the module; ``''`` where neither is known."""
@@ -136,12 +139,20 @@ class Key(Struct, frozen=True, kw_only=True):
         return self.module
 
     def name(self) -> str:
-        """What it is, short: the op, and the work where it says more."""
+        """What it is, short: the op, and the work or the cause where it says more."""
         if self.kind in ("idle", "copy"):
-            return f"{self.work} ({self.op})" if self.op else self.work
+            work = cause_words(self.cause, on_host=False) if self.kind == "idle" else self.work
+            return f"{work} ({self.op})" if self.op else work
         if self.kind == "host":  # a range's arguments tell it from others: PjitFunction(step)
-            return without_counters(self.op or self.work)
+            name = without_counters(self.op or self.work)
+            return name if self.cause in ("compute", "") else f"{cause_words(self.cause, on_host=True)} ({name})"
         return without_counters(self.op) or without_numbers(self.work) or self.kind
+
+
+_BUSY: dict[PartKind, Cause | Literal[""]] = {
+    "compute": "compute", "communication": "exposed_communication", "copy": "exposed_copy",
+}  # fmt: skip
+"""Cause of device work, by kind."""
 
 
 class Level(IntEnum):
@@ -173,14 +184,14 @@ Signature = tuple[str | int, ...]
 
 def signature(key: Key, level: Level) -> Signature | None:
     """What two keys must share to be matched at a level; ``None``: this key cannot be matched there."""
-    kind, phase, op = key.kind, key.phase, without_counters(key.op)
+    kind, phase, op = f"{key.kind} {key.cause}", key.phase, without_counters(key.op)
     if level is Level.SAME:
         return (kind, phase, key.module, key.op, key.shapes, key.file, key.line, key.function, key.work)
     if level is Level.RENAMED:
         return (kind, phase, key.module, op, key.shapes, key.file, key.line, key.function, _renamed(key))
     if level is Level.MOVED:
         return (kind, phase, key.module, op, key.shapes, key.file, key.function, _renamed(key))
-    if kind == "idle":  # a wait for another reason, or in another op, is another wait
+    if key.kind == "idle":  # a wait for another reason, or in another op, is another wait
         return None
     if level is Level.OTHER_KERNEL:
         if not key.op:  # no host op known: the kernel is all there is
@@ -192,9 +203,9 @@ def signature(key: Key, level: Level) -> Signature | None:
         return (kind, phase, op, work_class(key.work)) if op else None
     if level is Level.FUSED:
         place = key.file or key.module
-        return (kind, phase, place, key.line) if place and kind == "compute" else None
+        return (kind, phase, place, key.line) if place and key.kind == "compute" else None
     work_kind = work_class(key.work)
-    return (kind, phase, work_kind) if kind in ("compute", "communication") and work_kind != "other" else None
+    return (kind, phase, work_kind) if key.kind in ("compute", "communication") and work_kind != "other" else None
 
 
 def _renamed(key: Key) -> str:
@@ -390,8 +401,9 @@ class Naming:
 
     def of_op(self, kind: PartKind, op: int, work: str) -> Key:
         """The key of some work that an op (row of ``slices``, or ``MISSING``) asked for."""
+        cause = _BUSY.get(kind, "")
         if op == MISSING:
-            return Key(kind=kind, work=work)
+            return Key(kind=kind, work=work, cause=cause)
         site = self.site(op) if self.with_lines else UNKNOWN_SITE
         return Key(
             kind=kind,
@@ -403,19 +415,20 @@ class Naming:
             line=site.line if site.line is not None else -1,
             function=site.function or "",
             work=work,
+            cause=cause,
         )
 
-    def of_gaps(self, gaps: Gaps, rows: Int64, words: Mapping[GapCause, str]) -> list[tuple[Key, int]]:
-        """Per gap its key, and the row of ``slices`` it is charged to."""
-        calls = self.trace.rows["calls"]
-        keys = []
-        for row in rows.tolist():
-            cause = GapCause(int(gaps.cause[row]))
-            call = {GapCause.HOST_SYNC: gaps.sync, GapCause.LAUNCH: gaps.launch}.get(cause)
-            parent = MISSING if call is None else int(calls["parent"][call[row]])
-            op = int(nearest_ancestor(self.trace, [parent], self._is_op)[0])
-            keys.append((self.of_op("idle", op if op != MISSING else parent, words[cause]), parent))
-        return keys
+    def of_idle(self, cause: Cause, calls: Int64) -> list[tuple[Key, int]]:
+        """Per row of ``calls`` (``MISSING``: no call) the key of idle time, and the row of ``slices`` that called."""
+        parents = calls  # of an empty table all are missing
+        if len(self.trace.rows["calls"]):
+            parents = np.where(calls == MISSING, MISSING, self.trace.rows["calls"]["parent"][np.maximum(calls, 0)])
+        ops = nearest_ancestor(self.trace, parents, self._is_op)
+        spans = np.where(ops == MISSING, parents, ops).tolist()
+        return [
+            (replace(self.of_op("idle", span, ""), cause=cause), parent)
+            for span, parent in zip(spans, parents.tolist(), strict=True)
+        ]
 
     def _work(self, table: str, row: int) -> tuple[PartKind, str]:
         work = self.trace.rows[table]
@@ -481,7 +494,7 @@ def _of_instruction(trace: Trace, row: int, kind: PartKind, work: str) -> Key:
     name = work if kind in ("communication", "copy") else made.work
     return Key(
         kind=kind, phase=made.phase, module=made.module, op=made.op, file=made.file, line=made.line, work=name,
-        shapes=made.shapes,
+        shapes=made.shapes, cause=_BUSY.get(kind, ""),
     )  # fmt: skip
 
 

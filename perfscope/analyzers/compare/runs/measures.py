@@ -107,7 +107,7 @@ def _device_work(trace: Trace, window: Window) -> _Yielded:
         return
     calls = trace.rows["calls"]
     for name, table in zip(names[:2], ("kernels", "copies"), strict=True):
-        counted = int(work_in_window(trace, table).sum())
+        counted = int(work_in_window(trace, table, window).sum())
         yield Measure(name=name, unit="count", value=counted / window.steps, per_trace=whole)
     if "runtime_calls" not in trace.recorded:
         yield from ((name, CALLS_NEEDS) for name in names[2:])

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from perfscope.analyzers.compare.runs.account import Account, accounts
-from perfscope.analyzers.compare.runs.change import busiest, middle_trace
+from perfscope.analyzers.compare.runs.account import Account, in_parts
+from perfscope.analyzers.compare.runs.change import middle_trace
 from perfscope.analyzers.compare.runs.comparison import side_summary
 from perfscope.analyzers.compare.runs.keys import Key
 from perfscope.analyzers.compare.runs.structure import Said, said_by
@@ -24,6 +24,7 @@ from perfscope.analyzers.compare.statistics.estimators import location
 from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_path, reader_of
+from perfscope.analyzers.time import least_computing, warm_accounts
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.comparison import Side
 from perfscope.model.documents.run import Run
@@ -186,8 +187,7 @@ def launch_of(run: Path, manifest: Run, traces: Sequence[Trace]) -> Launch:
 
 def _account(traces: Sequence[Trace]) -> Account | None:
     trace = middle_trace(traces)
-    every = () if trace is None else accounts(trace)
-    return busiest(every) if every else None
+    return None if trace is None else in_parts(trace, least_computing(trace.fact(warm_accounts)))
 
 
 def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:

@@ -1,4 +1,4 @@
-"""What of a trace is compared: the time from the beginning of its steps until their work is done."""
+"""Steps in which calls and device work are counted: each from its beginning until its work is done."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.time import device_times, step_windows, steps_work
+from perfscope.analyzers.time import device_times, step_windows, steps_work, warm_windows
 from perfscope.model.intervals import EMPTY, Int64, Intervals, complement, merge, union
 from perfscope.model.trace import MISSING, Trace
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """The compared part of a trace."""
+    """The part of a trace in which calls and work are counted."""
 
     spans: Intervals
     """Disjoint, ns on the trace's clock: the steps, and behind the last one the work it left running."""
@@ -33,12 +33,12 @@ class Window(Struct, frozen=True, kw_only=True):
         return inside(self.host, starts)
 
 
-def work_in_window(trace: Trace, table: str) -> npt.NDArray[np.bool_]:
+def work_in_window(trace: Trace, table: str, window: Window) -> npt.NDArray[np.bool_]:
     """Which rows of ``kernels`` or ``copies`` are the window's, on all devices: of the steps that launched them.
 
     Where the launch was not recorded, or no step is known, those that began in the window. Shape (n,).
     """
-    window, work = trace.fact(compared_window), trace.rows[table]
+    work = trace.rows[table]
     counted = inside(window.spans, work["start_ns"])
     known = work["call"] != MISSING
     if window.per == "step" and known.any():
@@ -79,10 +79,29 @@ def compared_window(trace: Trace) -> Window:
     if not steps.count:
         spans = _whole(trace)
         return Window(spans=spans, steps=1, per="trace", host=spans)
+    return _of_steps(trace, np.ones(steps.count, bool))
+
+
+def account_window(trace: Trace) -> Window:
+    """The steps that the account is of: as ``compared_window``, without those that compiled and outliers."""
+    windows, steps = trace.fact(warm_windows), trace.fact(step_windows)
+    if windows.numbers:
+        return _of_steps(trace, np.isin(steps.numbers, windows.numbers))
+    spans = union(windows.starts, windows.ends)
+    return Window(spans=spans, steps=1, per="trace", host=spans)
+
+
+def _of_steps(trace: Trace, chosen: npt.NDArray[np.bool_]) -> Window:
+    """``chosen``: mask over the steps."""
+    steps = trace.fact(step_windows)
     order = np.argsort(steps.starts, kind="stable")
     starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
+    until, kept = _work_ends(trace, starts, ends), chosen[order]
     return Window(
-        spans=union(starts, _work_ends(trace, starts, ends)), steps=steps.count, per="step", host=union(starts, ends)
+        spans=union(starts[kept], until[kept]),
+        steps=int(kept.sum()),
+        per="step",
+        host=union(starts[kept], ends[kept]),
     )
 
 

@@ -39,7 +39,8 @@ from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.time import Cause, InterpretedKernel
+    from perfscope.analyzers.time import InterpretedKernel
+    from perfscope.model.documents.causes import Cause
     from perfscope.model.documents.run import ProgramFact
 
 LEAST_SHARE = 0.01

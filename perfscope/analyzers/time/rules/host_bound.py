@@ -38,7 +38,7 @@ from statistics import median
 from msgspec import Struct
 
 from perfscope.analyzers.consequences import FRAMEWORK_SUBJECT
-from perfscope.analyzers.time.account import Cause, StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.fixes import does, frame_fix, move, record_stacks, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, WAITS, FrameKind
@@ -53,6 +53,7 @@ from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.analyzers.time.unjitted import single_operations
 from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, doubtful_causes
+from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE, MEDIUM_SHARE

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.time.account import BUSY, Cause, StepAccount, cause_intervals, step_accounts
+from perfscope.analyzers.time.account import StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.fixes import cause_fix, record_stacks, situation
 from perfscope.analyzers.time.host_lines import host_lines
@@ -34,6 +34,7 @@ from perfscope.analyzers.time.records import device_records, host_records
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.analyzers.time.whole_run.cores import doubtful_causes
+from perfscope.model.documents.causes import BUSY, Cause
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where, covered_ns
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE

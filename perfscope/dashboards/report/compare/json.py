@@ -25,6 +25,7 @@ from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.values import percent
 from perfscope.model.documents import comparison as types
 from perfscope.model.documents.ab import WORKTREES_PREFIX
+from perfscope.model.documents.causes import cause_words
 from perfscope.model.documents.compared_findings import FindingChange
 from perfscope.model.documents.comparison import SCHEMA
 from perfscope.model.finding import Finding, FindingHead
@@ -208,7 +209,7 @@ SHAPES: Shapes = {
     ),
     PartChange: Shape(
         left_out=("level",),
-        added={name: attrgetter(name) for name in ("status", "delta_ns", "count_ns", "each_ns")}
+        added={name: attrgetter(name) for name in ("cause", "status", "delta_ns", "count_ns", "each_ns")}
         | {
             "name": lambda part: part.key().name(),
             "place": lambda part: part.key().place(),
@@ -223,7 +224,13 @@ SHAPES: Shapes = {
             "keys_left": lambda side: max(0, len(side.keys) - MOST_KEYS),
         },
     ),
-    Key: Shape(added={"line": lambda key: key.line if key.line >= 0 else None, "name": lambda key: key.name()}),
+    Key: Shape(
+        added={
+            "line": lambda key: key.line if key.line >= 0 else None,
+            "work": lambda key: cause_words(key.cause, on_host=False) if key.kind == "idle" else key.work,
+            "name": lambda key: key.name(),
+        }
+    ),
     Cause: Shape(
         left_out=("weight",),
         added={

@@ -47,7 +47,8 @@ from perfscope.dashboards.report.compare.words import (
     written_line,
 )
 from perfscope.dashboards.report.renderers.values import percent, signed_ns
-from perfscope.dashboards.report.sections.account import LEAST_SHARE, cause_words
+from perfscope.dashboards.report.sections.account import LEAST_SHARE
+from perfscope.model.documents.causes import cause_words
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
@@ -288,14 +289,14 @@ def _step(document: Document) -> Iterator[Section]:
     whole = "step" if step.per == "step" else "recording"
     whose = "" if document.worst_rank is None else f"{_rank(step)}, the one in the middle: "
     grown = f"{format_ns(step.base_ns)} → {format_ns(step.head_ns)}, {signed_ns(step.delta_ns)}"
-    rows = (*kinds(step), ("sum", step.base_ns, step.head_ns))
+    rows = (*kinds(step), ("sum", step.base_ns, step.head_ns)) if document.account is None else ()
     moved = [part for part in step.parts if part.delta_ns]
     chance = "" if document.method.profiled > 1 else f" ({CHANCE})"
     yield Section(
         title=f"The recorded {whole} in parts",
         summary=f"{whose}{grown}",
         blocks=(
-            table(KIND_COLUMNS, rows, few=len(rows)),
+            *tables(table(KIND_COLUMNS, rows, few=len(rows))),
             *notes(_means(step)),
             Picture(waterfall(step.base_ns, step.head_ns, _by_place(step))),
             *notes(f"largest differences of measured time{chance}" if moved else ""),
@@ -321,20 +322,18 @@ def account_sections(document: Document) -> Iterator[Section]:
         summary=f"{grown}, {signed_ns(account.head_ns - account.base_ns)}",
         blocks=(
             table(ACCOUNT_COLUMNS, rows, few=len(rows)),
-            *notes("the mean step without those that compiled, from its start to its end on the host"),
+            *notes("the mean step as in the report of each side, without steps that compiled"),
         ),
     )
 
 
 def _means(step: Step) -> str:
-    """Explain why the whole differs from the step time among the metrics."""
-    if step.per != "step":
+    """Explain why the whole may differ from the step time among the metrics."""
+    if step.per != "step" or max(step.base_steps, step.head_steps) < 2:
         return ""
-    if max(step.base_steps, step.head_steps) < 2:
-        return "each step until its work is done; a step time among the metrics may end before"
     return (
-        f"means of {step.base_steps:,} and {step.head_steps:,} recorded steps, each until its work is done, because "
-        "means add up; a step time among the metrics is the median step, which may end before its work"
+        f"means of {step.base_steps:,} and {step.head_steps:,} recorded steps, because means add up; a step time "
+        "without a profiler is the median step"
     )
 
 

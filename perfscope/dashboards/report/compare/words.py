@@ -19,7 +19,7 @@ from perfscope.dashboards.report.renderers.values import (
     percent,
     signed_ns,
 )
-from perfscope.dashboards.report.sections.account import cause_words
+from perfscope.model.documents.causes import cause_words
 from perfscope.model.documents.comparison import CausePart
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, sanitize
@@ -375,28 +375,12 @@ def told(part: Part) -> CausePart:
 
 
 def kinds(step: Step) -> tuple[tuple[str, int, int], ...]:
-    """(what, base, head) in ns by kind, idle time by cause below it."""
-    rows: list[tuple[str, int, int]] = []
-    known = list(KIND_WORDS)
-    for kind in sorted(step.by_kind, key=lambda kind: known.index(kind) if kind in known else len(known)):
-        whole = step.by_kind[kind]
-        rows.append((KIND_WORDS.get(kind, kind), whole.base_ns, whole.head_ns))
-        if kind == "idle":
-            rows += [(f"· {cause}", *both) for cause, both in _idle_causes(step).items()]
-    return tuple(rows)
-
-
-def _idle_causes(step: Step) -> dict[str, tuple[int, int]]:
-    """(base, head) in ns by cause of idle time, the largest change first."""
-    sums: dict[str, list[int]] = {}
-    for part in step.parts:
-        if part.kind == "idle":
-            for index, side in enumerate((part.base, part.head)):
-                if side.keys:
-                    word = sanitize(side.keys[0].work.removeprefix("idle: "))
-                    sums.setdefault(word, [0, 0])[index] += side.ns
-    ordered = sorted(sums.items(), key=lambda row: -abs(row[1][1] - row[1][0]))
-    return {word: (base, head) for word, (base, head) in ordered}
+    """(what, base, head) in ns by kind."""
+    known = [*KIND_WORDS, *step.by_kind]
+    return tuple(
+        (KIND_WORDS.get(kind, kind), whole.base_ns, whole.head_ns)
+        for kind, whole in sorted(step.by_kind.items(), key=lambda item: known.index(item[0]))
+    )
 
 
 # Findings and kernels.

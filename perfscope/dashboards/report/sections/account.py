@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from perfscope.analyzers.time import least_computing
 from perfscope.dashboards.report.blocks import Block, Column, Section, notes, table
+from perfscope.model.documents.causes import BUSY, CAUSES, cause_words
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
@@ -14,7 +16,7 @@ from perfscope.model.untrusted_text import sanitize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.time import Cause, HostAccount, HostPart, StepAccount
+    from perfscope.analyzers.time import HostAccount, HostPart, StepAccount
 
 LEAST_SHARE = 0.0005
 """Smallest share of the step that is shown: less rounds to 0.0 %. The JSON report has all causes."""
@@ -24,34 +26,8 @@ NAME_LIMIT = 40
 
 TITLE = "Where the step goes"
 
-_WORDS: dict[Cause, str] = {
-    "compute": "compute",
-    "exposed_communication": "exposed communication",
-    "exposed_copy": "exposed copies",
-    "sync": "idle: waited for the device",
-    "input": "idle: waited for input",
-    "launch": "idle: launching",
-    "compilation": "idle: compiling or loading code",
-    "memory": "idle: device memory calls",
-    "collective_setup": "idle: setting up collectives",
-    "garbage_collection": "idle: garbage collection",
-    "saving": "idle: saving and logging",
-    "other_ranks": "idle: host waited for other ranks",
-    "sleeping": "idle: host slept or waited for a lock",
-    "other_host": "idle: other host work",
-    "core_wait": "idle: host waited for a core",
-    "dependency": "idle: waited for other device work",
-    "unexplained": "idle: unexplained",
-}
-_BUSY_WORDS: tuple[tuple[Cause, str], ...] = (
-    ("compute", "compute"),
-    ("exposed_communication", "exposed communication"),
-    ("exposed_copy", "exposed copies"),
-)
 NAMED_SHARE = 0.05
 """Smallest share of the steps at which communication or copies are named in the sentence on busy devices."""
-
-_ON_HOST: dict[Cause, str] = {"compute": "ops on the host", "launch": "between ops"}
 
 
 class AccountRow(Struct, frozen=True):
@@ -72,23 +48,17 @@ def _columns(what: str) -> tuple[Column[AccountRow], ...]:
 
 def account_sections(accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
     """The account of the device that computes least; no section without an account."""
-    account = shown_account(accounts)
+    account = least_computing(accounts)
     if account is None:
         return ()
-    steps, on_host = max(1, len(account.numbers)), account.device == MISSING
+    on_host, means = account.device == MISSING, account.mean_ns
     rows = [
-        AccountRow(cause_words(cause, on_host=on_host), value // steps, value / account.whole_ns)
+        AccountRow(cause_words(cause, on_host=on_host), means[cause], value / account.whole_ns)
         for cause, value in account.total_ns.items()
         if value >= LEAST_SHARE * account.whole_ns
     ]
-    blocks: tuple[Block, ...] = (table(_columns("cause"), rows, few=len(_WORDS), bar="parts"), *notes(_phases(account)))
+    blocks: tuple[Block, ...] = (table(_columns("cause"), rows, few=len(CAUSES), bar="parts"), *notes(_phases(account)))
     return (Section(title=TITLE, summary=_title(account, sum(item.whole_ns > 0 for item in accounts)), blocks=blocks),)
-
-
-def shown_account(accounts: Sequence[StepAccount]) -> StepAccount | None:
-    """Return the account of the device that computes least; ``None`` without an account."""
-    judged = [account for account in accounts if account.whole_ns]
-    return min(judged, key=lambda item: item.total_ns["compute"] / item.whole_ns, default=None)
 
 
 def busy_fact(accounts: Sequence[StepAccount]) -> str:
@@ -116,19 +86,13 @@ def _phases(account: StepAccount) -> str:
     return f"{'ops' if account.device == MISSING else 'device work'} by phase: {parts}"
 
 
-def cause_words(cause: Cause | str, *, on_host: bool) -> str:
-    """A cause of the account in words; an unknown cause keeps its name. ``on_host``: the account has no device."""
-    words = cast("dict[str, str]", _WORDS).get(cause, sanitize(cause, NAME_LIMIT))
-    return cast("dict[str, str]", _ON_HOST).get(cause, words.removeprefix("idle: ")) if on_host else words
-
-
 def _title(account: StepAccount, devices: int) -> str:
     whose = "the host" if account.device == MISSING else f"{sanitize(account.name, NAME_LIMIT) or 'device'}"
     whose += "" if account.device == MISSING else f" ({account.ordinal})"
     whose += "" if account.rank is None else f", rank {account.rank}"
     whose += f", computes least of {devices:,}" if devices > 1 else ""
     count = len(account.numbers)
-    mean = format_ns(account.whole_ns // max(1, count))
+    mean = format_ns(sum(account.mean_ns.values()))
     if not count:
         return f"{whose}: whole capture, {mean}"
     if account.cold:
@@ -152,7 +116,9 @@ def _busy(accounts: Sequence[StepAccount]) -> str:
         return f"no GPU/TPU activity recorded; ops of the host take {format_share(ops, whole)} of {of}"
     count = len(accounts)
     devices = "device" if count == 1 else "devices"
-    parts = [(words, sum(account.total_ns[cause] for account in accounts)) for cause, words in _BUSY_WORDS]
+    parts = [
+        (cause_words(cause, on_host=False), sum(account.total_ns[cause] for account in accounts)) for cause in BUSY
+    ]
     busy = " + ".join(f"{words} {format_share(time, whole)}" for words, time in parts if time >= NAMED_SHARE * whole)
     several = "" if count == 1 else f" (mean of {count:,})"
     if any(time >= NAMED_SHARE * whole for _, time in parts[1:]):
@@ -187,7 +153,7 @@ _HOST_WORDS: dict[HostPart, str] = {
 
 def host_sections(hosts: Sequence[HostAccount], accounts: Sequence[StepAccount]) -> tuple[Section, ...]:
     """Host time of the rank whose device account is shown; no section if that account is the host's own."""
-    device = shown_account(accounts)
+    device = least_computing(accounts)
     if device is None or device.device == MISSING:
         return ()
     host = next((host for host in hosts if host.rank == device.rank and host.whole_ns), None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.large_parts import LARGE_SHARE
 from perfscope.dashboards.report.blocks import Listing, Section
-from perfscope.dashboards.report.sections.account import cause_words
+from perfscope.model.documents.causes import cause_words
 from perfscope.model.units import format_bytes, format_ns
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Gap attribution written a second time, one gap at a time, for comparison. Shares no code with the fact."""
+"""Calls at the ends of idle time, found a second time, one interval at a time. Shares no code with the fact."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from perfscope.model.trace import CallKind, Trace
 SLACK = 2_000
 
 
-def naive_totals(trace: Trace, device: int) -> Counter[str]:
-    """ns by reason of one device: unknown, dependency, host_sync, and host (all the rest)."""
+def naive_totals(trace: Trace, device: int, low: int, high: int) -> Counter[str]:
+    """ns by reason of one device: unknown, dependency, host_sync, and launch (all the rest).
+
+    Of idle time between work that begins after ``low`` and ends by ``high``.
+    """
     calls, slices = trace.rows["calls"], trace.rows["slices"]
     work = sorted(
         (int(rows["start_ns"][i]), int(rows["end_ns"][i]), int(rows["stream"][i]), int(rows["call"][i]))
@@ -48,12 +51,12 @@ def naive_totals(trace: Trace, device: int) -> Counter[str]:
                 idle = not any(s <= stop < e and t == mine for s, e, t in spans)
                 if thread == mine or (thread in launchers and idle):
                     return "host_sync"
-        return "host"
+        return "launch"
 
     totals: Counter[str] = Counter()
     reach = work[0][1] if work else 0
     for start, end, _, _ in work[1:]:
-        if start > reach:
+        if start > reach > low and start <= high:
             totals[why(reach, start)] += start - reach
         reach = max(reach, end)
     return totals

@@ -1,113 +1,18 @@
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.time.device_time import DeviceTime, device_times
-from perfscope.analyzers.time.exposure import exposed_communication, exposed_copies
-from perfscope.analyzers.time.gaps import GapCause, gaps
-from perfscope.model.trace import CallKind, CopyKind, HostMemory
+from perfscope.analyzers.time.account import idle_intervals
+from perfscope.analyzers.time.device_time import device_busy, device_times
+from perfscope.analyzers.time.steps import account_windows
+from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, Trace
 from tests.build import TraceBuilder
-from tests.time.naive_gaps import naive_totals
-
-
-def test_parts_of_a_small_timeline() -> None:
-    build = TraceBuilder()
-    build.kernel("gemm", 0, 10)
-    build.kernel("ncclAllReduce", 5, 20, stream=9, communication=True)
-    build.copy("Memcpy HtoD (Pinned -> Device)", 18, 25)
-    build.kernel("gemm", 40, 50)
-    (device,) = build.build().fact(device_times)
-    assert (device.span_ns, device.busy_ns, device.idle_ns) == (50_000, 35_000, 15_000)
-    assert (device.compute_ns, device.communication_ns) == (20_000, 15_000)
-    assert (device.exposed_communication_ns, device.exposed_copy_ns) == (10_000, 5_000)
-    assert (device.kernel_time_ns, device.kernels) == (35_000, 3)
-
-
-def test_devices_are_accounted_apart() -> None:
-    build = TraceBuilder()
-    build.kernel("a", 0, 10, device=0)
-    build.kernel("b", 100, 130, device=1)
-    first, second = build.build().fact(device_times)
-    assert (first.ordinal, first.busy_ns, second.ordinal, second.busy_ns) == (0, 10_000, 1, 30_000)
-    assert first.idle_ns == second.idle_ns == 0
-
-
-def test_no_device_no_account() -> None:
-    build = TraceBuilder()
-    build.op("aten::add", 0, 5)
-    assert build.build().fact(device_times) == ()
-
-
-work = st.tuples(st.integers(0, 50), st.integers(0, 20), st.sampled_from(["compute", "communication", "copy"]))
-
-
-@given(st.lists(work, min_size=1, max_size=20))
-def test_parts_always_sum_to_the_span(drawn: list[tuple[int, int, str]]) -> None:
-    build = TraceBuilder()
-    for start, length, kind in drawn:
-        if kind == "copy":
-            build.copy("Memset (Device)", start, start + length)
-        else:
-            build.kernel(kind, start, start + length, communication=kind == "communication")
-    (device,) = build.build().fact(device_times)
-    device.check()
-    assert device.kernel_time_ns == 1000 * sum(length for _, length, kind in drawn if kind != "copy")
-
-
-def test_check_refuses_parts_that_do_not_sum() -> None:
-    parts: dict[str, Any] = dict.fromkeys(
-        ("compute_ns", "communication_ns", "exposed_communication_ns", "exposed_copy_ns", "idle_ns", "kernels"), 0
-    )
-    broken = DeviceTime(
-        rank=0, device=0, ordinal=0, name="", span_ns=10, busy_ns=9, kernel_time_ns=9, start_ns=0, end_ns=10, **parts
-    )
-    with pytest.raises(ValueError, match="do not sum"):
-        broken.check()
-
-
-def test_a_moment_of_two_collectives_belongs_to_the_one_that_began_first():
-    b = TraceBuilder()
-    b.kernel("compute", 0, 10)
-    b.kernel("nccl a", 5, 30, stream=20, communication=True)
-    b.kernel("nccl b", 20, 40, stream=21, communication=True)
-    assert b.build().fact(exposed_communication).tolist() == [0, 20_000, 10_000]
-
-
-def test_a_copy_under_a_kernel_or_a_collective_is_not_exposed():
-    b = TraceBuilder()
-    b.kernel("compute", 0, 10)
-    b.kernel("nccl", 10, 20, stream=20, communication=True)
-    b.copy("Memcpy HtoD", 5, 25, stream=30)
-    assert b.build().fact(exposed_copies).tolist() == [5_000]
-
-
-_KERNELS_BY_KIND = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 1), st.sampled_from(["compute", "nccl", "copy"])),
-    max_size=15,
-)
-
-
-@settings(deadline=None)
-@given(_KERNELS_BY_KIND)
-def test_the_rows_sum_to_the_devices_account(work):
-    b = TraceBuilder()
-    for start, length, device, what in work:
-        if what == "copy":
-            b.copy("Memcpy", start, start + length, device=device)
-        else:
-            b.kernel(what, start, start + length, device=device, communication=what == "nccl")
-    trace = b.build()
-    communication, copies = trace.fact(exposed_communication), trace.fact(exposed_copies)
-    for device in trace.fact(device_times):
-        on_device = trace.rows["kernels"]["device"] == device.device
-        assert communication[on_device].sum() == device.exposed_communication_ns
-        assert copies[trace.rows["copies"]["device"] == device.device].sum() == device.exposed_copy_ns
-    assert (communication >= 0).all()
-    assert (copies >= 0).all()
+from tests.time.naive_idle_calls import naive_totals
 
 
 def _two_kernels(launch: float) -> TraceBuilder:
@@ -118,11 +23,40 @@ def _two_kernels(launch: float) -> TraceBuilder:
     return b
 
 
+def window(trace: Trace) -> tuple[int, int]:
+    """First begin and last end of the steps, ns."""
+    windows = trace.fact(account_windows)
+    return int(windows.starts.min()), int(windows.ends.max())
+
+
+def totals_of(trace: Trace, device: int) -> Counter[str]:
+    """Idle time between work of a device in ns, by what is known of the calls at its ends."""
+    idle, first = trace.fact(idle_intervals)[device], int(trace.fact(device_busy)[device].starts[0])
+    low, _ = window(trace)
+    between = idle.ended & (idle.spans.starts > max(first, low))
+    reasons = np.select(
+        [idle.queued, ~idle.late, idle.wait != MISSING], ["dependency", "unknown", "host_sync"], "launch"
+    )
+    result: Counter[str] = Counter()
+    for reason, ns in zip(
+        reasons[between].tolist(), (idle.spans.ends - idle.spans.starts)[between].tolist(), strict=True
+    ):
+        result[reason] += ns
+    return result
+
+
 def _totals(b: TraceBuilder) -> dict[str, int]:
     trace = b.build()
-    found = trace.fact(gaps).totals()
-    assert sum(found.values()) == sum(device.idle_ns for device in trace.fact(device_times))
-    return {reason: value for reason, value in found.items() if value}
+    found = totals_of(trace, 0)
+    assert sum(found.values()) == trace.fact(device_times)[0].idle_ns
+    return dict(found)
+
+
+def _wait(b: TraceBuilder) -> str:
+    """Name of the wait that emptied the queue before the second kernel."""
+    trace = b.build()
+    assert _totals(b) == {"host_sync": 40_000}
+    return trace.text(int(trace.rows["calls"]["name"][trace.fact(idle_intervals)[0].wait[-1]]))
 
 
 def test_work_that_was_queued_waits_for_a_dependency():
@@ -168,10 +102,7 @@ def test_a_wait_that_was_on_its_way_is_charged(name):
     b = _two_kernels(launch=50)
     b.op("aten::_local_scalar_dense", 1, 30)
     b.call(name, 2, 25, kind=CallKind.SYNC)
-    trace = b.build()
-    found = trace.fact(gaps)
-    assert found.totals()["host_sync"] == 40_000
-    assert trace.text(int(trace.rows["calls"]["name"][found.sync[0]])) == name
+    assert _wait(b) == name
 
 
 @pytest.mark.parametrize("name", ["cudaStreamWaitEvent", "cudaEventQuery", "cudaMemcpyAsync", "cudaMalloc"])
@@ -201,10 +132,7 @@ def test_a_short_wait_within_the_slack_does_not_hide_the_one_that_covers_the_sta
     b.op("aten::item", 1, 30)
     b.call("cudaEventSynchronize", 2, 18.5, kind=CallKind.SYNC)
     b.call("cudaStreamSynchronize", 19, 25, kind=CallKind.SYNC)
-    trace = b.build()
-    found = trace.fact(gaps)
-    assert trace.text(int(trace.rows["calls"]["name"][found.sync[0]])) == "cudaStreamSynchronize"
-    assert found.totals()["host_sync"] == 40_000
+    assert _wait(b) == "cudaStreamSynchronize"
 
 
 def test_a_copy_to_pageable_memory_blocks_and_one_to_pinned_memory_does_not():
@@ -254,33 +182,6 @@ def test_a_wait_of_a_thread_that_launches_nothing_is_not_charged_to_another():
     assert _totals(b) == {"launch": 40_000}
 
 
-def test_work_that_starts_before_its_call_by_clock_skew_ends_the_gap_all_the_same():
-    b = _two_kernels(launch=62)
-    b.annotation("enumerate(DataLoader)#x", 21, 61.5)
-    assert _totals(b) == {"input": 39_000, "launch": 1_000}
-
-
-def test_time_in_a_data_loader_is_input_even_after_a_wait():
-    b = _two_kernels(launch=50)
-    b.call("cudaStreamSynchronize", 2, 22, kind=CallKind.SYNC)
-    b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 25, 45)
-    assert _totals(b) == {"host_sync": 20_000, "input": 20_000}
-
-
-def test_a_late_launch_is_split_into_lookup_memory_calls_and_the_rest():
-    b = _two_kernels(launch=50)
-    b.annotation("enumerate(DataLoader)#x", 21, 26)
-    b.op("TorchDynamo Cache Lookup", 24, 30)
-    b.call("cudaMalloc", 28, 40, kind=CallKind.MEMORY)
-    assert _totals(b) == {"input": 5_000, "compile_lookup": 4_000, "allocator": 10_000, "launch": 21_000}
-
-
-def test_a_data_loader_on_another_thread_is_not_what_the_device_waits_for():
-    b = _two_kernels(launch=50)
-    b.annotation("enumerate(DataLoader)#x", 21, 45, tid=2)
-    assert _totals(b) == {"launch": 40_000}
-
-
 def test_kernels_of_one_graph_launch_were_all_queued():
     b = TraceBuilder()
     b.call("cudaGraphLaunch", 0, 5, kind=CallKind.GRAPH, correlation=1)
@@ -300,13 +201,12 @@ def test_devices_are_attributed_apart():
     b.launched("there", 0, 10, 30, correlation=5, device=1)
     b.launched("there", 12, 50, 60, correlation=6, device=1)
     trace = b.build()
-    found = trace.fact(gaps)
-    assert found.totals(0)["launch"] == 40_000
-    assert found.totals(1) == {**dict.fromkeys(found.totals(1), 0), "dependency": 20_000}
+    assert totals_of(trace, 0) == {"launch": 40_000}
+    assert totals_of(trace, 1) == {"dependency": 20_000}
 
 
-def test_nothing_on_a_device_has_no_gaps():
-    assert len(TraceBuilder().build().fact(gaps)) == 0
+def test_an_empty_trace_has_no_idle_time():
+    assert TraceBuilder().build().fact(idle_intervals) == {}
 
 
 _WORK = st.lists(
@@ -331,7 +231,7 @@ _WAITS = st.lists(  # longer than the slack, so that one thread has one wait at 
 
 @settings(max_examples=200, deadline=None)
 @given(_WORK, _WAITS, _OPS)
-def test_gaps_equal_an_attribution_written_gap_by_gap(work, waits, loading):
+def test_calls_at_the_ends_equal_an_attribution_written_interval_by_interval(work, waits, loading):
     b = TraceBuilder()
     for number, (launch, delay, duration, tid, stream, device, known) in enumerate(work):
         correlation = number + 1
@@ -347,12 +247,7 @@ def test_gaps_equal_an_attribution_written_gap_by_gap(work, waits, loading):
     for start, length, tid in loading:
         b.op("some op", start, start + length, tid=tid)
     trace = b.build()
-    found = trace.fact(gaps)
-    for device in trace.fact(device_times):
-        totals = found.totals(device.device)
-        assert sum(totals.values()) == device.idle_ns
-        naive = naive_totals(trace, device.device)
-        host = totals["launch"] + totals["allocator"] + totals["compile_lookup"] + totals["input"]
-        assert (totals["unknown"], totals["dependency"]) == (naive["unknown"], naive["dependency"])
-        assert (totals["host_sync"], host) == (naive["host_sync"], naive["host"])
-    assert (found.charged_ns(GapCause.HOST_SYNC)[found.sync < 0] == 0).all()
+    for device in (device for device in trace.fact(device_times) if device.busy_ns):
+        found, naive = totals_of(trace, device.device), naive_totals(trace, device.device, *window(trace))
+        assert sum(found.values()) == device.idle_ns
+        assert found == naive
