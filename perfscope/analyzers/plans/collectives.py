@@ -36,6 +36,9 @@ XLA_KINDS = {
 """Kind -> XLA kind with the same factor of the bus bandwidth (nccl-tests, PERFORMANCE.md); other kinds have equal
 names."""
 
+MOST_COLLECTIVES = 20
+MOST_NOTES = 20
+
 
 class Asked(Struct, frozen=True, kw_only=True):
     """A collective at its position among the kernels of a step, which are counted from the first."""
@@ -89,7 +92,13 @@ class StepExchanges(Struct, frozen=True, kw_only=True):
 def eager_asked(rows: Sequence[PlannedCollective]) -> tuple[Asked, ...]:
     """The collectives of a step whose kernels are its ops."""
     return tuple(
-        Asked(collective=row, after=row.after.ops, at=row.at.ops, until=_ops(row.until), behind=row.behind)
+        Asked(
+            collective=row,
+            after=row.after.ops,
+            at=row.at.ops,
+            until=None if row.until is None else row.until.ops,
+            behind=row.behind,
+        )
         for row in rows
     )
 
@@ -259,16 +268,8 @@ def _end(asked: Asked, last: int) -> int:
     return max(min(asked.after, last), last if asked.until is None else min(asked.until, last))
 
 
-def _ops(moment: StepPosition | None) -> int | None:
-    return None if moment is None else moment.ops
-
-
 def _between(first: int, second: int) -> Range:
     return Range(low=min(first, second), high=max(first, second))
-
-
-MOST_COLLECTIVES = 20
-MOST_NOTES = 20
 
 
 class ExchangeTotals(Struct, frozen=True, kw_only=True):

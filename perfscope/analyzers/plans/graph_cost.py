@@ -14,6 +14,10 @@ from perfscope.analyzers.time import WorkTime, step_windows, whole_ns
 from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import MISSING, Trace
 
+FIXED_COST_NS = 2_000
+"""Upper limit of the fixed cost of an op: an empty kernel occupies a GPU, and an eager op a CPU, for one to two
+microseconds. Below it, the shortest op of the trace counts."""
+
 
 class Saving(Struct, frozen=True, kw_only=True):
     """The most that a change to some graph ops would save in one step."""
@@ -29,11 +33,6 @@ class Saving(Struct, frozen=True, kw_only=True):
     """Share of the step's time, or of its bytes if no time is known."""
     severity: Severity
     """Derived from that share; without a time at most medium."""
-
-
-FIXED_COST_NS = 2_000
-"""Upper limit of the fixed cost of an op: an empty kernel occupies a GPU, and an eager op a CPU, for one to two
-microseconds. Below it, the shortest op of the trace counts."""
 
 
 def saving(trace: Trace, ops: Iterable[int], *, saved_bytes: int, saved_part: float, fewer: int = 0) -> Saving:

@@ -15,6 +15,38 @@ from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import fused
 
+_MATRIX = {
+    "NVIDIA": "best measured: 80% of the peak on H100 and H200, 87% on A100 (maximum achievable matmul FLOPS, "
+    "stas00/ml-engineering; not looked up); usual shapes reach less",
+    "AMD": "best measured: 50 to 58% of the peak on MI300X (maximum achievable matmul FLOPS, "
+    "stas00/ml-engineering; not looked up)",
+    "Google": "a recorded training step on v5p: products of convolution fusions reach 84% (xprof's golden data); "
+    "padding to the unit's 128 (256 on v6e) counts apart",
+}
+
+_MEMORY = {
+    "NVIDIA": "published measurements on H100: copies 93%, coalesced loads 84%, strided loads 57%",
+    "AMD": "published measurements on MI300X: BabelStream 81%, copies 40 to 60%",
+    "Google": "a recorded training step on v5p: loop fusions reach 72%, changes of layout 59% (xprof's golden data)",
+}
+
+BLIND_SPOTS: tuple[str, ...] = (
+    "waiting for one another: all devices reach each collective at the same time",
+    "no autotuning: compiled without a device, tile sizes are XLA's defaults, and products that a device would hand to "
+    "cuBLAS or cuDNN are Triton kernels",
+    "caches: the low end takes the shared cache as perfect for data written just before, the high end as absent",
+    "clocks and power: boost clock throughout; devices under load run slower",
+    "contention: collectives and copies do not slow down concurrent work, and other jobs use no link",
+    "the host: input pipelines, Python, transfers and synchronization between programs are not included",
+)
+
+_STRIDED = frozenset(
+    {
+        "concatenate", "copy", "dynamic-slice", "dynamic-update-slice", "gather", "pad", "reduce", "reduce-window",
+        "reverse", "scatter", "select-and-scatter", "sort", "transpose",
+    }
+)  # fmt: skip
+
 
 class Assumption(Struct, frozen=True, kw_only=True):
     """A number that neither a program nor a data sheet contains."""
@@ -139,21 +171,6 @@ _TPU = Factors(
     split=0,
 )
 
-_MATRIX = {
-    "NVIDIA": "best measured: 80% of the peak on H100 and H200, 87% on A100 (maximum achievable matmul FLOPS, "
-    "stas00/ml-engineering; not looked up); usual shapes reach less",
-    "AMD": "best measured: 50 to 58% of the peak on MI300X (maximum achievable matmul FLOPS, "
-    "stas00/ml-engineering; not looked up)",
-    "Google": "a recorded training step on v5p: products of convolution fusions reach 84% (xprof's golden data); "
-    "padding to the unit's 128 (256 on v6e) counts apart",
-}
-
-_MEMORY = {
-    "NVIDIA": "published measurements on H100: copies 93%, coalesced loads 84%, strided loads 57%",
-    "AMD": "published measurements on MI300X: BabelStream 81%, copies 40 to 60%",
-    "Google": "a recorded training step on v5p: loop fusions reach 72%, changes of layout 59% (xprof's golden data)",
-}
-
 
 def factors_for(target: Target) -> Factors:
     """Return the factors for the target's vendor."""
@@ -272,25 +289,6 @@ def _of_network(target: Target, factors: Factors) -> Assumption:
 def _us(pair: tuple[int, int]) -> str:
     low, high = (f"{ns / 1000:g}" for ns in pair)
     return low if low == high else f"{low} to {high}"
-
-
-BLIND_SPOTS: tuple[str, ...] = (
-    "waiting for one another: all devices reach each collective at the same time",
-    "no autotuning: compiled without a device, tile sizes are XLA's defaults, and products that a device would hand to "
-    "cuBLAS or cuDNN are Triton kernels",
-    "caches: the low end takes the shared cache as perfect for data written just before, the high end as absent",
-    "clocks and power: boost clock throughout; devices under load run slower",
-    "contention: collectives and copies do not slow down concurrent work, and other jobs use no link",
-    "the host: input pipelines, Python, transfers and synchronization between programs are not included",
-)
-
-
-_STRIDED = frozenset(
-    {
-        "concatenate", "copy", "dynamic-slice", "dynamic-update-slice", "gather", "pad", "reduce", "reduce-window",
-        "reverse", "scatter", "select-and-scatter", "sort", "transpose",
-    }
-)  # fmt: skip
 
 
 def is_strided(module: HloModule, instruction: Instruction) -> bool:

@@ -27,6 +27,9 @@ from perfscope.model.trace import MISSING, Trace
 
 # One run of a program from a recording: its length and each instruction's time, for comparison with a model.
 
+FEWEST = 5
+"""Fewest measured instructions of a class for its efficiency to be used; with fewer it is only shown."""
+
 
 class MeasuredRun(Struct, frozen=True, kw_only=True):
     """A recorded run of a program. Times in ns."""
@@ -121,9 +124,6 @@ def _last_to_come(trace: Trace, module: HloModule, name: str) -> float | None:
         shortest[place] = min(shortest.get(place, took), took)
     return sum(shortest.values()) / len(shortest)
 
-
-FEWEST = 5
-"""Fewest measured instructions of a class for its efficiency to be used; with fewer it is only shown."""
 
 Group = Literal["products", "memory-bound", "collectives", "launches", "other"]
 

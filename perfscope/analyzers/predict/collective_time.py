@@ -36,6 +36,11 @@ from perfscope.analyzers.hlo.program import Runs
 from perfscope.analyzers.predict.assumptions import Factors
 from perfscope.analyzers.predict.spans import Range, ns_range
 
+REDUCED_FASTER = 1.3
+"""Practical gain of in-network reduction; by its bytes it would be 2 (How to Scale Your Model, 2025)."""
+
+_START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
+
 
 class TorusTime(Struct, frozen=True, kw_only=True):
     """Seconds without latency, and number of steps between neighbours."""
@@ -114,10 +119,6 @@ def _closes(target: Target, axis: int, length: int) -> bool:
     if length < whole:
         return False
     return closes(target.device, length)
-
-
-REDUCED_FASTER = 1.3
-"""Practical gain of in-network reduction; by its bytes it would be 2 (How to Scale Your Model, 2025)."""
 
 
 class CollectiveRange(Struct, frozen=True, kw_only=True):
@@ -279,9 +280,6 @@ def _said(exchange: Exchange, target: Target, devices: int, nodes: int) -> str:
     if exchange.kind == "all-reduce" and reduces:
         return f"{devices} over {link}, in the switch or a ring"
     return f"{'ring of ' if 'all-to-all' not in exchange.kind else ''}{devices} over {link}"
-
-
-_START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
 
 def held_collective(module: HloModule, computation: Computation, row: InstructionCost) -> Collective | None:

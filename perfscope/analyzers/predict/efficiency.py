@@ -34,6 +34,10 @@ SPLIT = 256
 VECTOR = 16
 """Bytes of a vectorised access; a product whose rows are not a multiple of it accesses elements one by one."""
 
+_NEAREST = {
+    "sm_75": "sm_70", "sm_86": "sm_80", "sm_89": "sm_80", "sm_100a": "sm_90a", "gfx90a": "gfx942", "gfx950": "gfx942",
+}  # fmt: skip
+
 
 class Work(Struct, frozen=True, kw_only=True):
     """Arithmetic and bytes of a kernel, or of the kernels of one op."""
@@ -54,11 +58,6 @@ class Work(Struct, frozen=True, kw_only=True):
     def is_float32(self) -> bool:
         """Whether its products run on float32 units."""
         return bool(self.flops) and self.dtype in ("float32", "f32", "float64", "f64")
-
-
-_NEAREST = {
-    "sm_75": "sm_70", "sm_86": "sm_80", "sm_89": "sm_80", "sm_100a": "sm_90a", "gfx90a": "gfx942", "gfx950": "gfx942",
-}  # fmt: skip
 
 
 def kernel_curve(device: Device, work: Work, curves: Sequence[Curve] = CURVES) -> Curve | None:

@@ -31,6 +31,20 @@ from perfscope.analyzers.predict.efficiency import Work as KernelWork
 from perfscope.analyzers.predict.efficiency import usual_range
 from perfscope.analyzers.predict.spans import Range, ns_range
 
+_UNITS = {"TPU v6e": 256, "TPU7x (one of two)": 256}
+_UNIT = 128
+"""Rows and columns of a TPU's matrix unit (How to Scale Your Model, Austin et al. 2025)."""
+
+_SCALAR = 64
+"""Largest size in bytes at which an instruction that yields one number works on single numbers."""
+
+_CATEGORIES: tuple[tuple[frozenset[str], Category], ...] = (
+    (frozenset({"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}), "gather"),
+    (frozenset({"concatenate"}), "join"),
+    (frozenset({"reduce", "reduce-window", "select-and-scatter"}), "reduction"),
+)
+"""By opcode: the first one that an instruction or its fusion contains."""
+
 
 def sizes_of(module: HloModule, computation: Computation, instruction: Instruction) -> Sizes | None:
     """Sizes of the largest product in an instruction; ``None`` if unknown (convolutions, unknown calls)."""
@@ -104,15 +118,6 @@ def _product(lhs: Shape, rhs: Shape, contracting: tuple[int, ...], batch: tuple[
     )
 
 
-_UNITS = {"TPU v6e": 256, "TPU7x (one of two)": 256}
-_UNIT = 128
-"""Rows and columns of a TPU's matrix unit (How to Scale Your Model, Austin et al. 2025)."""
-
-
-_SCALAR = 64
-"""Largest size in bytes at which an instruction that yields one number works on single numbers."""
-
-
 class KernelTime(Struct, frozen=True, kw_only=True):
     """One run of an instruction."""
 
@@ -165,14 +170,6 @@ def kernel_time(
         time = _as_measured(device, work, time, near=round(near - near / factors.cache_speedup), fill=fill) or time
         time = ns_range(max(time.low, low.compute_ns or 0.0), max(time.high, vector))
     return KernelTime(time=time, bound=bound, known=known)
-
-
-_CATEGORIES: tuple[tuple[frozenset[str], Category], ...] = (
-    (frozenset({"gather", "scatter", "dynamic-slice", "dynamic-update-slice", "sort"}), "gather"),
-    (frozenset({"concatenate"}), "join"),
-    (frozenset({"reduce", "reduce-window", "select-and-scatter"}), "reduction"),
-)
-"""By opcode: the first one that an instruction or its fusion contains."""
 
 
 def _work(

@@ -166,7 +166,7 @@ class Levels:
             return None
         start = instruction.opcode.endswith("-start")
         copy = start and instruction.opcode.startswith(("copy", "slice", "dynamic-slice", "dynamic-update-slice"))
-        blocks = self._blocks.get(_kernel(instruction.name))
+        blocks = self._blocks.get(instruction.name.replace(".", "_").replace("-", "_"))  # as XLA names the kernel
         modelled = kernel_time(
             self._module,
             computation,
@@ -306,8 +306,3 @@ def _class(instruction: Instruction, row: InstructionCost) -> Class:
     if row.once.products:
         return "product"
     return "library call" if instruction.opcode == "custom-call" else "memory"
-
-
-def _kernel(name: str) -> str:
-    """XLA's name of an instruction's kernel."""
-    return name.replace(".", "_").replace("-", "_")

@@ -35,6 +35,19 @@ MOST_SPANS = 200
 MOST_LOOPS = 2
 """Most loops with a drawn iteration: the forward and the backward pass of the layers."""
 
+_STREAMS = {
+    streams.COMPUTE: "compute",
+    streams.COPIES: "copies",
+    streams.SIDE: "side stream",
+    streams.COLLECTIVES: "collectives",
+    streams.PAIRS: "pairs",
+    streams.TO_HOST: "to the host",
+    streams.FROM_HOST: "from the host",
+}
+
+LEAST_CALLS = 2
+"""Fewest calls from which a program can be taken to be called in each step."""
+
 
 def pictures(top: Level, names: Mapping[int, str]) -> tuple[StreamPicture, ...]:
     """The program, then its longest loops that use more than one stream."""
@@ -76,17 +89,6 @@ def _picture(level: Level, names: Mapping[int, str], of: str, turns: int) -> Str
     return StreamPicture(
         of=of, turns=turns, length_ns=level.high.makespan, spans=tuple(kept), left=len(result) - len(kept)
     )
-
-
-_STREAMS = {
-    streams.COMPUTE: "compute",
-    streams.COPIES: "copies",
-    streams.SIDE: "side stream",
-    streams.COLLECTIVES: "collectives",
-    streams.PAIRS: "pairs",
-    streams.TO_HOST: "to the host",
-    streams.FROM_HOST: "from the host",
-}
 
 
 def estimate(
@@ -246,10 +248,6 @@ def _some(names: list[str]) -> str:
 
 
 # Several programs in a run: calls of each per step, and the time of a step over all of them.
-
-
-LEAST_CALLS = 2
-"""Fewest calls from which a program can be taken to be called in each step."""
 
 
 class StepOfSeveral(Struct, frozen=True, kw_only=True):

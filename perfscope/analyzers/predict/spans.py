@@ -8,6 +8,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+PRIORITY: tuple[Kind, ...] = ("compute", "communication", "copy")
+"""Kind that a moment counts as if several run: the first in this order."""
+
 
 class Range(Struct, frozen=True, kw_only=True):
     """Integer ns from a fast run to a slow one. ``low <= high``.
@@ -85,9 +88,6 @@ class Parts(Struct, frozen=True, kw_only=True):
 
 
 Kind = Literal["compute", "communication", "copy"]
-
-PRIORITY: tuple[Kind, ...] = ("compute", "communication", "copy")
-"""Kind that a moment counts as if several run: the first in this order."""
 
 
 class Task(Struct, frozen=True, kw_only=True):

@@ -39,6 +39,8 @@ _KINDS = {
 }
 """Units of columns that hold a kind."""
 
+WHOSE = (("source", "number of the trace"), ("rank", "rank, where known"))
+
 
 class Derived(Struct, frozen=True):
     """A table that is not declared: its description, its columns with meanings, and the function that makes rows."""
@@ -269,8 +271,6 @@ def _matched(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
                 )
     return rows
 
-
-WHOSE = (("source", "number of the trace"), ("rank", "rank, where known"))
 
 DERIVED: dict[str, Derived] = {
     "accounts": Derived(

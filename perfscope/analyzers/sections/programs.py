@@ -32,6 +32,18 @@ MOST_ROWS = 20
 MOST_SPOTS = 8
 """Most recordings (or programs) whose instructions are listed, longest time first: a node's ranks."""
 
+MOST_MODELLED = 8
+"""Most programs of a section, longest time first: a training script has two or three relevant ones."""
+
+MOST_GRAPHS = 20
+MOST_KERNELS = 20
+"""Most kernels over all graphs, most bytes per step first."""
+MOST_PAIRS = 20
+MOST_LINES = 20
+"""Most breaks, recompilations and made-up values."""
+MOST_OPS = 12
+MOST_PLACES = 4
+
 
 class ProgramsSection(Struct, frozen=True, kw_only=True):
     """Programs and where their time goes, worst first; bounded, the rest is counted."""
@@ -96,10 +108,6 @@ def programs_section(traces: Sequence[Trace]) -> ProgramsSection:
 #
 # If the analysis includes a recording of the same program on the same device, the model is compared with it. A failure
 # in it does not affect the others.
-
-
-MOST_MODELLED = 8
-"""Most programs of a section, longest time first: a training script has two or three relevant ones."""
 
 
 class ProgramTime(Struct, frozen=True, kw_only=True):
@@ -232,16 +240,6 @@ def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Cal
 # Plans of PyTorch programs as one bounded section; a failure in it does not affect the others.
 #
 # Counts and bytes are exact properties of a plan; every time is modelled for the target, as a range.
-
-
-MOST_GRAPHS = 20
-MOST_KERNELS = 20
-"""Most kernels over all graphs, most bytes per step first."""
-MOST_PAIRS = 20
-MOST_LINES = 20
-"""Most breaks, recompilations and made-up values."""
-MOST_OPS = 12
-MOST_PLACES = 4
 
 
 class GraphRow(Struct, frozen=True, kw_only=True):

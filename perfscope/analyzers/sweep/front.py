@@ -20,6 +20,11 @@ from perfscope.analyzers.predict.spans import Range
 from perfscope.model.documents.sweep import AxisKind, VariantState
 from perfscope.model.units import format_bytes
 
+MACHINES = ("target", "memory")
+
+MAX_SENTENCES = 24
+"""Most sentences; the table has the rest."""
+
 
 class VariantPoint(Struct, frozen=True, kw_only=True):
     """A variant with its modelled values. Bytes are per device."""
@@ -62,9 +67,6 @@ class VariantPoint(Struct, frozen=True, kw_only=True):
     def words(self, axes: tuple[str, ...] | None = None) -> str:
         """``policy=dots seq=1024``, with these axes only."""
         return " ".join(f"{name}={value}" for name, value in self.settings if axes is None or name in axes)
-
-
-MACHINES = ("target", "memory")
 
 
 class Swept(Struct, frozen=True, kw_only=True):
@@ -275,10 +277,6 @@ def _size_limit(axis: str, rest: str, points: Sequence[VariantPoint]) -> SizeLim
 
 
 # Conclusions of a sweep in sentences: the limit of each choice, and choices that should not be taken.
-
-
-MAX_SENTENCES = 24
-"""Most sentences; the table has the rest."""
 
 
 def sentences(front: Front, reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> tuple[str, ...]:

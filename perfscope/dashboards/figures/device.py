@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.time import DeviceTime
     from perfscope.model.trace import Trace
 
+MOST_SPANS = 5_000
+"""Most bars that plotly still pans smoothly in a notebook."""
+
 
 def device_time(devices: Sequence[DeviceTime]) -> go.Figure:
     """One bar per device (``analysis.devices``): compute, exposed communication and copies, idle; in ms.
@@ -73,10 +76,6 @@ def kernel_time(trace: Trace, top: int = 20) -> go.Figure:
     )
     figure.update_layout(yaxis={"autorange": "reversed"})
     return laid_out(figure, title="Kernel time", x="ms, summed over streams", rows=len(labels))
-
-
-MOST_SPANS = 5_000
-"""Most bars that plotly still pans smoothly in a notebook."""
 
 
 def timeline(

@@ -22,6 +22,8 @@ MARK, RULE, FAILED = "#7b8794", "rgba(123,135,148,.35)", "#c4372b"
 LABEL_LIMIT = 60
 """Characters of a name on an axis: longer names leave no room for the bars."""
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 
 def graph_objects() -> Any:
     """Return ``plotly.graph_objects``; ``UsageError`` names the extra to install if plotly is missing."""
@@ -41,9 +43,6 @@ def byte_unit(highest: float) -> tuple[str, int]:
     """Unit of an axis that reaches ``highest`` bytes, and its size in bytes."""
     power = min(max(int(highest).bit_length() - 1, 0) // 10, len(UNITS) - 1)
     return UNITS[power], 1 << (10 * power)
-
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def laid_out(figure: go.Figure, *, title: str, x: str, y: str | None = None, rows: int | None = None) -> go.Figure:

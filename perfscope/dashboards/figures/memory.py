@@ -43,6 +43,9 @@ NEAR = 1.5
 MOST_STEP_NAMES = 12
 """Most steps with numbers above the areas: more would overlap."""
 
+MOST_FAILURES = 200
+"""Most failed allocations that are marked."""
+
 
 def memory_timeline(trace: Trace, label: str | None = None) -> go.Figure:
     """The `memory_curve` of a memory of ``trace``, by time, events or instructions, whichever it has.
@@ -90,10 +93,6 @@ def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
         "failed": [failure - first for failure in timeline.out_of_memory[:MOST_FAILURES]],
         "unseen": picture.unseen_bytes,
     }
-
-
-MOST_FAILURES = 200
-"""Most failed allocations that are marked."""
 
 
 def memory_curve(curve: Mapping[str, Any], at: int | None = None) -> go.Figure:

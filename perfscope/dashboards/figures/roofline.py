@@ -32,6 +32,9 @@ LEAST_DISC, MOST_DISC = 6, 46
 LEAST_INTENSITY = 1e-3
 """Smallest intensity drawn, FLOPs per byte. Below it an op only moves data, and only the memory roof is near."""
 
+LABEL_PX, LETTER = 11, 0.58
+"""Font size, and mean width of a letter, of the roofs' names right of the picture, where no disc is."""
+
 
 def roofline(
     points: Sequence[Mapping[str, Any]], devices: Sequence[Mapping[str, Any]], chosen: str | None = None
@@ -86,10 +89,6 @@ def roofline(
     labels = [len(_roof_label(peak)) for device in devices for peak in device["peaks"]]
     margin = {"t": 40, "r": 10 + round(LETTER * LABEL_PX * max(labels, default=0))}
     return figure.update_layout(height=460, margin=margin, legend={"itemsizing": "constant"})
-
-
-LABEL_PX, LETTER = 11, 0.58
-"""Font size, and mean width of a letter, of the roofs' names right of the picture, where no disc is."""
 
 
 def _roof_label(peak: Mapping[str, Any]) -> str:

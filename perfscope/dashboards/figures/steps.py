@@ -39,6 +39,9 @@ MOST_STEP_BARS = 300
 SIDES_PX, ROW_PX, BETWEEN_PX, AROUND_PX = 100, 36, 80, 220
 """Layout of the comparison of two accounts: its bars, a row per cause, the space between, the title with the legend."""
 
+MOST_SYMBOLS = 40
+"""Number of markers that plotly distinguishes; with more ranks some share a marker."""
+
 
 def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]] = ()) -> go.Figure:
     """One bar per step (``analysis.accounts``), stacked by cause, in ms; the causes sum to the step exactly.
@@ -135,10 +138,6 @@ def _bars_of(account: StepAccount, cause: Cause, *, means: bool) -> list[int]:
 def _wholes_of(account: StepAccount, *, means: bool) -> list[int]:
     values = [sum(step) for step in zip(*account.causes_ns.values(), strict=True)]
     return [sum(values) // len(values)] if means else values[:MOST_STEP_BARS]
-
-
-MOST_SYMBOLS = 40
-"""Number of markers that plotly distinguishes; with more ranks some share a marker."""
 
 
 def step_times(steps: Sequence[Step]) -> go.Figure:

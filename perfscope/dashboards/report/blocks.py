@@ -26,6 +26,14 @@ Tone = Literal["plain", "worse", "better", "open"]
 
 Number = int | float
 
+T = TypeVar("T")
+
+NEGLIGIBLE = 0.0005
+"""Share of the step: a smaller one is written as 0.0 %."""
+
+_FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})(\w*)\s*$")
+_SPAN = re.compile(r"`([^`]+)`")
+
 
 class Range(Struct, frozen=True):
     """A value known to lie between two ends, in the unit of its column."""
@@ -68,8 +76,6 @@ class Badge(Struct, frozen=True):
 
 Value = str | Number | Range | Marked | Amount | Effect | Badge | None
 """Value of a cell; ``None`` and ``''`` show as nothing. A text in a column of numbers is shown unchanged."""
-
-T = TypeVar("T")
 
 
 class Column(Struct, Generic[T], frozen=True):
@@ -162,10 +168,6 @@ class Picture(Struct, frozen=True):
     """A drawing, for formats with pictures: markup with escaped texts that loads nothing."""
 
     markup: str
-
-
-NEGLIGIBLE = 0.0005
-"""Share of the step: a smaller one is written as 0.0 %."""
 
 
 class FindingBlock(Struct, frozen=True, kw_only=True):
@@ -265,10 +267,6 @@ def notes(*texts: str, detail: bool = False) -> tuple[Text, ...]:
 
 
 # Parts of an advice text.
-
-
-_FENCE = re.compile(r"^\s*(?:`{3,}|~{3,})(\w*)\s*$")
-_SPAN = re.compile(r"`([^`]+)`")
 
 
 class Paragraph(Struct, frozen=True, kw_only=True):

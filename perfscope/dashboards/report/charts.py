@@ -52,6 +52,30 @@ MOST_BARS = 240
 WIDE, HIGH = 1000, 100
 """Width and height of a stretched picture, in its own units."""
 
+FITS, TOO_MUCH = "#3f7fd6", "#9aa3af"
+
+_TOP, _BOTTOM = 24, 270
+_LEFT, _RIGHT = 13.0, 96.0
+"""Vertical ends in pixels from the top; horizontal ends in percent of the width."""
+
+MOST_TICKS = 5
+
+BASE, HEAD = "#6f7c8f", "#e0892b"
+
+COMPARE_STYLE = """
+.ps-fall{display:block;width:100%;height:20px;color:var(--ink)}
+.ps-launches{display:block;width:100%;height:auto;color:var(--ink)}
+.fall{display:grid;grid-template-columns:minmax(0,16em) minmax(0,1fr) 6.5em;gap:2px 14px;align-items:center;
+padding:3px 0;font-size:13px}
+.fall .n{font-variant-numeric:tabular-nums}
+.fall>div:first-child{overflow-wrap:anywhere}
+@media (max-width:640px){.fall{grid-template-columns:minmax(0,1fr) auto}.fall svg{grid-column:1/-1;grid-row:2}}
+"""
+
+_FROM_ZERO = 0.5
+"""If the smallest level exceeds this share of the largest, the axis does not begin at zero: 3% would be a hair."""
+_PAD = 0.06
+
 
 def device_bar(row: DeviceRow) -> str:
     """The span of one device as a bar of its parts; the parts add up to the full width."""
@@ -136,14 +160,6 @@ def step_chart(steps: Sequence[Step]) -> str:
         bars.append(rect(index * slot, HIGH - height, 0.8 * slot, height, color, title=title))
     return stretched("steps", f"{len(steps)} step times, the longest {format_ns(longest)}", "".join(bars))
 
-
-FITS, TOO_MUCH = "#3f7fd6", "#9aa3af"
-
-_TOP, _BOTTOM = 24, 270
-_LEFT, _RIGHT = 13.0, 96.0
-"""Vertical ends in pixels from the top; horizontal ends in percent of the width."""
-
-MOST_TICKS = 5
 
 STYLE = """
 .ps-scatter{display:block;overflow:visible;width:100%;height:304px;margin:4px 0 10px}
@@ -289,23 +305,6 @@ def key(colors: dict[str, str]) -> str:
 
 # Pictures of a comparison: the change of the step from part to part, and launches one by one. Worse and better differ
 # in colour, direction and the sign of the printed number.
-
-
-BASE, HEAD = "#6f7c8f", "#e0892b"
-
-COMPARE_STYLE = """
-.ps-fall{display:block;width:100%;height:20px;color:var(--ink)}
-.ps-launches{display:block;width:100%;height:auto;color:var(--ink)}
-.fall{display:grid;grid-template-columns:minmax(0,16em) minmax(0,1fr) 6.5em;gap:2px 14px;align-items:center;
-padding:3px 0;font-size:13px}
-.fall .n{font-variant-numeric:tabular-nums}
-.fall>div:first-child{overflow-wrap:anywhere}
-@media (max-width:640px){.fall{grid-template-columns:minmax(0,1fr) auto}.fall svg{grid-column:1/-1;grid-row:2}}
-"""
-
-_FROM_ZERO = 0.5
-"""If the smallest level exceeds this share of the largest, the axis does not begin at zero: 3% would be a hair."""
-_PAD = 0.06
 
 
 class Fall(Struct, frozen=True, kw_only=True):

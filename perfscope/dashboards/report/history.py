@@ -60,6 +60,20 @@ MOST_PICTURED = 500
 
 PROOF = "A history shows when a metric changed. To test a single commit, run `perfscope compare commits`."
 
+SCHEMA = "perfscope.history/1"
+
+CHART_WIDTH, HEIGHT, EDGE = 1000.0, 120.0, 8.0
+
+STYLE = """
+.ps-history{display:block;width:100%;height:130px;margin:4px 0 6px;background:var(--code);border-radius:6px}
+.ps-history polyline{fill:none;stroke:var(--link);stroke-width:1.5px;vector-effect:non-scaling-stroke}
+.ps-history line{stroke:var(--high);stroke-dasharray:5 4;vector-effect:non-scaling-stroke}
+.ps-history .dot{stroke:var(--link);stroke-width:6px;stroke-linecap:round;vector-effect:non-scaling-stroke;
+stroke-dasharray:none}
+h3{font-size:15px;margin:18px 0 2px}
+.ends span{white-space:nowrap}
+"""
+
 
 class Program(Struct, frozen=True, kw_only=True):
     """The series of one program on one kind of machine."""
@@ -292,9 +306,6 @@ def _newest_words(series: Series) -> str | None:
 # A history as JSON, ``perfscope.history/1`` (docs/store.md). Within a schema version keys are only added.
 
 
-SCHEMA = "perfscope.history/1"
-
-
 def render_json(history: History) -> str:
     """Return the history as indented JSON text."""
     return json.dumps(document(history), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -322,19 +333,6 @@ SHAPES: Shapes = {
 
 
 # The picture of a metric.
-
-
-CHART_WIDTH, HEIGHT, EDGE = 1000.0, 120.0, 8.0
-
-STYLE = """
-.ps-history{display:block;width:100%;height:130px;margin:4px 0 6px;background:var(--code);border-radius:6px}
-.ps-history polyline{fill:none;stroke:var(--link);stroke-width:1.5px;vector-effect:non-scaling-stroke}
-.ps-history line{stroke:var(--high);stroke-dasharray:5 4;vector-effect:non-scaling-stroke}
-.ps-history .dot{stroke:var(--link);stroke-width:6px;stroke-linecap:round;vector-effect:non-scaling-stroke;
-stroke-dasharray:none}
-h3{font-size:15px;margin:18px 0 2px}
-.ends span{white-space:nowrap}
-"""
 
 
 def _drawn(series: Series) -> str:

@@ -42,6 +42,15 @@ MOST_STEPS = 2_000
 FEW_SOURCES = 4
 """Up to this number of sources their table is unfolded."""
 
+MOST_FINDINGS = 200
+"""Most findings that are drawn: a reader does not need the two hundred first, and a phone must open the file."""
+
+OPENED = 3
+"""Findings whose details are unfolded: the first ones to act on."""
+
+MOST_CELL_FINDINGS = 20
+"""Most findings in a cell's output; ``analysis.findings()`` has all."""
+
 
 def render(analysis: Analysis) -> str:
     """Return the whole page. Every text of the trace is escaped; the content policy forbids any request."""
@@ -250,13 +259,6 @@ def _origin() -> str:
     return f"perfscope {package_version()}. This file loads nothing; the report as JSON is embedded in it."
 
 
-MOST_FINDINGS = 200
-"""Most findings that are drawn: a reader does not need the two hundred first, and a phone must open the file."""
-
-OPENED = 3
-"""Findings whose details are unfolded: the first ones to act on."""
-
-
 def findings(summary: Summary, *, most: int = MOST_FINDINGS, opened: int = OPENED) -> Iterator[str]:
     """The heading and one card per finding, costliest first; a note if there are none or more.
 
@@ -279,9 +281,6 @@ def nothing_found(summary: Summary) -> str:
     """A sentence on the absence of findings and how reliable that is."""
     return f"{summary.nothing[:1].upper()}{summary.nothing[1:]}." if summary.nothing else ""
 
-
-MOST_CELL_FINDINGS = 20
-"""Most findings in a cell's output; ``analysis.findings()`` has all."""
 
 SIZE_COLUMNS: tuple[Column[tuple[str, int]], ...] = (
     Column("table", lambda row: row[0]),

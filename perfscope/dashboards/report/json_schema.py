@@ -29,6 +29,16 @@ from perfscope.model.results import ResultTable
 _SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 _UNITS = {"ns": "ns", "bytes": "B"}
 
+_NAME = "Name and version of this schema."
+_ABOUT = (
+    "Output of `perfscope analyze --format json`. Times are integer nanoseconds, modelled ones may be fractions. "
+    "Within a schema version keys are only added, so a reader ignores keys it does not know; a key that is renamed, "
+    "removed or given another meaning raises the number."
+)
+
+_START = {"type": ["integer", "null"], "description": "When its first event begins, ns on its own clock."}
+_OVER = {"enum": ["trace", "run"], "description": "Period of `cost_ns`: the trace, or one run of a program alone."}
+
 
 def report_schema(tables: Mapping[str, ResultTable[Any]]) -> dict[str, Any]:
     """The schema of `json_report.document`, with the rows of these result tables."""
@@ -57,13 +67,6 @@ def report_schema(tables: Mapping[str, ResultTable[Any]]) -> dict[str, Any]:
     return {**whole, **head, "$defs": dict(sorted(definitions.items()))}
 
 
-_NAME = "Name and version of this schema."
-_ABOUT = (
-    "Output of `perfscope analyze --format json`. Times are integer nanoseconds, modelled ones may be fractions. "
-    "Within a schema version keys are only added, so a reader ignores keys it does not know; a key that is renamed, "
-    "removed or given another meaning raises the number."
-)
-
 _STATES: list[dict[str, Any]] = [
     {
         "if": {"properties": {"status": {"const": "flagged"}}},
@@ -76,9 +79,6 @@ _STATES: list[dict[str, Any]] = [
     },
 ]
 """Conditions on an outcome by its status."""
-
-_START = {"type": ["integer", "null"], "description": "When its first event begins, ns on its own clock."}
-_OVER = {"enum": ["trace", "run"], "description": "Period of `cost_ns`: the trace, or one run of a program alone."}
 
 
 def _add(definition: dict[str, Any], key: str, schema: dict[str, Any]) -> None:

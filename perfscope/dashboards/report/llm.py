@@ -58,6 +58,10 @@ _CHECKS = {
     "structural": "read the line; time it before and after",
 }
 
+CUT = "\n(cut: --budget gives more room)\n"
+LEFT_OUT_LENGTH = 100
+"""Most characters of the line that counts findings left out."""
+
 
 def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
     """Return at most ``budget`` tokens of ``CHARACTERS_PER_TOKEN`` characters; findings that do not fit are counted.
@@ -80,11 +84,6 @@ def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
         parts.append(top)
     text = "\n\n".join([*parts, tail]) + "\n"
     return text if len(text) <= limit else text[: limit - len(CUT)].rpartition("\n")[0][: limit - len(CUT)] + CUT
-
-
-CUT = "\n(cut: --budget gives more room)\n"
-LEFT_OUT_LENGTH = 100
-"""Most characters of the line that counts findings left out."""
 
 
 def _fitting(blocks: Sequence[FindingBlock], room: int) -> list[str]:

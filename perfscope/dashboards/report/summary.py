@@ -68,6 +68,18 @@ PATH_LIMIT = 64
 NAME_LIMIT = 60
 """Characters of the description of a step."""
 
+AGAIN, AGAIN_SHORT = "-v for evidence and advice", "-v: more"
+"""How to see more if the full command has no room, and its form for a narrow terminal."""
+
+_HOW: dict[str, str] = {
+    "window": "without a profiler, waited for at both ends",
+    "unprofiled": "without a profiler",
+    "profiled": "while profiled",
+}
+"""How the steps of a step time were timed, in words."""
+
+_NUMBER = re.compile(r"\d[\d,.]*")
+
 
 class Summary(Struct, frozen=True, kw_only=True):
     """The content of a report of an analysis, in the order shown."""
@@ -254,10 +266,6 @@ def _failed(analysis: Analysis) -> Iterator[str]:
         yield failed
 
 
-AGAIN, AGAIN_SHORT = "-v for evidence and advice", "-v: more"
-"""How to see more if the full command has no room, and its form for a narrow terminal."""
-
-
 def _again(analysis: Analysis) -> str:
     path = analysis.sources[0].path if len(analysis.sources) == 1 else ""
     # there is no single path to repeat
@@ -367,14 +375,6 @@ def _assumed_devices(analysis: Analysis) -> list[str]:
     ]
 
 
-_HOW: dict[str, str] = {
-    "window": "without a profiler, waited for at both ends",
-    "unprofiled": "without a profiler",
-    "profiled": "while profiled",
-}
-"""How the steps of a step time were timed, in words."""
-
-
 def step_text(analysis: Analysis, timed: StepTime) -> str:
     """``'41.2 ms (median of 20 without a profiler, p10-p90 40.8 ms to 41.9 ms)'``."""
     how = _HOW[timed.of]
@@ -400,9 +400,6 @@ def spread_text(spread: Spread, when: str) -> str:
 
 
 # Notes on the sources, and rules that were not evaluated.
-
-
-_NUMBER = re.compile(r"\d[\d,.]*")
 
 
 def remarks(analysis: Analysis) -> Iterator[str]:

@@ -54,6 +54,9 @@ LEAD = "perfscope: "
 SCREEN = 24
 """Lines of a small terminal; details are left out until the first screen fits."""
 
+FIRST_FACTS = 3
+"""Facts that are always kept: failure of the program, missing cores, step time, busy devices."""
+
 
 class Brief(Struct, frozen=True):
     """Parts of the first screen that are left out on a small terminal."""
@@ -75,9 +78,6 @@ BRIEFS = (
     Brief(notes=True, blank=True, wrapped=True),
 )
 """The first that fits is used, or the last if none fits."""
-
-FIRST_FACTS = 3
-"""Facts that are always kept: failure of the program, missing cores, step time, busy devices."""
 
 
 def render(

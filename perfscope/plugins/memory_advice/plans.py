@@ -45,6 +45,21 @@ HOST_LINKS = {
 """Link to the host by the start of a device's name in the hardware tables: the bus interface of its data sheet. Devices
 that are missing (TPU) state none."""
 
+MOST_STEPS = 400
+"""Most regions tried one after another: more layers than models have."""
+
+AGAIN: tuple[Policy, ...] = ("selective", "full")
+
+MOST_WORK = 60_000_000
+"""Most positions and values that the search may examine over all plans: some seconds."""
+
+MOST_PLANS = 3_000
+MOST_SHOWN = 12
+"""Most plans of the front that are kept: more than a person compares."""
+
+SAME_PEAK = 0.002
+"""Relative difference of peaks below which plans count as one choice; the faster one is kept."""
+
 
 class Links(Struct, frozen=True, kw_only=True):
     """Bytes/s in one direction; ``None`` if unknown."""
@@ -132,12 +147,6 @@ def placements(model: StepModel, devices: int) -> tuple[Placement, ...]:
 
 
 # Which region to checkpoint first: by bytes off the peak per millisecond of repeated work.
-
-
-MOST_STEPS = 400
-"""Most regions tried one after another: more layers than models have."""
-
-AGAIN: tuple[Policy, ...] = ("selective", "full")
 
 
 class Unit(Struct, frozen=True, kw_only=True):
@@ -248,17 +257,6 @@ def _worth(simulator: Simulator, step: GreedyStep, before: Sequence[Policy]) -> 
         return (step.saved_bytes / price, 0.0)
     less = int(simulator.curve(before).sum()) - int(simulator.curve(step.policies).sum())
     return (0.0, less / price)
-
-
-MOST_WORK = 60_000_000
-"""Most positions and values that the search may examine over all plans: some seconds."""
-
-MOST_PLANS = 3_000
-MOST_SHOWN = 12
-"""Most plans of the front that are kept: more than a person compares."""
-
-SAME_PEAK = 0.002
-"""Relative difference of peaks below which plans count as one choice; the faster one is kept."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):

@@ -32,6 +32,13 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 from perfscope.plugins.memory_advice.jax_layers import STACK_TRAFFIC, layer_loops
 
+USABLE_SHARE = {"gpu": 0.75, "tpu": 0.9}
+"""Share of the device's memory that JAX takes on a GPU by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU reserves
+some for the system."""
+
+SAME_ASSIGNED, SAME_MODELLED = 0.01, 0.05
+"""Relative differences of peaks that count as equal: alignment, if XLA assigned them; else the model's error."""
+
 
 class Recomputed(Struct, frozen=True, kw_only=True):
     """A matrix product that ``jax.checkpoint`` runs again."""
@@ -130,14 +137,6 @@ def cloned_instructions(trace: Trace) -> tuple[Cloned, ...]:
 # Recomputed values are added back, alive from the forward op that makes them to the backward op that needs them, onto
 # the program's memory curve (assigned by XLA, else modelled). The difference of the peaks is the benefit; the peak
 # relative to the device's memory decides whether it was needed.
-
-
-USABLE_SHARE = {"gpu": 0.75, "tpu": 0.9}
-"""Share of the device's memory that JAX takes on a GPU by default (``XLA_PYTHON_CLIENT_MEM_FRACTION``); a TPU reserves
-some for the system."""
-
-SAME_ASSIGNED, SAME_MODELLED = 0.01, 0.05
-"""Relative differences of peaks that count as equal: alignment, if XLA assigned them; else the model's error."""
 
 
 class Bought(Struct, frozen=True, kw_only=True):

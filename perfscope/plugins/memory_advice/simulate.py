@@ -24,6 +24,9 @@ from perfscope.plugins.memory_advice.step_model import Change, Policy, StepModel
 
 # Lifetimes on the axis of a simulated step, as changes of live bytes.
 
+KEPT_KINDS = frozenset({"product", "attention"})
+"""Kinds of results that the policy ``selective`` keeps."""
+
 
 class Effect:
     """The effect of one region under one policy: changes of live bytes along the axis, and its price."""
@@ -42,9 +45,6 @@ class Effect:
             self.at += (start, stop)
             self.change += (size, -size)
 
-
-KEPT_KINDS = frozenset({"product", "attention"})
-"""Kinds of results that the policy ``selective`` keeps."""
 
 Part = Literal["forward", "recompute", "backward", "between"]
 """Part of a step: a region's forward, its repeated forward, its backward, or outside of all regions."""

@@ -43,6 +43,29 @@ from perfscope.plugins.memory_advice.step_model import Change, Policy, Region, S
 #
 # The numbers come from the table in docs/memory.md, which ``benchmarks/memory_plans_jax.py`` prints.
 
+WORDS: dict[Policy, str] = {
+    "keep": "keeping everything",
+    "selective": "checkpointing selectively",
+    "full": "checkpointing",
+}
+NOT_ESTIMATED = "no other checkpoint policy of the program can be estimated"
+NO_NAMES = (
+    "policies by name (save_only_these_names) are not estimated: checkpoint_name leaves no trace in a compiled program"
+)
+FROM_KEPT = (
+    "layers are checkpointed today: the memory for keeping everything is estimated from the backward's reads of "
+    "values it computes again; other policies than keeping everything are not estimated from such a program"
+)
+EXACT = (
+    "compiling a policy gives its exact number: perfscope compile --target NAME --sweep checkpoint=none,dots,full "
+    "PROGRAM (docs/compile-sweeps.md)"
+)
+
+COMPILED = (
+    "the peak of each policy for all layers is that of the program compiled with it; for some of the layers it is "
+    "interpolated evenly"
+)
+
 
 class Bound(Struct, frozen=True, kw_only=True):
     """Errors of the estimates of one kind: estimated over compiled, less 1. Not every error is within the bounds."""
@@ -81,29 +104,6 @@ LOOP_LESS = Bound(kind="less kept for the layers of a loop", programs=24, low=-0
 LOOP_ALL = Bound(kind="everything kept for the layers of a loop", programs=27, low=-0.293, high=0.799)
 SINGLE_LESS = Bound(kind="less kept for layers with a scope each", programs=14, low=-0.017, high=1.116)
 SINGLE_ALL = Bound(kind="everything kept for layers with a scope each", programs=15, low=-0.062, high=0.672)
-
-WORDS: dict[Policy, str] = {
-    "keep": "keeping everything",
-    "selective": "checkpointing selectively",
-    "full": "checkpointing",
-}
-NOT_ESTIMATED = "no other checkpoint policy of the program can be estimated"
-NO_NAMES = (
-    "policies by name (save_only_these_names) are not estimated: checkpoint_name leaves no trace in a compiled program"
-)
-FROM_KEPT = (
-    "layers are checkpointed today: the memory for keeping everything is estimated from the backward's reads of "
-    "values it computes again; other policies than keeping everything are not estimated from such a program"
-)
-EXACT = (
-    "compiling a policy gives its exact number: perfscope compile --target NAME --sweep checkpoint=none,dots,full "
-    "PROGRAM (docs/compile-sweeps.md)"
-)
-
-COMPILED = (
-    "the peak of each policy for all layers is that of the program compiled with it; for some of the layers it is "
-    "interpolated evenly"
-)
 
 
 def exact_notes(notes: tuple[str, ...], *, complete: bool) -> tuple[str, ...]:

@@ -32,6 +32,19 @@ from perfscope.plugins.memory_advice.torch_regions import Call, StepJoins, held_
 # The op graph has the results of ops; allocator events have all blocks. The scratch memory of an op is the blocks that
 # were allocated and freed within its span.
 
+RANDOM_STATE_BYTES = 5_056
+"""State of torch's generator on the CPU (a Mersenne twister), of which every checkpointed call of a CPU program keeps a
+copy (``preserve_rng_state``). That of a GPU's generator is 16 bytes in host memory."""
+
+HELD_LONGER = 2
+"""Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the node
+that read it; a value that lives longer is held by the program, and checkpointing would not free it."""
+
+_SAVED_PRODUCTS = (PRODUCTS - BATCHED_PRODUCTS) | CONVOLUTIONS
+"""Products that a selective policy keeps; scores of attention are batched products that grow with the sequence squared.
+"""
+_RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
+
 
 def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) -> dict[int, int]:
     """By op of the graph the most bytes of scratch it held at once; empty without allocator events.
@@ -74,20 +87,6 @@ def _within(timeline: MemoryTimeline, starts: Int64, ends: Int64) -> dict[int, i
         index: peak(first[span == index], last[span == index], size[span == index])[1]
         for index in np.unique(span).tolist()
     }
-
-
-RANDOM_STATE_BYTES = 5_056
-"""State of torch's generator on the CPU (a Mersenne twister), of which every checkpointed call of a CPU program keeps a
-copy (``preserve_rng_state``). That of a GPU's generator is 16 bytes in host memory."""
-
-HELD_LONGER = 2
-"""Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the node
-that read it; a value that lives longer is held by the program, and checkpointing would not free it."""
-
-_SAVED_PRODUCTS = (PRODUCTS - BATCHED_PRODUCTS) | CONVOLUTIONS
-"""Products that a selective policy keeps; scores of attention are batched products that grow with the sequence squared.
-"""
-_RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
 
 
 def kind_of(op: GraphOp) -> ValueKind:

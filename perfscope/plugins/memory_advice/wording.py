@@ -20,6 +20,13 @@ MOST_NAMED = 3
 
 _ZERO = {1: "optimizer state", 2: "optimizer state and gradients", 3: "optimizer state, gradients and parameters"}
 
+_JAX = {
+    "full": "jax.checkpoint({})",
+    "selective": "jax.checkpoint({}, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)",
+    "offload": "jax.checkpoint({}, policy=jax.checkpoint_policies.offload_dot_with_no_batch_dims("
+    "'device', 'pinned_host'))",
+}
+
 
 def describe(model: StepModel, plan: Plan) -> str:
     """One line: the modules that are checkpointed or offloaded, and what is divided among devices."""
@@ -194,14 +201,6 @@ def _torch_placement(groups: Sequence[Group], placement: Placement) -> list[str]
             "optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, lr=lr)",
         ]
     return lines
-
-
-_JAX = {
-    "full": "jax.checkpoint({})",
-    "selective": "jax.checkpoint({}, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)",
-    "offload": "jax.checkpoint({}, policy=jax.checkpoint_policies.offload_dot_with_no_batch_dims("
-    "'device', 'pinned_host'))",
-}
 
 
 def _jax(model: StepModel, plan: Plan) -> list[str]:

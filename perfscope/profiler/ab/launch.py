@@ -30,6 +30,26 @@ from perfscope.profiler.session import process_state
 
 # Times of a launch of several ranks: a step lasts as long as on the slowest.
 
+TIMED_OUT = 124
+"""The exit code of ``timeout`` of coreutils."""
+GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+LOG_LINES = 3
+"""Most lines of the program's output that are quoted after a failure."""
+MOST_LOG_BYTES = 64 << 10
+
+COUNTERS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "peak_bytes_in_use", "num_ooms")
+"""Counters of the allocators that are independent of the program's speed."""
+
+FRAMEWORKS = ("torch", "jax", "jaxlib")
+
+SHELL = "/bin/sh"
+
+TIMING = ("timing",)
+"""The pass that is required for a comparison."""
+SLOWER = 4.0
+"""Multiple of ``--timeout`` for a launch under capture: it loads a profiler, and writes its files at the end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
@@ -90,20 +110,6 @@ def _typical(process: Process) -> float:
     if process.windows_ns and process.window_steps:
         return statistics.median(process.windows_ns) / process.window_steps
     return statistics.median(process.untraced_step_ns) if process.untraced_step_ns else 0.0
-
-
-TIMED_OUT = 124
-"""The exit code of ``timeout`` of coreutils."""
-GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL."""
-LOG_LINES = 3
-"""Most lines of the program's output that are quoted after a failure."""
-MOST_LOG_BYTES = 64 << 10
-
-COUNTERS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak", "peak_bytes_in_use", "num_ooms")
-"""Counters of the allocators that are independent of the program's speed."""
-
-FRAMEWORKS = ("torch", "jax", "jaxlib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,9 +351,6 @@ def log_tail(log: Path) -> str:
 # ``--build``: a user's command, run once in each worktree before the first launch.
 
 
-SHELL = "/bin/sh"
-
-
 def run_build(
     command: str, folders: Mapping[Arm, ArmFolder], *, logs: Path, checkout: Path, tell: Callable[[str], None]
 ) -> None:
@@ -366,12 +369,6 @@ def run_build(
 
 
 # One launch of an A/B test under the captures of `perfscope run`, for its content, not its time. Its run is kept.
-
-
-TIMING = ("timing",)
-"""The pass that is required for a comparison."""
-SLOWER = 4.0
-"""Multiple of ``--timeout`` for a launch under capture: it loads a profiler, and writes its files at the end."""
 
 
 def profile_once(

@@ -37,6 +37,11 @@ _FIELDS = ("index", "uuid", "name", "driver_version", "clocks.sm", "temperature.
 _REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """Name of the field in drivers from 535 on, and before."""
 
+PERIOD_S = 1.0
+"""Seconds between two samples during a launch; each takes a fraction of a millisecond."""
+MOST_CPU_LINES = 4096
+"""Most lines of /proc/cpuinfo: enough for hundreds of processors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
@@ -166,12 +171,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-PERIOD_S = 1.0
-"""Seconds between two samples during a launch; each takes a fraction of a millisecond."""
-MOST_CPU_LINES = 4096
-"""Most lines of /proc/cpuinfo: enough for hundreds of processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,10 @@ LEAST_CONFIRMING = 6
 UNSEEN_PROFILE = 2.0
 """Assumed duration of a launch under capture relative to others, until one was measured."""
 
+MOST_FAILURES = 3
+"""Most failed launches of one arm before the comparison is given up: one may be chance, three are the program."""
+ARMS: tuple[Arm, Arm] = ("base", "head")
+
 
 def progress(state: AbState, phase: Phase, pair: int) -> str:
     """The line before pair ``pair`` of a phase: its number, the time left, and the additional time after a change."""
@@ -75,10 +79,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
-
-MOST_FAILURES = 3
-"""Most failed launches of one arm before the comparison is given up: one may be chance, three are the program."""
-ARMS: tuple[Arm, Arm] = ("base", "head")
 
 Run = Callable[[Arm, Phase, int, int], Launch]
 """Runs one launch: arm, phase, pair, slot."""
@@ -242,7 +242,11 @@ def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str
             launch = replace(run(arm, phase, pair, slot), attempt=attempt)
             state.add(launch)
             if launch.problem is not None:
-                failed = [launch for launch in state.launches if launch.arm == arm and _counts(launch)]
+                failed = [
+                    launch
+                    for launch in state.launches
+                    if launch.arm == arm and launch.problem is not None and launch.phase != "profile"
+                ]
                 if len(failed) >= MOST_FAILURES:
                     raise DataError(
                         f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem} "
@@ -266,11 +270,6 @@ def _profile(state: AbState, run: Run, pair: int, tell: Callable[[str], None]) -
         if launch.problem is not None:
             tell(f"{arm} gave no profile, so its cause is not known from this pair: {launch.problem}")
             return
-
-
-def _counts(launch: Launch) -> bool:
-    """Whether a launch is a failure that counts towards ending the comparison; failed profiles do not."""
-    return launch.problem is not None and launch.phase != "profile"
 
 
 def _attempt(state: AbState, phase: Phase, pair: int) -> int:

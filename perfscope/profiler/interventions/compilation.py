@@ -8,6 +8,11 @@ from typing import Any
 from perfscope.profiler.interventions.base import Application, Facts, Intervention, needs_cuda
 from perfscope.profiler.interventions.root_modules import RootModules, repeated_blocks
 
+_MAY_CHANGE = (
+    "Fused kernels keep intermediate values in registers and sum in another order; random numbers of dropout differ."
+)
+_ANSWERS = ("unfused_ops", "launch_bound", "small_kernels", "host_bound", "unfused_attention")
+
 
 def _compile(mode: str | None, application: Application) -> None:
     """Compile the forward of each model after the first step; hooks of the model stay outside."""
@@ -74,11 +79,6 @@ def _needs_compiler(facts: Facts) -> str | None:
         return None
     return "no C++ compiler is on the path"
 
-
-_MAY_CHANGE = (
-    "Fused kernels keep intermediate values in registers and sum in another order; random numbers of dropout differ."
-)
-_ANSWERS = ("unfused_ops", "launch_bound", "small_kernels", "host_bound", "unfused_attention")
 
 COMPILE = Intervention(
     name="compile",

@@ -12,6 +12,8 @@ from perfscope.profiler.patching import wrap
 BUCKET_MB = 100
 """Four times the default: fewer, larger reductions."""
 
+_ANSWERS = ("exposed_communication", "small_collectives")
+
 
 def _option(name: str, value: Any, application: Application) -> None:
     from torch.nn.parallel import DistributedDataParallel
@@ -63,8 +65,6 @@ def _no_sync(application: Application) -> None:
     optimizer.register_optimizer_step_post_hook(stepped)
     wrap(DistributedDataParallel, "forward", make)
 
-
-_ANSWERS = ("exposed_communication", "small_collectives")
 
 LARGE_BUCKETS = Intervention(
     name="ddp-large-buckets",

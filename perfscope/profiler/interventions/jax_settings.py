@@ -16,6 +16,13 @@ XLA_FLAGS = "XLA_FLAGS"
 COMBINED_BYTES = 256 << 20
 CACHE_FOLDER = "perfscope-jax-cache"
 
+_BUFFERS = "--xla_gpu_graph_min_graph_size=2"
+"""Flag for command buffers; XLA launches shorter sequences of kernels one by one."""
+_COMBINED = " ".join(
+    f"--xla_gpu_{kind}_combine_threshold_bytes={COMBINED_BYTES}"
+    for kind in ("all_reduce", "all_gather", "reduce_scatter")
+)
+
 
 def _matmul_default(application: Application) -> None:
     """Use the platform's default precision, even if the program configures a higher one."""
@@ -56,13 +63,6 @@ def _cache_variables(facts: Facts) -> Mapping[str, str]:
 def _no_cache_yet(facts: Facts) -> str | None:
     return "the program has a compilation cache" if facts.variables.get("JAX_COMPILATION_CACHE_DIR") else None
 
-
-_BUFFERS = "--xla_gpu_graph_min_graph_size=2"
-"""Flag for command buffers; XLA launches shorter sequences of kernels one by one."""
-_COMBINED = " ".join(
-    f"--xla_gpu_{kind}_combine_threshold_bytes={COMBINED_BYTES}"
-    for kind in ("all_reduce", "all_gather", "reduce_scatter")
-)
 
 MATMUL_DEFAULT = Intervention(
     name="jax-matmul-default",

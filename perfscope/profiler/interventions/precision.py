@@ -9,6 +9,8 @@ from perfscope.profiler.interventions.base import Application, Intervention
 from perfscope.profiler.interventions.root_modules import RootModules
 from perfscope.profiler.patching import wrap
 
+_MATMUL_CODE = 'torch.set_float32_matmul_precision("{precision}")  # before the first product'
+
 
 def _matmul(precision: str, application: Application) -> None:
     """Set the precision now, and again whenever the program sets it."""
@@ -61,8 +63,6 @@ def _float32(application: Application) -> None:
 
     wrap(torch, "set_default_dtype", make)
 
-
-_MATMUL_CODE = 'torch.set_float32_matmul_precision("{precision}")  # before the first product'
 
 MATMUL_HIGH = Intervention(
     name="matmul-high",

@@ -28,6 +28,21 @@ VARIABLE = "PERFSCOPE_STORE"
 SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
+WAIT_SECONDS = 60
+"""Seconds that a writer waits for others: a dozen jobs may end at once, on a slow disk."""
+CONNECT_SECONDS = 10
+
+APPLICATION_ID = 0x70736370
+"""``pscp``: distinguishes our files from other SQLite files (`file` shows it)."""
+
+LOCK = 0x7065726673636F70
+"""Key of the lock that lets one writer at a time change shared data."""
+
+EXTRA = 'a store on PostgreSQL needs SQLAlchemy and psycopg: pip install "perfscope[store]"'
+
+META = "perfscope_store"
+"""Every table begins with ``perfscope_``: a shared database may hold ``runs`` and ``metrics`` of another tool."""
+
 
 def address(asked: str | None, folder: Path | None = None) -> str | Path:
     """A URL of PostgreSQL, or the file of a local store: ``asked``, else from the environment, else next to the runs.
@@ -81,18 +96,6 @@ def secrets_of(url: str) -> tuple[str, ...]:
             secrets |= {value, unquote(value)}
     return tuple(sorted((secret for secret in secrets if secret), key=len, reverse=True))
 
-
-WAIT_SECONDS = 60
-"""Seconds that a writer waits for others: a dozen jobs may end at once, on a slow disk."""
-CONNECT_SECONDS = 10
-
-APPLICATION_ID = 0x70736370
-"""``pscp``: distinguishes our files from other SQLite files (`file` shows it)."""
-
-LOCK = 0x7065726673636F70
-"""Key of the lock that lets one writer at a time change shared data."""
-
-EXTRA = 'a store on PostgreSQL needs SQLAlchemy and psycopg: pip install "perfscope[store]"'
 
 Values = str | int | float | bytes | None
 
@@ -254,10 +257,6 @@ def database_at(where: str | Path) -> Database:
 
 
 # The tables, and the migration of an older store.
-
-
-META = "perfscope_store"
-"""Every table begins with ``perfscope_``: a shared database may hold ``runs`` and ``metrics`` of another tool."""
 
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (

@@ -34,6 +34,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SUFFIX = ".tar.gz"
 _UID = re.compile(r"[0-9a-f]{32}")
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
@@ -207,9 +209,6 @@ def _baseline(line: bytes, origin: str) -> dict[str, Any]:
     if len(values["set_utc"]) > 40 or not values["set_utc"].isprintable():
         raise DataError(f"{origin}: no baseline")
     return {key: values.get(key) for key in (*texts, "digest")}
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
 
 
 def check_name(name: str, origin: str | None = None) -> str:

@@ -28,6 +28,15 @@ MOST_READ = 1 << 20
 MOST_NAME = 4_096
 """Characters of a member's name: the longest path on Linux."""
 
+CHUNK = 1 << 20
+"""Bytes of one row: one at a time is in memory, on both sides of the connection."""
+
+MOST_PACKED = 64 << 20
+"""Default limit of a pack in bytes: a recorded run has 1 to 10 MiB, twenty baselines stay near a gigabyte."""
+
+MOST_UNPACKED = 4 << 30
+"""Most bytes of a pack on disk, whatever its header claims."""
+
 
 class _Bounded(io.RawIOBase):
     """A stream that refuses a single read beyond ``MOST_READ``."""
@@ -99,16 +108,6 @@ def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
     if leads_out or hidden or len(member.name) > MOST_NAME:
         raise DataError(f"{origin}: holds {shown}, whose path leads outside or is hidden; refused")
     return name
-
-
-CHUNK = 1 << 20
-"""Bytes of one row: one at a time is in memory, on both sides of the connection."""
-
-MOST_PACKED = 64 << 20
-"""Default limit of a pack in bytes: a recorded run has 1 to 10 MiB, twenty baselines stay near a gigabyte."""
-
-MOST_UNPACKED = 4 << 30
-"""Most bytes of a pack on disk, whatever its header claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,26 @@ MOST_PARTS = 2_000
 MOST_KEYS = 50
 """Most keys per side of a part: the first kernels identify a long fusion."""
 
+MOST_ROWS = 2_000
+"""Most rows of a program that are written; the rest become one row, so that rows still sum to the whole."""
+
+MOST_WRITTEN = 500
+
+AB_KIND = "launches in turns"
+
+MOST_KERNELS = 200
+"""Most rows of kernels that are written, largest contribution first."""
+
+PROFILED_LONGER = 1.1
+"""From this ratio of a profiled to a plain step the profiler's overhead is reported; a smaller ratio may be chance."""
+
+_WORKTREE = re.compile(rf"(?<![^\s\"'(),:])[^\s\"'(),:]*/{re.escape(WORKTREES_PREFIX)}[A-Za-z0-9_]+/(?:base|head)/")
+"""Prefix of paths in a temporary worktree; the rest of the path is the one in the repository."""
+
+_NO_CAUSE = "cause (step in parts, findings, exact metrics)"
+
+SETS_KIND = "sets of runs"
+
 
 def render(comparison: Comparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> str:
     """Return the comparison as indented JSON text; ``failed``: sentences on the gates that were not met."""
@@ -173,12 +193,6 @@ def _not_in(part: type[msgspec.Struct], record: type[msgspec.Struct]) -> tuple[s
 # Compiled programs.
 
 
-MOST_ROWS = 2_000
-"""Most rows of a program that are written; the rest become one row, so that rows still sum to the whole."""
-
-MOST_WRITTEN = 500
-
-
 def _other_rows(change: ProgramChange) -> dict[str, Any]:
     rest = change.rows[MOST_ROWS:]
     sums = {name: (_sum(rest, name, 0), _sum(rest, name, 1)) for name in change.totals}
@@ -261,20 +275,6 @@ SHAPES: Shapes = {
 
 # The result of an A/B test as a ``perfscope.compare/1`` document: verdicts from unprofiled launches, causes from
 # profiled ones.
-
-
-AB_KIND = "launches in turns"
-
-MOST_KERNELS = 200
-"""Most rows of kernels that are written, largest contribution first."""
-
-PROFILED_LONGER = 1.1
-"""From this ratio of a profiled to a plain step the profiler's overhead is reported; a smaller ratio may be chance."""
-
-_WORKTREE = re.compile(rf"(?<![^\s\"'(),:])[^\s\"'(),:]*/{re.escape(WORKTREES_PREFIX)}[A-Za-z0-9_]+/(?:base|head)/")
-"""Prefix of paths in a temporary worktree; the rest of the path is the one in the repository."""
-
-_NO_CAUSE = "cause (step in parts, findings, exact metrics)"
 
 
 def ab_document(
@@ -404,9 +404,6 @@ def _in_the_repository(value: Any) -> Any:
 
 
 # A comparison of two sets of runs as a document ``perfscope.compare/1``.
-
-
-SETS_KIND = "sets of runs"
 
 
 def sets_document(sets: SetsComparison, *, failed: Sequence[str] = (), gates: Sequence[str] = ()) -> dict[str, Any]:

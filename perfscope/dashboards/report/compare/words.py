@@ -115,6 +115,8 @@ _EXPECTED = frozenset({None, *(LEVEL_WORDS[level] for level in (Level.SAME, Leve
 
 # Metrics and the verdict.
 
+_BLOCKED = ("blocking collectives per run", "planned blocking collectives per step")
+
 
 def headline(document: Document) -> str:
     """The verdict and what it rests on, one line."""
@@ -435,8 +437,6 @@ _SHORT = {
     "planned blocking collective bytes per step": "of what blocks",
 }
 """Words after the amounts of a row."""
-
-_BLOCKED = ("blocking collectives per run", "planned blocking collectives per step")
 
 
 def program_title(program: ProgramDifference) -> str:

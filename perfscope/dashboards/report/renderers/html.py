@@ -48,6 +48,8 @@ MOST_NARROW = 6
 FEWEST_OPEN = 8
 """Fewest rows of a table that are shown unfolded."""
 
+NO_TIME_HTML = f"<span>{NO_TIME}</span>"
+
 
 def sections_html(sections: Sequence[Section], more: str = "More") -> Iterator[str]:
     """A card per section; small sections are folded into one card titled ``more``."""
@@ -212,9 +214,6 @@ def finding_card(block: FindingBlock, *, opened: bool) -> str:
         f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
         f"{''.join(advice_html(words.advice))}{evidence}</details></article>"
     )
-
-
-NO_TIME_HTML = f"<span>{NO_TIME}</span>"
 
 
 def prose(text: str) -> str:

@@ -57,6 +57,28 @@ MARKS = {
 }
 """Mark of a badge, by tone."""
 
+SEVERITY_MARKS = {
+    "high": "\N{LARGE RED CIRCLE}",
+    "medium": "\N{LARGE YELLOW CIRCLE}",
+    "low": "\N{MEDIUM WHITE CIRCLE}",
+}
+
+MOST_EVIDENCE = 5
+"""Most evidence rows of a finding: a comment is an overview, the other formats have all."""
+
+_ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
+"""Characters that format text inside a line. The brackets make links and pictures; ``|`` ends a cell."""
+_BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
+"""Characters that begin a heading, a list or a rule at the start of a line."""
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_LINKED = re.compile(r"@|(?:#|!|%|&amp;)(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
+"""Characters from which GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and
+links in bare text, even after HTML entities are resolved."""
+_COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b")
+"""References to commits, which are recognised outside code only."""
+_APART = "\u200b"
+"""A zero-width space: text around it is not recognised as a mention or link."""
+
 
 def sections_markdown(sections: Sequence[Section], rows: int = MOST_ROWS) -> str:
     """A folded block per section, and the number of sections left out. ``rows``: limit for each block."""
@@ -160,16 +182,6 @@ def _cell(value: Value, head: Head) -> str:
     return in_html(text).replace("~", "\\~")
 
 
-SEVERITY_MARKS = {
-    "high": "\N{LARGE RED CIRCLE}",
-    "medium": "\N{LARGE YELLOW CIRCLE}",
-    "low": "\N{MEDIUM WHITE CIRCLE}",
-}
-
-MOST_EVIDENCE = 5
-"""Most evidence rows of a finding: a comment is an overview, the other formats have all."""
-
-
 def finding_row(block: FindingBlock) -> tuple[str, ...]:
     """A finding as cells: mark, saving, share, description, place and basis."""
     words = finding_words(block)
@@ -190,20 +202,6 @@ def finding_markdown(block: FindingBlock) -> str:
     lines = [f"{part}\n" for part in parts if part]
     head = f"\n<details><summary>{title}</summary>\n"
     return "\n".join([head, *lines, advice_text(words.advice), "\n</details>\n"])
-
-
-_ACTIVE = re.compile(r"[\\`*_\[\]|~$]")
-"""Characters that format text inside a line. The brackets make links and pictures; ``|`` ends a cell."""
-_BLOCK = re.compile(r"^(\s*)(?=[#+=-]|\d+[.)])(\d*)")
-"""Characters that begin a heading, a list or a rule at the start of a line."""
-_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-_LINKED = re.compile(r"@|(?:#|!|%|&amp;)(?=\d)|(?<=:)(?=//)|(?i:(?<=www)(?=\.))|(?i:\bGH-(?=\d))")
-"""Characters from which GitHub and GitLab make mentions, references (issues, merge requests, milestones, epics) and
-links in bare text, even after HTML entities are resolved."""
-_COMMIT = re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b")
-"""References to commits, which are recognised outside code only."""
-_APART = "\u200b"
-"""A zero-width space: text around it is not recognised as a mention or link."""
 
 
 def escape(text: str) -> str:

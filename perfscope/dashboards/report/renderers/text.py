@@ -65,6 +65,14 @@ PART_STYLES = ("blue", "red", "yellow", "magenta", "cyan", "green")
 INDENT, GAP = 2, 2
 """Columns before a table, and between its columns."""
 
+LEAST_CODE = 30
+"""Fewest characters of code that are shown next to its place; with less room the code has its own line."""
+
+MARGIN = 5
+"""Columns before the text of a finding."""
+
+SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
+
 
 def printed(parts: Callable[[int], Iterable[RenderableType]], *, width: int, color: bool = False) -> str:
     """Render the parts given by ``parts(columns)`` in order, with at most one empty line between them."""
@@ -256,15 +264,6 @@ def hanging(text: str, style: str = "dim") -> RenderableType:
     table.add_column(overflow="fold")
     table.add_row(RichText("    "), RichText(text, style=style))
     return table
-
-
-LEAST_CODE = 30
-"""Fewest characters of code that are shown next to its place; with less room the code has its own line."""
-
-MARGIN = 5
-"""Columns before the text of a finding."""
-
-SEVERITY_STYLES = {"high": "bold red", "medium": "yellow", "low": ""}
 
 
 def finding_text(

@@ -46,6 +46,38 @@ MANY_STEPS = 10
 MOST_PERCENT = 10
 """From this relative change it is shown without a decimal: +196.0%, but +1,234%."""
 
+_IDENTIFIER = re.compile(r"\w*[_.:/]\w")
+
+ENDS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 3, 5))
+"""Possible ends of a scale, relative: 0.1% to 5,000%."""
+
+HALF = 10
+"""Characters on each side of the middle."""
+
+WORSE, BETTER, PLAIN = "#cf4a32", "#1f8f74", "#8a94a3"
+
+LEAST_PART = 0.01
+"""Smaller parts of a whole share one entry of its legend."""
+
+BY_PATH = "by the critical path"
+"""Basis of a saving that is bounded by the critical path; one of the modelled values of ``Basis``."""
+NOT_ON_PATH = "The saving is not checked on the critical path"
+"""Shown if the recorded dependencies do not allow a check; the reason follows."""
+NO_TIME = "saving unknown"
+"""Shown in place of a saving if the finding was made from the program's code and no time is known."""
+
+TITLE_LIMIT = 320
+"""Characters of a title: room for a sentence with a kernel name."""
+
+FIX_LIMIT = 160
+"""Characters of a fix in one sentence."""
+
+SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.;])\s")
+"""A space after the end of a sentence or clause."""
+
+CODE_INDENT = 40
+"""Columns of indentation that are kept of a line of code."""
+
 
 def shown(value: Value, head: Head) -> str:
     """A cell as text, cut to its column's limit."""
@@ -165,18 +197,6 @@ def sentence(text: str) -> str:
     return f"{first}{text[1:]}{'' if text.endswith(('.', ':')) else '.'}"
 
 
-_IDENTIFIER = re.compile(r"\w*[_.:/]\w")
-
-
-ENDS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 3, 5))
-"""Possible ends of a scale, relative: 0.1% to 5,000%."""
-
-HALF = 10
-"""Characters on each side of the middle."""
-
-WORSE, BETTER, PLAIN = "#cf4a32", "#1f8f74", "#8a94a3"
-
-
 def scale_of(rows: Iterable[Sequence[Value]]) -> float | None:
     """Smallest scale around 0 that holds every interval of a table; ``None`` without intervals."""
     ends = [
@@ -241,10 +261,6 @@ def interval_bar(effect: Effect, end: float) -> str:
     )
 
 
-LEAST_PART = 0.01
-"""Smaller parts of a whole share one entry of its legend."""
-
-
 def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[str, float]]:
     """(cells in words, share) of rows that are parts of one whole; two or more small parts are summed up."""
     index = next(index for index, head in enumerate(heads) if head.unit == "share")
@@ -263,26 +279,6 @@ def parts(heads: Sequence[Head], rows: Sequence[Sequence[Value]]) -> list[tuple[
 
 
 # The words of a finding.
-
-
-BY_PATH = "by the critical path"
-"""Basis of a saving that is bounded by the critical path; one of the modelled values of ``Basis``."""
-NOT_ON_PATH = "The saving is not checked on the critical path"
-"""Shown if the recorded dependencies do not allow a check; the reason follows."""
-NO_TIME = "saving unknown"
-"""Shown in place of a saving if the finding was made from the program's code and no time is known."""
-
-TITLE_LIMIT = 320
-"""Characters of a title: room for a sentence with a kernel name."""
-
-FIX_LIMIT = 160
-"""Characters of a fix in one sentence."""
-
-SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.;])\s")
-"""A space after the end of a sentence or clause."""
-
-CODE_INDENT = 40
-"""Columns of indentation that are kept of a line of code."""
 
 
 class FindingWords(Struct, frozen=True, kw_only=True):

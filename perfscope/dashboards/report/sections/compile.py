@@ -39,6 +39,23 @@ MOST_GROUPS = 4
 ALIKE_NS = 0.01
 """Ranks whose compile times agree to one percent are shown with one time."""
 
+NAME_LIMIT = 40
+"""Characters of a function or a kernel in a table."""
+
+SMALL_PART = 0.005
+"""Smallest share of the compile time at which a stage is named: below half a percent it shows as 0%."""
+
+REASON_LIMIT = 110
+"""Characters of a reason or a guard: about one and a half lines of a narrow terminal."""
+
+_CACHES = {"fx_graph": "FX graph", "aotautograd": "AOTAutograd"}
+
+_EXPLAINED = re.compile(r" \(.*\)|: .*")
+"""Parts of a stage's name that its short form leaves out; the JSON report has the full name."""
+
+_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{7,}(?![\w.])")
+"""A float written by Python with all its digits: ``0.09000000000000001``."""
+
 
 def headline(section: CompileSection) -> str:
     """``'torch.compile: 7 graphs of 3 frames, 2 graph breaks, 5 recompiles, 38.2 s of compiling (...)'``."""
@@ -152,24 +169,6 @@ def _time_span(times_ns: Sequence[int]) -> str:
     low, high = min(times_ns), max(times_ns)
     alike = high - low <= ALIKE_NS * high or format_ns(low) == format_ns(high)
     return format_ns(high) if alike else f"{format_ns(low)} to {format_ns(high)}"
-
-
-NAME_LIMIT = 40
-"""Characters of a function or a kernel in a table."""
-
-SMALL_PART = 0.005
-"""Smallest share of the compile time at which a stage is named: below half a percent it shows as 0%."""
-
-REASON_LIMIT = 110
-"""Characters of a reason or a guard: about one and a half lines of a narrow terminal."""
-
-_CACHES = {"fx_graph": "FX graph", "aotautograd": "AOTAutograd"}
-
-_EXPLAINED = re.compile(r" \(.*\)|: .*")
-"""Parts of a stage's name that its short form leaves out; the JSON report has the full name."""
-
-_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{7,}(?![\w.])")
-"""A float written by Python with all its digits: ``0.09000000000000001``."""
 
 
 def compile_sections(section: CompileSection) -> tuple[Section, ...]:

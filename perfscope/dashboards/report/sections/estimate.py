@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from perfscope.analyzers.sections.programs import EstimateSection, ProgramTime
     from perfscope.dashboards.report.blocks import Block
 
+COLORS = {"compute": "#3b78c9", "communication": "#c98714", "copy": "#7a8793"}
+STREAM_NAMES = {"compute": "compute", "communication": "collectives", "copy": "copies"}
+
+LANE, GAP, UNITS = 18, 6, 1000
+"""Height of a stream, space below it, and width of the picture, in units."""
+
 
 def ends(span: Range) -> Ends:
     """A modelled range as a cell value."""
@@ -176,16 +182,16 @@ def _warnings(estimate: Estimate) -> Iterator[str]:
 
 def _line_columns(estimate: Estimate) -> tuple[Column[LineTime], ...]:
     return (
-        Column("source line", lambda line: line.where.label() if line.where.file else _no_line(line), "place"),
+        Column(
+            "source line",
+            lambda line: line.where.label() if line.where.file else f"no line: {line.where.op or line.opcode}",
+            "place",
+        ),
         Column("of the step", lambda line: ends(line.exposed), "ns"),
         Column("share", lambda line: of_step(line.exposed, estimate.step_ns), "share", drop=3),
         Column("instructions", lambda line: line.instructions, "count", drop=1),
         Column("bound by", lambda line: ", ".join(line.bounds[:2]), drop=2),
     )
-
-
-def _no_line(line: LineTime) -> str:
-    return f"no line: {line.where.op or line.opcode}"
 
 
 def _instruction_columns(estimate: Estimate) -> tuple[Column[Row], ...]:
@@ -254,13 +260,6 @@ def _errors(calibration: Calibration) -> Iterator[str]:
             "by what their kind reached, the others as modelled"
         )
     yield from (sanitize(text) for text in calibration.differences)
-
-
-COLORS = {"compute": "#3b78c9", "communication": "#c98714", "copy": "#7a8793"}
-STREAM_NAMES = {"compute": "compute", "communication": "collectives", "copy": "copies"}
-
-LANE, GAP, UNITS = 18, 6, 1000
-"""Height of a stream, space below it, and width of the picture, in units."""
 
 
 def picture(view: StreamPicture) -> str:

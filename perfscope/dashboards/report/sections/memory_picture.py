@@ -54,6 +54,30 @@ ORDER = (
 )  # fmt: skip
 """Order from bottom to top: long-lived categories below short-lived ones."""
 
+_TOP, _PLOT, _BANDS, _WORDS = 24, 190, 16, 20
+"""Heights in pixels: the peak's label, the areas, a strip of phases or steps, the labels below."""
+
+_X, _Y = 2000, 1000
+"""Width and height of the stretched areas, in units."""
+
+ROOM_ABOVE = 1.04
+"""Upper edge relative to the highest value: a peak at the edge would look cut off."""
+
+NEAR = 1.5
+"""The device's size is drawn if use comes within this factor of it; otherwise it would flatten all areas."""
+
+PLOT_LEAST = 400
+"""A category below the peak divided by this is under half a pixel high and has no entry in the legend."""
+
+FEW_NUMBERS = 4
+"""Most step numbers below the areas: that many fit side by side on a phone, even as ``step 12345``."""
+
+NUMBER = 0.24
+"""Part of the width that such a label takes on a phone."""
+
+TOP_SHARE = 0.85
+"""Labels above this part of the height would touch the label of the device's size."""
+
 
 class Area(Struct, frozen=True, kw_only=True):
     """Bytes held by one category, from each position to the next."""
@@ -140,31 +164,6 @@ def category_words(category: MemoryCategory) -> str:
 #
 # Areas are stretched to the width available; words are positioned relative to it but not stretched, so that they stay
 # readable on a phone. Labels of bytes are left of the picture, where the page leaves room for them.
-
-
-_TOP, _PLOT, _BANDS, _WORDS = 24, 190, 16, 20
-"""Heights in pixels: the peak's label, the areas, a strip of phases or steps, the labels below."""
-
-_X, _Y = 2000, 1000
-"""Width and height of the stretched areas, in units."""
-
-ROOM_ABOVE = 1.04
-"""Upper edge relative to the highest value: a peak at the edge would look cut off."""
-
-NEAR = 1.5
-"""The device's size is drawn if use comes within this factor of it; otherwise it would flatten all areas."""
-
-PLOT_LEAST = 400
-"""A category below the peak divided by this is under half a pixel high and has no entry in the legend."""
-
-FEW_NUMBERS = 4
-"""Most step numbers below the areas: that many fit side by side on a phone, even as ``step 12345``."""
-
-NUMBER = 0.24
-"""Part of the width that such a label takes on a phone."""
-
-TOP_SHARE = 0.85
-"""Labels above this part of the height would touch the label of the device's size."""
 
 
 def memory_chart(picture: PictureView, words: str) -> str:

@@ -28,6 +28,8 @@ NO_PEAKS = "the recording names no device whose peaks are known: no roofline"
 AT_LEAST = ">="
 """Mark of a lower bound: a trip count or the arithmetic of an instruction is unknown."""
 
+_WORDS = {"unnamed": "added by XLA", "unknown": "what is not known"}
+
 
 def programs_sections(section: ProgramsSection) -> tuple[Section, ...]:
     """The programs and their time; no section without programs."""
@@ -137,9 +139,6 @@ def _details(program: Program) -> Iterator[str]:
     if program.unknown:
         many = "instruction whose" if program.unknown == 1 else "instructions whose"
         yield f"{program.unknown:,} {many} arithmetic is not known (custom calls): FLOPs are a lower bound"
-
-
-_WORDS = {"unnamed": "added by XLA", "unknown": "what is not known"}
 
 
 def _parts(parts: Mapping[Any, float], whole: float) -> str:

@@ -15,6 +15,22 @@ from perfscope.dashboards.web.ui import Fragment
 from perfscope.dashboards.web.views.empty import EMPTY_VIEW
 from perfscope.model.untrusted_text import sanitize
 
+OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph": "graph"}
+"""Pages that can show programs and snapshots, which have no times."""
+SHOWN = {"compile": ("html", "tables"), "memory": ("html", "memories", "planned"), "graph": ("subjects",)}
+"""Fields of these pages' views that are drawn."""
+NOTHING_RAN = "This was never run, so there is nothing to show here."
+
+CLICKED = """function(click, figure) {
+    const point = click && click.points[0];
+    if (!point) return window.dash_clientside.no_update;
+    const drawn = figure.data[point.curveNumber], asked = new URLSearchParams(location.search);
+    const cell = () => `${drawn.y.indexOf(point.y)}.${drawn.x.indexOf(point.x)}`;
+    if (String(point.customdata).startsWith("/")) return point.customdata;
+    asked.set("at", point.customdata === undefined ? cell() : point.customdata);
+    return `${location.pathname}?${asked}`;
+}"""
+
 
 def tabs(
     asked: Asked, parameter: str, words: Mapping[str, str], here: str, *, label: str, without: Sequence[str] = ()
@@ -57,13 +73,6 @@ def origins(asked: Asked) -> dict[str, str]:
     held = None if asked.folder is None else read_view(asked.folder, "timeline")
     result = {} if held is None else held.get("view", {})
     return {str(item["trace"]): item["origin"] for item in result.get("traces", ()) if item["events"]}
-
-
-OTHERS = {"compile": "what was compiled or planned", "memory": "memory", "graph": "graph"}
-"""Pages that can show programs and snapshots, which have no times."""
-SHOWN = {"compile": ("html", "tables"), "memory": ("html", "memories", "planned"), "graph": ("subjects",)}
-"""Fields of these pages' views that are drawn."""
-NOTHING_RAN = "This was never run, so there is nothing to show here."
 
 
 def planned(asked: Asked) -> bool:
@@ -140,17 +149,6 @@ def _legend(colors: Mapping[str, str]) -> Any:
         for name, color in colors.items()
     ]
     return html.Div(entries, className="ps-legend")
-
-
-CLICKED = """function(click, figure) {
-    const point = click && click.points[0];
-    if (!point) return window.dash_clientside.no_update;
-    const drawn = figure.data[point.curveNumber], asked = new URLSearchParams(location.search);
-    const cell = () => `${drawn.y.indexOf(point.y)}.${drawn.x.indexOf(point.x)}`;
-    if (String(point.customdata).startsWith("/")) return point.customdata;
-    asked.set("at", point.customdata === undefined ? cell() : point.customdata);
-    return `${location.pathname}?${asked}`;
-}"""
 
 
 def register_chart(app: Any, name: str) -> None:

@@ -29,6 +29,22 @@ from perfscope.model.untrusted_text import sanitize
 KEPT = ("t0", "t1", "base_step", "head_step")
 """Parameters of the address from which both timelines start."""
 
+TITLE = "Compare"
+VIEW = None
+
+LABEL_CHARS = 60
+FIRST_CAUSES = 6
+PICKER = {"base": "100%", "sm": 440}
+"""Width of a list to choose a side from: names of runs have long common beginnings."""
+CHART = "compare-account"
+WIDTHS = {"head": "width: head", "base": "width: base"}
+TREE_WORDS = {
+    "device": "the device work launched by a call",
+    "host": "the call",
+    "instructions": "the instructions of a scope",
+}
+GRIDS = ("compare-parts", "compare-kernels")
+
 
 def choices(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> dict[str, tuple[Item, ...]]:
     """Items whose timelines can be shown, by side."""
@@ -114,23 +130,6 @@ def register_pair(app: Any) -> None:
         if len(wanted) < len(SIDES) or not held or wanted.items() <= held[0].items():
             return no_update
         return address(base_path, "compare", None, stored=held[0]["stored"], **wanted)
-
-
-TITLE = "Compare"
-VIEW = None
-
-LABEL_CHARS = 60
-FIRST_CAUSES = 6
-PICKER = {"base": "100%", "sm": 440}
-"""Width of a list to choose a side from: names of runs have long common beginnings."""
-CHART = "compare-account"
-WIDTHS = {"head": "width: head", "base": "width: base"}
-TREE_WORDS = {
-    "device": "the device work launched by a call",
-    "host": "the call",
-    "instructions": "the instructions of a scope",
-}
-GRIDS = ("compare-parts", "compare-kernels")
 
 
 def layout(asked: Asked, view: None) -> Any:

@@ -27,6 +27,9 @@ ACCOUNT_KEYS = ("rank", "device", "ordinal", "name", "numbers", "causes_ns")
 MOST_ALIKE = 20
 """Most runs offered for a comparison; the page Compare has all."""
 
+PLACE_CHARS = 34
+"""Characters of a place: the column's width. Its end with the line is kept."""
+
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
     """The page: one screen, then rules that were not evaluated and the sources."""
@@ -177,10 +180,6 @@ def _missing(view: dict[str, Any]) -> list[Any]:
     ]
     listed = [html.H2("Not recorded"), html.Ul(items)]
     return [html.Section(listed, className="ps-card", tabIndex=0, **{"aria-label": "not recorded"})]
-
-
-PLACE_CHARS = 34
-"""Characters of a place: the column's width. Its end with the line is kept."""
 
 
 def _place(row: dict[str, Any]) -> list[Any]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 RETRY_S = 1
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Characters that a spreadsheet takes as the start of a formula."""
+
 
 def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseReturnValue], ...]:
     """Two views of Flask: ``GET`` and ``DELETE``.
@@ -148,10 +151,6 @@ def report_style() -> str:
 
 
 # Tables of a page as CSV, safe to open with a spreadsheet.
-
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Characters that a spreadsheet takes as the start of a formula."""
 
 
 def csv_of(folder: Path, view: str, table: str) -> bytes:

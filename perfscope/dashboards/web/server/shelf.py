@@ -30,6 +30,10 @@ _SCHEMA = re.compile(rb'"schema"\s*:\s*"perfscope\.(\w+)/')
 
 Kind = Literal["run", "file", "folder"]
 
+STATE_FILE = "state.json"
+LOCK_FILE = "lock"
+"""Locked by the child while it lives, so that the server can distinguish a working child from a dead one."""
+
 
 class Item(Struct, frozen=True, kw_only=True):
     """Something that can be shown. ``key`` identifies it in addresses."""
@@ -211,11 +215,6 @@ def _entry(file: Path, name: str) -> tuple[str, int, int]:
 
 
 # The files that a child writes for an item.
-
-
-STATE_FILE = "state.json"
-LOCK_FILE = "lock"
-"""Locked by the child while it lives, so that the server can distinguish a working child from a dead one."""
 
 
 def read_view(folder: Path, name: str) -> dict[str, Any] | None:

@@ -32,6 +32,10 @@ HEAD_S = 2.0
 MOST_STORED = 200
 """Most stored comparisons offered, newest first."""
 
+SIDES = ("base", "head")
+_ARM = re.compile(r"-(base|head)-(\d{1,6})-[0-9a-f]{4}$")
+"""End of the name of a run profiled by ``perfscope compare commits``: its arm and the number of its pair."""
+
 
 class Work(Protocol):
     """A work of the workshop: an item, or one of the classes below."""
@@ -202,11 +206,6 @@ def _of_file(path: Path) -> str | None:
 
 
 # Runs of a stored comparison that are still here, so that their timelines can be shown side by side.
-
-
-SIDES = ("base", "head")
-_ARM = re.compile(r"-(base|head)-(\d{1,6})-[0-9a-f]{4}$")
-"""End of the name of a run profiled by ``perfscope compare commits``: its arm and the number of its pair."""
 
 
 def launches_of(

@@ -26,6 +26,18 @@ from perfscope.model.files import write_atomically
 
 LOG_FILE = "log.txt"
 
+AT_ONCE = 2
+"""Children that read at the same time: each may need the memory of a whole trace."""
+MOST_KEPT_BYTES = 8 << 30
+MOST_STATE_BYTES = 64 << 10
+GRACE_S = 2.0
+LIVE_S = 5.0
+"""Least seconds between two readings of a running run ..."""
+LIVE_PAUSES = 9
+"""... and least multiple of the duration of the last reading, because the measured program needs the processors."""
+
+LEAST_PRIORITY = 19
+
 
 def _made_by() -> str:
     """8 hexadecimal digits that change with any file of the package, so that output of other versions is not used."""
@@ -38,17 +50,6 @@ def _made_by() -> str:
 
 MADE_BY = _made_by()
 
-AT_ONCE = 2
-"""Children that read at the same time: each may need the memory of a whole trace."""
-MOST_KEPT_BYTES = 8 << 30
-MOST_STATE_BYTES = 64 << 10
-GRACE_S = 2.0
-LIVE_S = 5.0
-"""Least seconds between two readings of a running run ..."""
-LIVE_PAUSES = 9
-"""... and least multiple of the duration of the last reading, because the measured program needs the processors."""
-
-LEAST_PRIORITY = 19
 
 Stage = Literal["waiting", "working", "ready", "failed", "cancelled", "gone"]
 

@@ -27,6 +27,12 @@ ENUMS = {"CallKind": CallKind, "CopyKind": CopyKind, "SliceKind": SliceKind}
 COSTS = ("flops", "bytes", "roof_ns")
 FILE = "arguments.json"
 
+_SHAPES = ("input shapes", "input types", "input strides", "input values")
+_WORDS = {
+    "shapes": "input shapes", "dtypes": "input types", "strides": "input strides", "values": "input values",
+    "external_id": "external id", "sequence": "sequence number", "occupancy": "occupancy",
+}  # fmt: skip
+
 
 def save(trace: Trace, folder: Path) -> None:
     """Write the columns of the tables whose rows are events, their texts, and modelled costs of device work."""
@@ -81,13 +87,6 @@ def of_row(folder: Path, table: str, row: int) -> dict[str, Any]:
     facts += _of_others(folder, table, row, kept)
     first = op if op != MISSING else parent
     return {"facts": facts, "stack": _stack(folder, first, kept), "op": None if op == MISSING else op}
-
-
-_SHAPES = ("input shapes", "input types", "input strides", "input values")
-_WORDS = {
-    "shapes": "input shapes", "dtypes": "input types", "strides": "input strides", "values": "input values",
-    "external_id": "external id", "sequence": "sequence number", "occupancy": "occupancy",
-}  # fmt: skip
 
 
 class _Kept(msgspec.Struct):

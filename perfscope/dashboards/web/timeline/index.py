@@ -45,6 +45,14 @@ _ARRAYS = (
     "class_at",
 )
 
+WIDE_PX = 2
+"""Least width in pixels of an event with its own box."""
+LEVELS = 16
+MOST_COLUMNS = 8_192
+MOST_LANES = 400
+MARGIN_PX = 4.0
+"""Pixels by which a box may extend beyond the tile before it is cut."""
+
 
 class Index(Struct, frozen=True, kw_only=True):
     """The index of one trace. Arrays over events are sorted by lane and start; ``*_at``: where parts begin (CSR)."""
@@ -236,15 +244,6 @@ def categories(numbers: Sequence[int]) -> list[str]:
 # | `box_category` | uint8 | |
 #
 # Pixels are relative to the tile; the head has its times and lanes. All numbers are little endian.
-
-
-WIDE_PX = 2
-"""Least width in pixels of an event with its own box."""
-LEVELS = 16
-MOST_COLUMNS = 8_192
-MOST_LANES = 400
-MARGIN_PX = 4.0
-"""Pixels by which a box may extend beyond the tile before it is cut."""
 
 
 def tile(index: Index, low_ns: int, high_ns: int, columns: int, lanes: Sequence[int]) -> bytes:

@@ -26,6 +26,20 @@ from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 # blue, on light and dark backgrounds (a test computes that). Others are less vivid. Within a category the hash of an
 # event's name selects one of three shades, the same in every run.
 
+CATEGORY_WORDS = (
+    "matrix product", "attention", "elementwise", "reduction", "collective", "copy, layout", "other kernel", "other op",
+    "Python", "annotation", "launch", "wait of the host", "other call", "other instruction", "profiler", "step",
+    "norm, softmax", "optimizer", "input", "module", "compilation",
+)  # fmt: skip
+
+_NAMED = (SliceKind.OP, SliceKind.ANNOTATION, SliceKind.OTHER)
+"""Kinds of host spans whose category follows from their names; for others the kind decides."""
+
+TABLES = ("steps", "kernels", "copies", "hlo_ops", "slices", "calls", "collectives")
+"""Tables whose rows are events; an event's ``table`` is an index into this list."""
+
+MOST_SERIES = 64
+
 
 class Category(IntEnum):
     """Category of an event, which gives its colour. Numbers are stored in indexes: new ones are appended."""
@@ -56,12 +70,6 @@ class Category(IntEnum):
     MODULE = 19
     COMPILE = 20
 
-
-CATEGORY_WORDS = (
-    "matrix product", "attention", "elementwise", "reduction", "collective", "copy, layout", "other kernel", "other op",
-    "Python", "annotation", "launch", "wait of the host", "other call", "other instruction", "profiler", "step",
-    "norm, softmax", "optimizer", "input", "module", "compilation",
-)  # fmt: skip
 
 MAIN = (
     Category.MATRIX, Category.ATTENTION, Category.NORM, Category.ELEMENTWISE, Category.REDUCTION, Category.COLLECTIVE,
@@ -132,8 +140,6 @@ _OF_SLICE = {
     SliceKind.OVERHEAD: Category.OVERHEAD,
     SliceKind.OTHER: Category.OP,
 }
-_NAMED = (SliceKind.OP, SliceKind.ANNOTATION, SliceKind.OTHER)
-"""Kinds of host spans whose category follows from their names; for others the kind decides."""
 
 _OF_CALL = {
     CallKind.KERNEL: Category.LAUNCH,
@@ -144,9 +150,6 @@ _OF_CALL = {
     CallKind.MEMORY: Category.CALL,
     CallKind.OTHER: Category.CALL,
 }
-
-TABLES = ("steps", "kernels", "copies", "hlo_ops", "slices", "calls", "collectives")
-"""Tables whose rows are events; an event's ``table`` is an index into this list."""
 
 
 class Lane(Struct, frozen=True, kw_only=True):
@@ -448,8 +451,6 @@ def _packed(start: Int64, end: Int64) -> Int64:
 
 
 Float64 = npt.NDArray[np.float64]
-
-MOST_SERIES = 64
 
 
 class Series(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,26 @@ from perfscope.model.units import format_bytes, format_ns
 
 # Instructions of XLA programs in HLO syntax, reconstructed from parsed fields.
 
+MOST_TRIPS, MOST_HOT = 25, 45
+MOST_INSIDE = 26
+"""Most instructions drawn of a fusion: those with the largest results. Lines pass through the others."""
+MOST_BESIDE = 10
+"""Most readers, and most inputs, of one instruction."""
+MOST_AROUND = 20
+"""Most instructions around the opened ones: more would hide the subject."""
+MOST_ENDS = 4
+"""Most steps of an opened fusion that one value is connected to."""
+BODY_LINES = 60
+
+_THROUGH = frozenset({"bitcast", "get-tuple-element"})
+_NOT_INSIDE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element"})
+_ONLY_NAMED = frozenset({"constant", "after-all"})
+
+_NO_REASON = (
+    "Why XLA did not fuse them is not recorded: XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_pass_re=priority-fusion' "
+    "writes its reasons next to the program."
+)
+
 
 def shape_text(shape: Shape) -> str:
     """A shape in HLO syntax without layouts: ``bf16[8,128]``, ``(f32[], s32[4])``."""
@@ -44,21 +64,6 @@ def instruction_text(instruction: Instruction) -> str:
         parts.append(f"metadata={{{' '.join(texts)}}}")
     return f"{'ROOT ' if instruction.is_root else ''}{', '.join(parts)}"
 
-
-MOST_TRIPS, MOST_HOT = 25, 45
-MOST_INSIDE = 26
-"""Most instructions drawn of a fusion: those with the largest results. Lines pass through the others."""
-MOST_BESIDE = 10
-"""Most readers, and most inputs, of one instruction."""
-MOST_AROUND = 20
-"""Most instructions around the opened ones: more would hide the subject."""
-MOST_ENDS = 4
-"""Most steps of an opened fusion that one value is connected to."""
-BODY_LINES = 60
-
-_THROUGH = frozenset({"bitcast", "get-tuple-element"})
-_NOT_INSIDE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element"})
-_ONLY_NAMED = frozenset({"constant", "after-all"})
 
 Value = tuple[str, int | None]
 
@@ -136,12 +141,6 @@ def _trip(program: _Program, trip: RoundTrip) -> Subject:
     return program.subject(
         title, why, float(trip.saved_bytes), [trip.producer, *trip.consumers[:2]], trip, tuple(texts)
     )
-
-
-_NO_REASON = (
-    "Why XLA did not fuse them is not recorded: XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_pass_re=priority-fusion' "
-    "writes its reasons next to the program."
-)
 
 
 class _Program:

@@ -23,6 +23,10 @@ ABREAST = 6
 
 LayoutEdge = tuple[int, int]
 
+MOST_NODES = 60
+"""Most nodes of a picture: as many names as a screen can show readably."""
+TEXT_CHARS = 6_000
+
 
 class _Laid(Struct):
     x: list[float]
@@ -132,11 +136,6 @@ def _layers(count: int, edges: Sequence[LayoutEdge]) -> list[int]:
             if not waits[reader]:
                 ready.append(reader)
     return layer
-
-
-MOST_NODES = 60
-"""Most nodes of a picture: as many names as a screen can show readably."""
-TEXT_CHARS = 6_000
 
 
 class Node(Struct, frozen=True, kw_only=True):

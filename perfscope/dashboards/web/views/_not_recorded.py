@@ -27,6 +27,37 @@ from perfscope.model.untrusted_text import sanitize
 
 # Programs compiled for an absent machine, which never ran: their modelled values.
 
+RUN = "perfscope run -- python train.py"
+WHY_CHARS = 300
+MOST = 6
+"""Most lines of the list; the rules' reasons contain all."""
+
+TORCH = (
+    ("memory", "memory over time", "torch.profiler.profile(profile_memory=True)"),
+    ("python_stack", "lines of the program", "torch.profiler.profile(with_stack=True)"),
+    ("shapes", "input shapes of ops", "torch.profiler.profile(record_shapes=True)"),
+    ("steps", "steps", "profiler.step() after each step"),
+    ("op_graph", "the op graph of a step: fusion, FLOPs, checkpointing", RUN),
+)
+JAX = (
+    ("hlo", "the compiled programs", RUN),
+    ("memory", "memory over time", RUN),
+    ("compile_events", "compilations and retraces", RUN),
+    ("host_reads", "reads of arrays by the host", RUN),
+)
+OF_RUN = (
+    ("memory", "memory over time", "perfscope run --level deep train.py"),
+    ("shapes", "input shapes of ops", "perfscope run --level deep train.py"),
+    ("steps", "steps", "perfscope run --step-annotation NAME train.py"),
+    ("op_graph", "the op graph of a step: fusion, FLOPs, checkpointing", "perfscope run --level deep train.py"),
+)
+NSYS = (
+    ("memory", "memory taken from the driver", "nsys profile --cuda-memory-usage=true"),
+    ("steps", "steps (an NVTX range named like one does)", "perfscope.step()"),
+    ("op_graph", "the op graph of a step, lines of the program, shapes of ops", RUN),
+)
+"""(key of `Trace.recorded`, what it is, how to record it), most useful first."""
+
 
 def told_of(analysis: Analysis) -> str:
     """Banner for programs that recorded no device work; ``''`` if something ran."""
@@ -91,38 +122,6 @@ def schedules(analysis: Analysis) -> str:
         for program in analysis.estimate.programs
         if (drawn := "".join(map(picture, program.estimate.pictures)))
     )
-
-
-RUN = "perfscope run -- python train.py"
-WHY_CHARS = 300
-MOST = 6
-"""Most lines of the list; the rules' reasons contain all."""
-
-TORCH = (
-    ("memory", "memory over time", "torch.profiler.profile(profile_memory=True)"),
-    ("python_stack", "lines of the program", "torch.profiler.profile(with_stack=True)"),
-    ("shapes", "input shapes of ops", "torch.profiler.profile(record_shapes=True)"),
-    ("steps", "steps", "profiler.step() after each step"),
-    ("op_graph", "the op graph of a step: fusion, FLOPs, checkpointing", RUN),
-)
-JAX = (
-    ("hlo", "the compiled programs", RUN),
-    ("memory", "memory over time", RUN),
-    ("compile_events", "compilations and retraces", RUN),
-    ("host_reads", "reads of arrays by the host", RUN),
-)
-OF_RUN = (
-    ("memory", "memory over time", "perfscope run --level deep train.py"),
-    ("shapes", "input shapes of ops", "perfscope run --level deep train.py"),
-    ("steps", "steps", "perfscope run --step-annotation NAME train.py"),
-    ("op_graph", "the op graph of a step: fusion, FLOPs, checkpointing", "perfscope run --level deep train.py"),
-)
-NSYS = (
-    ("memory", "memory taken from the driver", "nsys profile --cuda-memory-usage=true"),
-    ("steps", "steps (an NVTX range named like one does)", "perfscope.step()"),
-    ("op_graph", "the op graph of a step, lines of the program, shapes of ops", RUN),
-)
-"""(key of `Trace.recorded`, what it is, how to record it), most useful first."""
 
 
 def is_jax(trace: Trace) -> bool:

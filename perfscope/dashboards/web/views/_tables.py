@@ -20,6 +20,9 @@ T = TypeVar("T")
 MOST_ROWS = 5_000
 """Most rows of a table in a page; the rows left out are counted."""
 
+_UNITS: dict[str, Any] = {"quantity": "number", "bytes_per_s": "number", "place": "code", "signed_ns": "ns"}
+"""Units of the grid for units of the reports."""
+
 
 def table(columns: Sequence[Column[T]], items: Iterable[T], *, most: int = MOST_ROWS) -> dict[str, Any]:
     """A table as plain values: ``columns``, ``rows`` (each as long as ``columns``) and the number of rows left out."""
@@ -54,10 +57,6 @@ def result_grid(result: ResultTable[T], rows: Sequence[tuple[int | None, T]], co
     ranked = len({rank for rank, _ in rows}) > 1
     made = table_of_ranks(columns, rows) if ranked else table(columns, [row for _, row in rows])
     return {**made, "left": counted - len(made["rows"]), "title": result.heading, "doc": result.doc}
-
-
-_UNITS: dict[str, Any] = {"quantity": "number", "bytes_per_s": "number", "place": "code", "signed_ns": "ns"}
-"""Units of the grid for units of the reports."""
 
 
 def _cell(value: Any) -> Any:

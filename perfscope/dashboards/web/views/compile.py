@@ -22,6 +22,12 @@ TABLES = (
 )  # fmt: skip
 """Result tables of the page, in the order of its tabs."""
 
+MOST_BARS = 12
+"""Most frames drawn, longest compile time first: the table has all."""
+MOST_STAGES = 6
+"""Most stages with a separate colour; the others are merged."""
+REST = "the rest"
+
 
 def stages_of(trace: Trace) -> list[dict[str, Any]]:
     """One row per frame with its compile time by stage, which sums to the total; empty if the log has no phases."""
@@ -36,13 +42,6 @@ def stages_of(trace: Trace) -> list[dict[str, Any]]:
         for summary in (() if summary is None else summary.frames)
         if summary.stages_ns
     ]
-
-
-MOST_BARS = 12
-"""Most frames drawn, longest compile time first: the table has all."""
-MOST_STAGES = 6
-"""Most stages with a separate colour; the others are merged."""
-REST = "the rest"
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:

@@ -23,6 +23,14 @@ from perfscope.dashboards.web.views._tables import table, table_of_ranks
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.untrusted_text import sanitize
 
+GROUPS = {
+    "kernels": ("what", "op", "module", "line", "stream", "rank"),
+    "ops": ("what", "module", "line", "rank"),
+}
+"""Ways to group work besides by name, by kind."""
+
+UNKNOWN = "(not known)"
+
 
 class _Sum(Struct):
     """All calls of one name, over the ranks."""
@@ -108,17 +116,11 @@ COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("", lambda row: row[0].id, key="id"),
 )
 """Most important columns first: a phone shows two, a laptop the first ten."""
-GROUPS = {
-    "kernels": ("what", "op", "module", "line", "stream", "rank"),
-    "ops": ("what", "module", "line", "rank"),
-}
-"""Ways to group work besides by name, by kind."""
 GROUP_COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("group", lambda row: row[0].name, "code", key="name"),
     *(column for column in COLUMNS if column.key in (
         "ns", "share", "count", "mean_ns", "flops_per_s", "bytes_per_s", "roofline_share", "least_ns", "most_ns")),
 )  # fmt: skip
-UNKNOWN = "(not known)"
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:

@@ -63,6 +63,9 @@ BLOCK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
 KINDS = ("blocks", "modules", "lines", "ops", "categories")
 """Tables of a peak."""
 
+MOST_SHOWN = 24
+"""Most memories that can be chosen: the highest of each kind, then the others by peak."""
+
 
 def curve_of(trace: Trace, timeline: MemoryTimeline) -> dict[str, Any]:
     """The figure's curve, and the blocks alive at its ``moments`` (indexes of its positions)."""
@@ -139,10 +142,6 @@ def _holder_text(holder: Holder) -> str:
     """Its line if known, else its name."""
     text = (holder.name or "") if holder.line is None or holder.name is None else line_text(holder.line)
     return sanitize(text, TEXT_CHARS) or NOT_KNOWN
-
-
-MOST_SHOWN = 24
-"""Most memories that can be chosen: the highest of each kind, then the others by peak."""
 
 
 def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:

@@ -40,6 +40,15 @@ from perfscope.model.untrusted_text import sanitize
 CONFIDENCE = 0.95
 """Confidence of the interval of a median."""
 
+MOST_STEPS = 1_000
+MOST_ACCOUNTS = 256
+MOST_PARTS = 4
+MOST_MEMBERS = 11
+MOST_IDS = 20
+NAME_CHARS = 120
+MOST_FIRST = 5
+"""Most findings on the first page; their own page has all."""
+
 
 class Used(Struct, frozen=True, kw_only=True):
     """A share of the peak: MFU as PaLM defines it (Chowdhery et al. 2022, appendix B)."""
@@ -108,16 +117,6 @@ def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tu
         return None
     ordered = sorted(values)
     return ordered[rank - 1], ordered[many - rank]
-
-
-MOST_STEPS = 1_000
-MOST_ACCOUNTS = 256
-MOST_PARTS = 4
-MOST_MEMBERS = 11
-MOST_IDS = 20
-NAME_CHARS = 120
-MOST_FIRST = 5
-"""Most findings on the first page; their own page has all."""
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:

@@ -52,6 +52,26 @@ MOST_CELLS = 60_000
 """Most cells of a heat map: with times and names a megabyte of JSON, and narrower cells cannot be pointed at."""
 LEAST_COLUMNS, MOST_COLUMNS = 100, 600
 
+MOST_WINDOWS = 240
+"""Most steps of a row: four pixels each on a wide screen. With more, neighbours share a window."""
+PARTS = 100
+"""Number of equal parts of a recording without steps."""
+
+FEW_MEMBERS = 16
+"""Most ranks with a separate column in the tables."""
+
+LINK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
+    Column("rank", itemgetter(0), "count", key="rank", width=80),
+    Column("link", itemgetter(1), key="link", width=220),
+    Column("samples", itemgetter(2), "count", key="samples", width=100),
+    Column("mean while communicating", itemgetter(3), "quantity", key="mean", width=190),
+    Column("most", itemgetter(4), "quantity", key="most", width=100),
+    Column("unit", itemgetter(5), key="unit", width=170),
+)
+
+MOST_BARS = 8
+"""Most kinds drawn as bars, longest first: the table has all."""
+
 
 def wait_map(
     matched: Sequence[Matched], members: Sequence[int], waits: Mapping[int, int], member: str
@@ -159,12 +179,6 @@ def busy_map(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 # Input of the page from one rank's tables while they are in memory: device use by step, link counters.
 
 
-MOST_WINDOWS = 240
-"""Most steps of a row: four pixels each on a wide screen. With more, neighbours share a window."""
-PARTS = 100
-"""Number of equal parts of a recording without steps."""
-
-
 def busy_of(trace: Trace, number: int) -> list[dict[str, Any]]:
     """One entry per device that worked: windows, their length and the device's busy time in each, in ns."""
     starts, ends, labels, of_steps = _windows(trace)
@@ -230,10 +244,6 @@ def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]
     return [rank, sanitize(name), len(samples.values), mean, most, unit]
 
 
-FEW_MEMBERS = 16
-"""Most ranks with a separate column in the tables."""
-
-
 class _Each(Struct, frozen=True):
     """A single collective: its members' waits, and the rank that waited longest."""
 
@@ -255,14 +265,6 @@ EACH_COLUMNS: tuple[Column[_Each], ...] = (
     Column("group", lambda row: ranks_text(row.held.group), key="group", width=130),
     Column("message", lambda row: row.held.message_bytes, "bytes", key="message_bytes", width=96),
     Column("bus bytes/s", lambda row: row.bus_bytes_per_s, "quantity", key="bus_bytes_per_s", width=104),
-)
-LINK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
-    Column("rank", itemgetter(0), "count", key="rank", width=80),
-    Column("link", itemgetter(1), key="link", width=220),
-    Column("samples", itemgetter(2), "count", key="samples", width=100),
-    Column("mean while communicating", itemgetter(3), "quantity", key="mean", width=190),
-    Column("most", itemgetter(4), "quantity", key="most", width=100),
-    Column("unit", itemgetter(5), key="unit", width=170),
 )
 
 
@@ -383,10 +385,6 @@ def _each_wait(rank: int) -> Column[_Each]:
         key=f"wait_{rank}_ns",
         width=106,
     )
-
-
-MOST_BARS = 8
-"""Most kinds drawn as bars, longest first: the table has all."""
 
 
 def _bars(item: _Set) -> list[dict[str, Any]]:

@@ -55,6 +55,12 @@ Watch = Callable[[int], "str | None"]
 """Called several times a second with the bytes used by a child and its children; returns a reason to end it, or None.
 """
 
+MAX_CRASHES = 3
+"""Most programs that may crash the compiler before the rest is skipped: each costs another run of the program."""
+
+MAX_OUTPUT_LINES = 12
+"""Most lines kept of the last output of a child that died."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildExit:
@@ -183,12 +189,6 @@ def _output_tail(printed: Path) -> tuple[str, ...]:
         text = stream.read().decode("utf-8", "replace")
     return tuple(line.rstrip() for line in text.splitlines() if line.strip())
 
-
-MAX_CRASHES = 3
-"""Most programs that may crash the compiler before the rest is skipped: each costs another run of the program."""
-
-MAX_OUTPUT_LINES = 12
-"""Most lines kept of the last output of a child that died."""
 
 Progress = Callable[[str], None]
 

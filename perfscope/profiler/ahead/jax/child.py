@@ -35,6 +35,33 @@ MAX_OPERATION_NAMES = 4
 MAX_EAGER_LINES = 3
 """Most lines with operations outside of jit that a note names, most calls first."""
 
+MAX_NAME_LENGTH = 80
+"""Most characters of a program's name in its file name."""
+
+MAX_FILES_NAMED = 4
+"""Most files named in an error."""
+KEPT_DUMPS = {
+    "before_optimizations.hlo.pb": "before_optimizations.hlo.pb",
+    "priority_fusion_dump.txt": "priority_fusion_dump.txt",
+    "thunk_sequence.txt": "thunk_sequence.txt",
+}
+"""Suffixes of XLA's files -> suffixes of ours."""
+FINAL_DUMPS = {
+    "gpu": ("gpu_after_optimizations.hlo.pb",),
+    "tpu": (".after_optimizations.hlo.pb", "after_optimizations_after_buffer_assignment.hlo.pb"),
+}
+"""Dumps of the program with assigned memory; the first one that exists is used."""
+
+UNTILED_ERROR = "Couldn't find output tile sizes"
+"""Start of XLA's error if a product's shape does not fit the tiles of its kernels when nothing can be tried on a
+device, for example 1,568 rows. On the device the autotuner would have tried other tiles, and the library."""
+LIBRARY_GEMM_NOTE = (
+    "XLA's own kernels for products do not take one of its shapes with the tiles that they have without a device to "
+    "try others on; compiled with all products by the library, as the device's autotuner may choose as well"
+)
+
+NO_PTX_NOTE = "this XLA wrote no PTX for --keep-ptx to keep"
+
 
 def compile_all(request: Request, send: EventWriter) -> None:
     """All steps from the request to the last program; ``DataError`` with one line if it cannot continue."""
@@ -212,34 +239,6 @@ def _one_line(error: BaseException) -> str:
 
 
 # Compiles one program after another; of XLA's dump only the files in the manifest are kept.
-
-
-MAX_NAME_LENGTH = 80
-"""Most characters of a program's name in its file name."""
-
-MAX_FILES_NAMED = 4
-"""Most files named in an error."""
-KEPT_DUMPS = {
-    "before_optimizations.hlo.pb": "before_optimizations.hlo.pb",
-    "priority_fusion_dump.txt": "priority_fusion_dump.txt",
-    "thunk_sequence.txt": "thunk_sequence.txt",
-}
-"""Suffixes of XLA's files -> suffixes of ours."""
-FINAL_DUMPS = {
-    "gpu": ("gpu_after_optimizations.hlo.pb",),
-    "tpu": (".after_optimizations.hlo.pb", "after_optimizations_after_buffer_assignment.hlo.pb"),
-}
-"""Dumps of the program with assigned memory; the first one that exists is used."""
-
-UNTILED_ERROR = "Couldn't find output tile sizes"
-"""Start of XLA's error if a product's shape does not fit the tiles of its kernels when nothing can be tried on a
-device, for example 1,568 rows. On the device the autotuner would have tried other tiles, and the library."""
-LIBRARY_GEMM_NOTE = (
-    "XLA's own kernels for products do not take one of its shapes with the tiles that they have without a device to "
-    "try others on; compiled with all products by the library, as the device's autotuner may choose as well"
-)
-
-NO_PTX_NOTE = "this XLA wrote no PTX for --keep-ptx to keep"
 
 
 class Compiler:

@@ -23,6 +23,8 @@ from perfscope.model.errors import DataError
 KNOWN_VERSION = "0.10"
 """The jax version that this was written for."""
 
+_LINEARIZE_PARAMETERS = ("traceable", "primals_ft")
+
 
 def _by_name(attributes: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, str]]:
     """Last part of the attribute path -> (module, attribute path)."""
@@ -89,7 +91,6 @@ CHECKPOINT_INTERFACES = _by_name(
 """Interfaces needed by ``--checkpoint`` besides `RUN_INTERFACES`."""
 
 _INTERFACES = RUN_INTERFACES | CHECKPOINT_INTERFACES
-_LINEARIZE_PARAMETERS = ("traceable", "primals_ft")
 
 
 def check() -> None:

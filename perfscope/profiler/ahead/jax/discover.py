@@ -24,6 +24,16 @@ PLATFORMS = ("cuda", "rocm", "tpu")
 EFFECTS = frozenset(("Debug", "OrderedDebug"))
 """jax's names of the effects of ``jax.debug.print`` and ``jax.debug.callback``."""
 
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+"""Address of a function, which changes whenever it is traced again."""
+
+MAX_READS = 40
+"""Most places of host reads that are reported one by one."""
+UNKNOWN = "a line that is not known"
+
+MAX_MESSAGE = 400
+"""Most characters of an exception's message."""
+
 
 def has_debug_callbacks(closed: Any) -> bool:
     """Whether a compiled function calls ``jax.debug.print`` or ``jax.debug.callback``."""
@@ -50,10 +60,6 @@ def _lower_to_nothing(context: Any, *_: Any, effect: Any = None, **__: Any) -> l
     if compat.ordered_effects.contains(effect):
         context.set_tokens_out(context.tokens_in)
     return []
-
-
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
-"""Address of a function, which changes whenever it is traced again."""
 
 
 class DiscoveredProgram:
@@ -246,11 +252,6 @@ class RunWatch:
 # Recorded while a program runs without data: its programs, operations outside of jit, reads by the host.
 
 
-MAX_READS = 40
-"""Most places of host reads that are reported one by one."""
-UNKNOWN = "a line that is not known"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerOperations:
     """Operations outside of jit from one line: on a device each is a separate program."""
@@ -396,10 +397,6 @@ def _bytes(avals: Iterable[Any]) -> int:
 
 def _count_text(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
-
-
-MAX_MESSAGE = 400
-"""Most characters of an exception's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,9 @@ MAX_OPTION_LENGTH = 200
 _NUMBER = re.compile(r"(\d{1,15})([kKmM]?)")
 _SCALE = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
+MAX_SIZES = 4_096
+"""Most sizes of a range that is searched: twelve compilations."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -200,10 +203,6 @@ def _scaled(match: re.Match[str] | None) -> int:
 # Each answer halves the sizes between the largest that fits and the smallest that does not, so a thousand sizes take
 # ten compilations. This assumes that no size above one that does not fit fits. That is not guaranteed, because
 # compilers recompute more if memory is short, so nothing is claimed about sizes that were not compiled.
-
-
-MAX_SIZES = 4_096
-"""Most sizes of a range that is searched: twelve compilations."""
 
 
 class Bisection:

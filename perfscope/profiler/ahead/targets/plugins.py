@@ -43,6 +43,8 @@ OLDEST_JAX = (0, 10)
 TRITON = {"2.13": "==3.7.0"}
 """By version of torch, if known: wheels for the CPU do not require triton."""
 
+STDERR = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
@@ -258,9 +260,6 @@ def _location(folder: Path | None) -> str:
 
 
 # Installs a compiler for an absent machine with pip (or uv) into a separate folder.
-
-
-STDERR = 2
 
 
 def install(kind: Kind, *, tell: Callable[[str], None]) -> Plugin:

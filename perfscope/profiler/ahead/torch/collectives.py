@@ -48,6 +48,15 @@ how tensors are passed."""
 _RESULTS = ("output_tensors", "output_tensor", "outputs", "out", "output")
 _OPERANDS = ("input_tensors", "input_tensor", "inputs", "input", "tensors", "tensor", "self")
 
+WAIT = "_c10d_functional.wait_tensor"
+
+_ORIGIN_FILES: tuple[tuple[str, CollectiveOrigin], ...] = (
+    ("torch/distributed/fsdp/_fully_shard/", "fully_shard"),
+    ("torch/distributed/fsdp/", "FullyShardedDataParallel"),
+    ("torch/nn/parallel/distributed.py", "DistributedDataParallel"),
+    ("torch/distributed/tensor/", "DTensor"),
+)
+
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
@@ -111,16 +120,6 @@ def _pair(kind: CollectiveKind, named: dict[str, Any], ranks: tuple[int, ...]) -
 # exchanges nothing. Bytes are those of the tensors passed.
 
 
-WAIT = "_c10d_functional.wait_tensor"
-
-_ORIGIN_FILES: tuple[tuple[str, CollectiveOrigin], ...] = (
-    ("torch/distributed/fsdp/_fully_shard/", "fully_shard"),
-    ("torch/distributed/fsdp/", "FullyShardedDataParallel"),
-    ("torch/nn/parallel/distributed.py", "DistributedDataParallel"),
-    ("torch/distributed/tensor/", "DTensor"),
-)
-
-
 class GroupTable:
     """Ranks of process groups, each list once."""
 
@@ -181,7 +180,11 @@ class CollectiveRecorder:
         number = self.record(describe_collective(func, args, kwargs, result), name, collective_origin())
         if number is None:
             return
-        works = [work for item in _listed(result) if (work := compat.work_number(item)) is not None]
+        works = [
+            work
+            for item in (result if isinstance(result, list | tuple) else (result,))
+            if (work := compat.work_number(item)) is not None
+        ]
         self._works.update(dict.fromkeys(works, number))
         if "functional" in name or name.startswith("_dtensor"):
             for tensor in tensors_in(result):
@@ -249,10 +252,6 @@ def collective_origin() -> CollectiveOrigin:
                 return name
         frame = frame.f_back
     return "the program"
-
-
-def _listed(result: Any) -> Sequence[Any]:
-    return result if isinstance(result, (list, tuple)) else (result,)
 
 
 # Collectives inside a planned graph: functional ones, which inductor calls unchanged and waits for.

@@ -29,6 +29,16 @@ from perfscope.profiler.torch.compat import compile_id as running_compile_id
 from perfscope.profiler.torch.compile_log import MOST_PAIRS, Refusal
 from perfscope.profiler.torch.op_graph.frames import Frames
 
+UNSUPPORTED_BACKENDS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+"""Settings that would run kernels to choose among them."""
+
+_OUTERMOST = "torch/_dynamo/external_utils.py"
+"""Frames around a module of torch that is called outermost."""
+
+_FILE = re.compile(r'(File "|user code at |falling back to eager[^\n]*? at |line \d+ of )(/[^":\n]+|[A-Za-z]:[^":\n]+)')
+_PATH = re.compile(r"(?<![\w/.+-])/(?:[\w.+-]+/)+[\w.+-]+\.py\b")
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
+
 
 def graph_to_host(module: Any) -> None:
     """A graph changed so that tensors it makes on ``cuda`` are made on the CPU."""
@@ -38,10 +48,6 @@ def graph_to_host(module: Any) -> None:
         node.args = tuple(map(on_host, to_host(node.args)))
         node.kwargs = {name: on_host(value) for name, value in to_host(node.kwargs).items()}
     module.recompile()
-
-
-UNSUPPORTED_BACKENDS = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
-"""Settings that would run kernels to choose among them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,12 +215,6 @@ def _saved_bytes(module: Any) -> int:
 
 
 _OWN_FOLDER = Path(__file__).parents[1]
-_OUTERMOST = "torch/_dynamo/external_utils.py"
-"""Frames around a module of torch that is called outermost."""
-
-_FILE = re.compile(r'(File "|user code at |falling back to eager[^\n]*? at |line \d+ of )(/[^":\n]+|[A-Za-z]:[^":\n]+)')
-_PATH = re.compile(r"(?<![\w/.+-])/(?:[\w.+-]+/)+[\w.+-]+\.py\b")
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
 def _listed(payload: Any) -> list[Any]:

@@ -29,6 +29,13 @@ _CONSTRUCTORS = ("tensor", "as_tensor", "asarray")
 _FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "randn", "zeros")
 """Functions of torch that would call the driver if their device is a number."""
 
+BEGIN = StepPosition(ops=0)
+
+MAX_HEAD_SIZE = 256
+"""Largest head size of the flash kernels, in features."""
+FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""float32 is supported by the memory-efficient kernel."""
+
 
 class FakeCuda:
     """Installs the answers in this process; inside ``hidden()`` no device is reported.
@@ -286,7 +293,6 @@ def _load_data_in_process() -> None:
 # position, and collectives. Work other than collectives counts for the program's (first) stream, whichever stream it is
 # given to.
 
-BEGIN = StepPosition(ops=0)
 StreamState = tuple[StepPosition, frozenset[int]]
 """(position of the program's own work, collectives) that must be done."""
 
@@ -435,12 +441,6 @@ class Event(_Marked):
 # Torch chooses in C++ on the device, and a torch without CUDA would choose for a CPU. The rule here follows torch's
 # documentation of its fused kernels for CUDA (flash, memory-efficient, cuDNN). A fused path is planned as torch's one
 # fused kernel for the CPU, with the same traffic: queries, keys, values, output and the logarithms of the sums.
-
-
-MAX_HEAD_SIZE = 256
-"""Largest head size of the flash kernels, in features."""
-FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""float32 is supported by the memory-efficient kernel."""
 
 
 class AttentionRule:

@@ -166,7 +166,9 @@ class FakeWorld:
         except compat.DynamicOutputShape:
             return self._sized(mode, func, args, kwargs)
         except (RuntimeError, NotImplementedError) as error:
-            if str(func).startswith("aten._nested_") or any(map(_is_nested, args)):
+            if str(func).startswith("aten._nested_") or any(
+                isinstance(item, torch.Tensor) and item.is_nested for item in args
+            ):
                 raise RuntimeError(NESTED) from error
             raise
         if isinstance(result, torch.Tensor) and result.layout is torch.sparse_coo:
@@ -251,10 +253,6 @@ def _with_numbers(mode: Any, func: Any, args: Any, kwargs: Any, result: Any) -> 
     with compat.without_modes():
         values = func(*args, **kwargs)
     return compat.fake_with_values(mode, values)
-
-
-def _is_nested(thing: Any) -> bool:
-    return isinstance(thing, torch.Tensor) and thing.is_nested
 
 
 def _count(mask: Any) -> int:

@@ -32,6 +32,12 @@ NO_SHARED_DATA = "no shared data"
 """The scheduler's reason for unrelated pairs, the most frequent one. It is kept if the second kernel reads a result of
 the first in another order."""
 
+FLEX = re.compile(r"triton_tem_\w*flex_(attention|decoding)")
+"""Inductor's templates for ``flex_attention``; their masks are unknown, and so are FLOPs."""
+
+_FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (.+?)\s*$', re.MULTILINE)
+_EXTERN = re.compile(r"^(?:torch\.ops\.)?(?:at::|aten[.:]+|extern_kernels\.)?")
+
 
 def refusals_of(scheduled: ScheduledGraph, chosen: Sequence[Any]) -> tuple[tuple[PlannedRefusal, ...], int]:
     """(refusals between the kernels ``chosen``, number of further ones)."""
@@ -76,8 +82,6 @@ def _needed_elsewhere(first: Any, second: Any) -> bool:
     return False
 
 
-FLEX = re.compile(r"triton_tem_\w*flex_(attention|decoding)")
-"""Inductor's templates for ``flex_attention``; their masks are unknown, and so are FLOPs."""
 UNCERTAIN_OPS = {
     "convolution": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
     "convolution_backward": "cuDNN chooses the algorithm of a convolution on the device; layouts may be changed for it",
@@ -90,9 +94,6 @@ UNCERTAIN_OPS = {
     "_cudnn_rnn": "cuDNN runs a whole recurrent layer in its own kernels",
 }
 """Ops whose kernel torch chooses in C++ on the device, by name: the plan may differ there."""
-
-_FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (.+?)\s*$', re.MULTILINE)
-_EXTERN = re.compile(r"^(?:torch\.ops\.)?(?:at::|aten[.:]+|extern_kernels\.)?")
 
 
 class KernelReader:

@@ -53,6 +53,13 @@ REFUSALS = (
 )
 """(module, classes, why they are not covered)."""
 
+ONE_RANK_NOTE = "rank 0 is planned: differences of other ranks (uneven parts, branches by rank) are not seen"
+NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one independent process"
+BUCKET_NOTE = (
+    "DistributedDataParallel: its buckets are modelled from parameter sizes (reverse order of registration, "
+    "bucket_cap_mb); the reducer did not run, and copies into and out of buckets are not costed"
+)
+
 
 class FakeProcessGroup:
     """Replaces the other processes. ``count`` devices, ``local`` of them per machine."""
@@ -244,14 +251,6 @@ def _refuse_call(why: str) -> Callable[..., Any]:
         raise RuntimeError(why)
 
     return refuse
-
-
-ONE_RANK_NOTE = "rank 0 is planned: differences of other ranks (uneven parts, branches by rank) are not seen"
-NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one independent process"
-BUCKET_NOTE = (
-    "DistributedDataParallel: its buckets are modelled from parameter sizes (reverse order of registration, "
-    "bucket_cap_mb); the reducer did not run, and copies into and out of buckets are not costed"
-)
 
 
 class JobPlan:

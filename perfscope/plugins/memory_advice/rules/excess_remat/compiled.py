@@ -38,6 +38,18 @@ from perfscope.plugins.memory_advice.plans import SAME_PEAK
 # Cheap elementwise ops are recomputed by design, which saves a read of their stored result. Matrix products,
 # convolutions and attention are recomputed only if activation checkpointing requests it.
 
+_VIEWS = re.compile(
+    r"(?:aten\.(?:permute|view|t|transpose|expand|slice|select|unsqueeze|squeeze|reshape|alias)\b|getitem)"
+)
+
+_CALL, _BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
+"""Autograd's names of a compiled graph's call and its backward, which share a sequence number."""
+
+MAX_ROWS = 20
+
+_ALL = ("elsewhere", "not lowered", "headroom")
+"""Verdicts under which all can be saved."""
+
 
 class GraphRecompute(Struct, frozen=True, kw_only=True):
     """The recomputation of one backward graph."""
@@ -53,11 +65,6 @@ class GraphRecompute(Struct, frozen=True, kw_only=True):
     """The backward kernel of each heavy node, if the log has it."""
     flops: tuple[int | None, ...]
     """FLOPs of each heavy node; ``None`` for a dynamic size or an op without a formula here."""
-
-
-_VIEWS = re.compile(
-    r"(?:aten\.(?:permute|view|t|transpose|expand|slice|select|unsqueeze|squeeze|reshape|alias)\b|getitem)"
-)
 
 
 def graph_recompute(trace: Trace) -> tuple[GraphRecompute, ...]:
@@ -121,9 +128,6 @@ def _flops(node: GraphNode, known: Mapping[str, GraphNode]) -> int | None:
 
 CompiledVerdict = Literal["elsewhere", "not lowered", "headroom", "may not fit", "capacity unknown", "not known"]
 """As in `remat_bargain`; see `compiled_bargain`."""
-
-_CALL, _BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
-"""Autograd's names of a compiled graph's call and its backward, which share a sequence number."""
 
 
 class CompiledBargain(Struct, frozen=True, kw_only=True):
@@ -217,11 +221,6 @@ def _room(timeline: MemoryTimeline, peak: int) -> int | None:
         return None
     return int(SCARCE_SHARE * timeline.capacity_bytes * peak / max(peak, peak_held(timeline)))
 
-
-MAX_ROWS = 20
-
-_ALL = ("elsewhere", "not lowered", "headroom")
-"""Verdicts under which all can be saved."""
 
 _Member = tuple[GraphRecompute, int]
 """A graph, and the index of one of its heavy nodes."""

@@ -25,6 +25,25 @@ ReadListener = Callable[[str, "AbstractArray"], None]
 
 _read_listener: ReadListener | None = None
 
+MAX_CONSTANT_BYTES = 256 << 20
+"""Most bytes of a closed-over array without data: a larger one is refused, because the program would contain it."""
+
+MAX_ELEMENTS = 4096
+"""Most elements of an array whose value is followed."""
+MAX_WORK = 1 << 20
+"""Most elements written by all operations inside one that is computed."""
+TRIPS = 1000
+"""Assumed trip count of a loop whose end is unknown."""
+NEVER_EVALUATED = frozenset(
+    (
+        "debug_callback", "debug_print", "io_callback", "pure_callback", "pallas_call", "shard_map", "ffi_call",
+        "custom_partitioning", "infeed", "outfeed", "core_map", "run_state", "mpmd_map",
+    )
+)  # fmt: skip
+"""Operations that are never computed, because they call the program or need the device."""
+IDENTITIES = frozenset(("sharding_constraint", "reshard", "device_put", "copy", "copy_p", "layout_constraint", "stage"))
+"""Operations that pass a value on unchanged."""
+
 
 def on_host_read(heard: ReadListener | None) -> None:
     """Report reads to ``heard`` from now on."""
@@ -240,10 +259,6 @@ def register_abstract_arrays() -> None:
     compat.register_array_type(AbstractArray, _constant, {name for name in vars(AbstractArray) if name != "__doc__"})
 
 
-MAX_CONSTANT_BYTES = 256 << 20
-"""Most bytes of a closed-over array without data: a larger one is refused, because the program would contain it."""
-
-
 def _constant(array: AbstractArray, aval: Any) -> Any:
     """The value in the program for a closed-over array: its own, or numbers that XLA cannot predict."""
     if array._known is not None and not (array._made_up and isinstance(array.dtype, np.dtype)):
@@ -263,23 +278,6 @@ def _constant(array: AbstractArray, aval: Any) -> Any:
 # operation is computed if its arguments are known, its results have at most `MAX_ELEMENTS` elements each, and all
 # operations inside it write at most `MAX_WORK` elements. A compiled function is computed only in the part that leads
 # from known arguments to small results, such as the step counter of a training state.
-
-
-MAX_ELEMENTS = 4096
-"""Most elements of an array whose value is followed."""
-MAX_WORK = 1 << 20
-"""Most elements written by all operations inside one that is computed."""
-TRIPS = 1000
-"""Assumed trip count of a loop whose end is unknown."""
-NEVER_EVALUATED = frozenset(
-    (
-        "debug_callback", "debug_print", "io_callback", "pure_callback", "pallas_call", "shard_map", "ffi_call",
-        "custom_partitioning", "infeed", "outfeed", "core_map", "run_state", "mpmd_map",
-    )
-)  # fmt: skip
-"""Operations that are never computed, because they call the program or need the device."""
-IDENTITIES = frozenset(("sharding_constraint", "reshard", "device_put", "copy", "copy_p", "layout_constraint", "stage"))
-"""Operations that pass a value on unchanged."""
 
 
 def elements(aval: Any) -> int:

@@ -14,6 +14,20 @@ from perfscope.profiler.ahead.jax import compat as compat
 from perfscope.profiler.ahead.jax.abstract import array as values
 from perfscope.profiler.ahead.jax.abstract.array import AbstractArray
 
+NAMES = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu",)}
+"""Names that a program may use for a platform."""
+
+IGNORED_SETTINGS = ("jax_num_cpu_devices",)
+"""Settings that jax refuses after a backend is created, which is the case here before the program begins."""
+MEMORY_STATISTICS = (
+    "bytes_in_use",
+    "peak_bytes_in_use",
+    "bytes_limit",
+    "largest_alloc_size",
+    "num_allocs",
+    "bytes_reserved",
+)
+
 
 def abstract_result(aval: Any, sharding: Any, *, committed: bool, known: Any = None, made_up: bool = False) -> Any:
     """The result of an operation; a small unknown one is zeros, marked as made up. Values other than arrays stay."""
@@ -274,10 +288,6 @@ def operation_sharding(
 # Absent devices: jax's answers to a program that lists its devices.
 
 
-NAMES = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu",)}
-"""Names that a program may use for a platform."""
-
-
 class Backend:
     """Replaces jax's default backend: the target's devices, seen from its first process."""
 
@@ -345,18 +355,6 @@ def target_devices(devices: Sequence[Any]) -> Iterator[None]:
 
 
 # Questions of a program to its machine and job: memory in use, other processes, simulated devices.
-
-
-IGNORED_SETTINGS = ("jax_num_cpu_devices",)
-"""Settings that jax refuses after a backend is created, which is the case here before the program begins."""
-MEMORY_STATISTICS = (
-    "bytes_in_use",
-    "peak_bytes_in_use",
-    "bytes_limit",
-    "largest_alloc_size",
-    "num_allocs",
-    "bytes_reserved",
-)
 
 
 @contextlib.contextmanager

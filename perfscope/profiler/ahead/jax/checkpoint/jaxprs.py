@@ -23,6 +23,10 @@ Policy = Callable[..., Any] | None
 PREVENT_CSE = True
 """As in ``jax.checkpoint(layer)``, also in loops: the barrier keeps XLA from removing the repeated work."""
 
+_RULED = ("custom_vjp_call", "custom_jvp_call")
+_SKIPPED = ("pallas_call", "checkpoint", "remat2", "remat")
+"""Skipped: XLA keeps no values of a kernel; an already differentiated checkpoint was handled before."""
+
 
 class Substitution(dict[Any, Any]):
     """Replaces variables by others."""
@@ -151,11 +155,6 @@ def _common_scopes(stacks: Sequence[Any]) -> int:
 # Loops, checkpoints, jitted functions and `shard_map` are differentiated as written. A function with a custom rule
 # (`custom_vjp`, `custom_jvp`) is not: its rule runs instead. A `while_loop` has no backward. Branches of `cond` are
 # ignored.
-
-
-_RULED = ("custom_vjp_call", "custom_jvp_call")
-_SKIPPED = ("pallas_call", "checkpoint", "remat2", "remat")
-"""Skipped: XLA keeps no values of a kernel; an already differentiated checkpoint was handled before."""
 
 
 def inner_jaxpr(eqn: Any) -> Any:

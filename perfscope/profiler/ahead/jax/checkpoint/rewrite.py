@@ -37,6 +37,14 @@ from perfscope.profiler.ahead.jax.lines import SourceLine
 
 # The changes of one differentiated function, from its outermost jaxpr to those of its loops and calls.
 
+VERBS: dict[SiteChange, str] = {"wrapped": "checkpointed", "replaced": "under this policy", "removed": "taken out"}
+
+MAX_REPORTED = 4
+"""Most places named in an error."""
+
+_NAMELESS = object()
+"""Marker for a policy whose names do not exist."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
@@ -107,7 +115,6 @@ def _last_reads(jaxpr: Any) -> dict[Any, int]:
 
 
 SiteChange = Literal["wrapped", "replaced", "removed", "left"]
-VERBS: dict[SiteChange, str] = {"wrapped": "checkpointed", "replaced": "under this policy", "removed": "taken out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +144,6 @@ class SiteOutcome:
         if self.how == "left":
             return f"{option}: left as it is: {self.words()}: {self.why}"
         return f"{option}: {self.words()}: {VERBS[self.how]}"
-
-
-MAX_REPORTED = 4
-"""Most places named in an error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -284,10 +287,6 @@ class Checkpoints:
             "what it differentiates has no loop over layers (jax.lax.scan), no jax.checkpoint, and no function that is "
             "called several times alike"
         )
-
-
-_NAMELESS = object()
-"""Marker for a policy whose names do not exist."""
 
 
 @contextlib.contextmanager

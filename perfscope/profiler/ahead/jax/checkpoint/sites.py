@@ -25,6 +25,9 @@ from perfscope.profiler.ahead.jax.lines import SourceLine, display_path, is_user
 
 SiteKind = Literal["scan", "checkpoint", "calls"]
 
+MAX_DEPTH = 80
+"""Most frames that are followed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
@@ -191,9 +194,6 @@ def _written(jaxpr: Any) -> SourceLine | None:
 # The frames of an equation name its functions. From the outermost call on, the first function whose operations repeat
 # and include a matrix product is a layer: ``x = block(weights, x)``, or a module of Flax or Equinox in a list.
 
-
-MAX_DEPTH = 80
-"""Most frames that are followed."""
 
 Call = tuple[Any, ...]
 """A frame that calls another: code and line."""
