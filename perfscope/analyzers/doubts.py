@@ -21,18 +21,19 @@ OF_IDLE_TIME = frozenset({
 """Rules that judge when a device worked and when it waited."""
 
 OF_WORK_TIME = frozenset({
-    "excess_remat", "expert_imbalance", "full_precision_matmul", "link_contention", "missing_remat", "nvlink_stall",
-    "unfused_attention", "unfused_ops", "unfused_optimizer",
+    "expert_imbalance", "full_precision_matmul", "link_contention", "nvlink_stall", "unfused_attention", "unfused_ops",
+    "unfused_optimizer",
 })  # fmt: skip
-"""Rules that judge how long kernels took."""
+"""Rules that judge how long kernels took; of plug-ins those whose `RuleHome` says ``device_times="work"``."""
 
 
 def doubt_of(rule: Rule, trace: Trace) -> DeviceDoubt | None:
     """Why the rule cannot believe the device data of the trace; ``None`` where it can, or needs none."""
-    if rule.id not in OF_IDLE_TIME | OF_WORK_TIME and "device_work" not in rule.needs:
+    of_work = rule.id in OF_WORK_TIME or rule.device_times == "work"
+    if not (of_work or rule.id in OF_IDLE_TIME or rule.device_times or "device_work" in rule.needs):
         return None
     doubts = trace.fact(device_doubts)
-    return next((doubt for doubt in doubts if doubt.work or rule.id not in OF_WORK_TIME), None)
+    return next((doubt for doubt in doubts if doubt.work or not of_work), None)
 
 
 def doubts_of(traces: Sequence[Trace]) -> tuple[DeviceDoubt, ...]:

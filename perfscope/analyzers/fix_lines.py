@@ -11,15 +11,15 @@ import ast
 from collections.abc import Callable, Iterator
 
 from perfscope.model.finding import Finding
+from perfscope.model.plugins import RuleHome, named
 
 CALLS: dict[str, tuple[str, ...]] = {
     "debug_mode": ("use_deterministic_algorithms", "set_detect_anomaly", "detect_anomaly"),
     "donation_missed": ("jit", "pjit", "pmap", "filter_jit"),
     "dynamic_shape_churn": ("compile",),
-    "excess_remat": ("checkpoint", "remat"),
     "full_precision_matmul": ("default_matmul_precision", "set_float32_matmul_precision"),
 }
-"""By rule: last names of the calls or decorators that its fix changes."""
+"""By rule: last names of the calls or decorators that its fix changes; of plug-ins, `RuleHome.fix_calls`."""
 
 ARGUMENTS_OF_CALL: dict[str, str] = {"unfused_optimizer": ".step"}
 """By rule: end of the op of its place; what is before it is the class whose constructor the fix changes."""
@@ -37,7 +37,9 @@ def fix_line(rule: str, finding: Finding, source: Callable[[str], str]) -> int |
     """
     file, line = finding.where.file, finding.where.line
     ending = ARGUMENTS_OF_CALL.get(rule)
-    if file is None or line is None or not (rule in CALLS or ending is not None or rule == "memory_leak"):
+    home: RuleHome | None = named("rules").get(rule)
+    calls = CALLS.get(rule) or (() if home is None else home.fix_calls)
+    if file is None or line is None or not (calls or ending is not None or rule == "memory_leak"):
         return None
     try:
         tree = ast.parse(source(file))
@@ -49,7 +51,7 @@ def fix_line(rule: str, finding: Finding, source: Callable[[str], str]) -> int |
         name = (finding.where.op or "").removesuffix(ending)
         found = _only(node.lineno for node in _calls(tree) if _last(node.func) == name)
     else:
-        found = wrapping_line(tree, line, CALLS[rule])
+        found = wrapping_line(tree, line, calls)
     return None if found == line else found
 
 

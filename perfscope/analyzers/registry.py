@@ -176,6 +176,7 @@ def load_rule(rule_id: str) -> Rule:
         last=getattr(module, "LAST", False),
         examined=getattr(module, "examined", None),
         compared=getattr(module, "compared", None),
+        device_times=home.device_times,
     )
 
 

@@ -239,6 +239,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     """Findings in place of ``check`` after all other rules, from the findings of those: (rule, finding)."""
     last: bool = False
     """Whether it runs after the other rules with ``rest``."""
+    device_times: Literal["", "idle", "work"] = ""
+    """Times of the device that it judges, where a plug-in declares them."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from perfscope.model.errors import log_failure
 
@@ -37,6 +37,10 @@ class RuleHome(NamedTuple):
     """Keys of ``Trace.recorded``; without them the rule abstains and is not imported."""
     judges: tuple[Subject, ...] = ()
     """Subjects of its findings besides the recording of one process."""
+    device_times: Literal["", "idle", "work"] = ""
+    """Times of the device that it judges: it abstains if they cannot be true (`analyzers/doubts.py`)."""
+    fix_calls: tuple[str, ...] = ()
+    """Last names of the calls or decorators that its fix changes (`analyzers/fix_lines.py`)."""
     compares_digests: bool = False
     """Whether its ``compare`` reads only what `analyzers/digest.py` keeps of a trace, so that ``--scheduler`` works."""
 

@@ -62,7 +62,6 @@ def finding(text: str, op: str | None = None, file: str = "train.py") -> Finding
     [
         ("unfused_optimizer", "optimizer.step()", "AdamW.step", "torch.optim.AdamW("),
         ("donation_missed", "return state + x", None, "@jax.jit"),
-        ("excess_remat", "return x @ w", None, "@functools.partial(jax.checkpoint"),
         ("dynamic_shape_churn", "(model(x) - x).abs()", None, "torch.compile(evaluate)"),
         ("memory_leak", "out = step(state, x)", None, "seen.append(out)"),
         ("memory_leak", "(model(x) - x).abs()", None, "total += evaluate(x)"),

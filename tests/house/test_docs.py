@@ -88,7 +88,7 @@ def test_every_rule_explains_itself(generator: ModuleType) -> None:
     headings = ("Why it costs", "How it is found", "Fix")
     missing = [
         (rule, name)
-        for rule in registry.RULES
+        for rule in registry.rule_ids()
         for name in headings
         if f"\n## {name}\n" not in pages[f"rules/{rule}.md"]
     ]

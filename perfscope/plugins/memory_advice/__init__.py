@@ -11,7 +11,13 @@ PLUGIN = Plugin(
     commands={"advise": f"{_HERE}.command:advise"},
     tasks={"advise": "Compile for a machine that is not here"},
     rules={
-        rule: RuleHome(module=f"{_HERE}.rules.{rule}", judges=("programs",), compares_digests=True)
-        for rule in ("excess_remat", "missing_remat")
+        rule: RuleHome(
+            module=f"{_HERE}.rules.{rule}",
+            judges=("programs",),
+            device_times="work",
+            fix_calls=calls,
+            compares_digests=True,
+        )
+        for rule, calls in {"excess_remat": ("checkpoint", "remat"), "missing_remat": ()}.items()
     },
 )
