@@ -53,6 +53,16 @@ RIGHT = (
         of="both",
         why="the loop calls `block_until_ready` in every step, by design",
     ),
+    Right(
+        rule="data_movement",
+        cases="torch eager: expert loop",
+        why="each expert picks its rows by an index, whose gradient fills a tensor of all rows",
+    ),
+    Right(
+        rule="host_sync",
+        cases="torch compiled: unsupported",
+        why="the boolean index that the compiler does not support reads its size on the host",
+    ),
     Right(rule="host_sync", cases="jax jit: host: save", why="saving reads the state from the device in every step"),
     Right(
         rule="unfused_ops",
@@ -145,6 +155,12 @@ LIMITS = (
         cases="processes|devices",
         kind="line",
         why="the samples are made in time that no Python stack was recorded of",
+    ),
+    Limit(
+        rule="straggler",
+        cases="8 devices: straggler",
+        kind="missed",
+        why="eight virtual devices on fewer cores take turns, which looks like waiting: the rule abstains there",
     ),
     Limit(
         rule="straggler",
