@@ -15,6 +15,33 @@ from tests.conftest import REPOSITORY
 
 PROGRAMS = Path(__file__).parent / "programs"
 
+RECORDED = frozenset(
+    {
+        "anomaly_left_on",
+        "ddp_accumulate",
+        "ddp_lengths",
+        "generate_concat",
+        "handwritten_attention",
+        "jax_gathered_constraint",
+        "jax_no_donation",
+        "jax_pipeline",
+        "jax_print_callback",
+        "jax_promoted_to_f32",
+        "jax_replicated_work",
+        "jax_weak_state",
+        "lora_merged_each_call",
+        "no_cache",
+        "numpy_doubles",
+        "replay_buffer",
+        "running_metric",
+        "save_often",
+        "single_requests",
+        "slow_dataset",
+        "validate_with_grad",
+    }
+)
+"""Programs with a recording in fixtures/advice."""
+
 How = Literal["run", "torchrun", "analyze", "compile"]
 Kind = Literal[
     "input", "host", "reads", "compile", "memory", "ops", "inference", "ranks", "sharding", "switches", "recording",
@@ -52,7 +79,12 @@ class AdviceCase:
     forbidden: tuple[str, ...] = ()
     """Words that no finding and no first screen may have."""
     everyday: bool = False
-    """Whether the everyday tests judge it: files and short programs."""
+    """Whether the everyday tests run it: files and short programs."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the everyday tests judge a recording of the program (`fixtures/record_advice.py`)."""
+        return Path(self.program).stem in RECORDED
 
     @property
     def title(self) -> str:

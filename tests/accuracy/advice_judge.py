@@ -93,6 +93,11 @@ def judge(case: AdviceCase, folder: Path) -> Judged:
     )
 
 
+def judge_recorded(case: AdviceCase) -> tuple[Verdict, str]:
+    """Verdict on the recording of a case in fixtures/advice, and why."""
+    return verdict_of(case, _said(REPOSITORY / "fixtures" / "advice" / Path(case.program).stem, ""))
+
+
 def report_of(case: AdviceCase, folder: Path) -> Said:
     """The findings in the order of the report, and its text."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -102,6 +107,10 @@ def report_of(case: AdviceCase, folder: Path) -> Said:
     if case.how != "analyze":
         printed = _run(case, source, folder)
         source = folder / "work" / "perfscope-runs"
+    return _said(source, printed)
+
+
+def _said(source: Path, printed: str) -> Said:
     try:
         analysis = analyze(load_path(source).traces)
     except PerfscopeError as error:

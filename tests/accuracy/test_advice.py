@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 
 from perfscope.dashboards.report.blocks import Amount, FindingBlock
 from perfscope.model.finding import Finding, Where
-from tests.accuracy.advice import PROGRAMS, AdviceCase
+from tests.accuracy.advice import PROGRAMS, RECORDED, AdviceCase
 from tests.accuracy.advice_cases import ADVICE
-from tests.accuracy.advice_judge import Said, judge, missing_package, verdict_of
+from tests.accuracy.advice_judge import Said, judge, judge_recorded, missing_package, verdict_of
 from tests.accuracy.page import page
 from tests.accuracy.test_cases import document
+from tests.conftest import REPOSITORY
 
 CONTROLS, LEAST_CASES = 10, 70
 
@@ -38,6 +41,23 @@ def test_first_advice(case: AdviceCase, tmp_path: Path) -> None:
     if kept is not None and kept["verdict"] != "right" and judged.verdict != "right":
         pytest.xfail(f"docs/accuracy.md has it as {kept['verdict']}: {judged.why}")
     assert (judged.verdict, judged.why, judged.first) == ("right", "", judged.first)
+
+
+@pytest.mark.parametrize("case", [case for case in ADVICE if case.recorded], ids=lambda case: case.title)
+def test_first_advice_of_a_recording(case: AdviceCase) -> None:
+    assert judge_recorded(case) == ("right", "")
+
+
+def test_recordings_are_those_that_are_listed_and_name_no_machine() -> None:
+    folders = {path.name: path for path in (REPOSITORY / "fixtures" / "advice").iterdir() if path.is_dir()}
+    assert set(folders) == RECORDED <= {Path(case.program).stem for case in ADVICE}
+    for name, folder in folders.items():
+        provenance = tomllib.loads((folder / "provenance.toml").read_text(encoding="utf-8"))
+        files = [path for path in folder.rglob("*") if path.is_file() and path.name != "provenance.toml"]
+        assert provenance["names_found"] == [], name
+        assert provenance["sha256"] == {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+        }, name
 
 
 def test_cases_are_many_and_named_once() -> None:

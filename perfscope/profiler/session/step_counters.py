@@ -45,7 +45,7 @@ MOST_STEPS = 4_096
 """Steps kept. A longer run keeps every second, fourth ... step, so that its whole length is in the list."""
 MOST_MOMENTS = 512
 """Readings of memory kept, thinned in the same way."""
-FIRST_LOOKS = 5
+FIRST_LOOKS = 6
 """Looks at variables that are always taken: fewer show no growth. Further ones must fit the budget."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096

@@ -78,7 +78,7 @@ URGENT_STEPS = 1_000
 
 LEAST_LOOKS = 4
 """At a variable: three that rise are chance more often."""
-LEAST_RUN = 20
+LEAST_RUN = 15
 """Steps from the first look to the last: less may be one accumulation of gradients."""
 
 ALIKE = 1.5
