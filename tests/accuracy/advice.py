@@ -15,31 +15,12 @@ from tests.conftest import REPOSITORY
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-RECORDED = frozenset(
-    {
-        "anomaly_left_on",
-        "ddp_accumulate",
-        "ddp_lengths",
-        "generate_concat",
-        "handwritten_attention",
-        "jax_gathered_constraint",
-        "jax_no_donation",
-        "jax_pipeline",
-        "jax_print_callback",
-        "jax_promoted_to_f32",
-        "jax_replicated_work",
-        "jax_weak_state",
-        "lora_merged_each_call",
-        "no_cache",
-        "numpy_doubles",
-        "replay_buffer",
-        "running_metric",
-        "save_often",
-        "single_requests",
-        "slow_dataset",
-        "validate_with_grad",
-    }
-)
+RECORDED = frozenset({
+    "anomaly_left_on", "ddp_accumulate", "ddp_lengths", "generate_concat", "handwritten_attention",
+    "jax_gathered_constraint", "jax_pipeline", "jax_print_callback", "jax_promoted_to_f32",
+    "jax_replicated_work", "jax_weak_state", "lora_merged_each_call", "no_cache", "numpy_doubles", "replay_buffer",
+    "running_metric", "save_often", "single_requests", "slow_dataset", "validate_with_grad",
+})  # fmt: skip
 """Programs with a recording in fixtures/advice."""
 
 How = Literal["run", "torchrun", "analyze", "compile"]

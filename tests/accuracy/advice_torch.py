@@ -63,7 +63,7 @@ TORCH: tuple[AdviceCase, ...] = (
         "lnccbrown/LANfactory 120 (2026)",
         rules=("input_stall",),
         fix=("num_workers|worker",),
-        line=("smooth = [", "signal = ["),
+        line=("smooth = [", "signal = [", "for x, y in loader:"),
     ),
     _case(
         "switches",

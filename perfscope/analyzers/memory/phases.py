@@ -21,7 +21,7 @@ from perfscope.analyzers.ops.recompute import EVALUATE, OPTIMIZER_STEP, autograd
 from perfscope.analyzers.time import input_slices, lineage, named_slices, nearest_ancestor, outermost_ancestor
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import MemoryPhase
-from perfscope.model.op_flops import PRODUCTS
+from perfscope.model.op_flops import COMPOSITE_PRODUCTS, PRODUCTS
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
@@ -195,7 +195,8 @@ _FSDP_COMPUTE = re.compile(r"FSDP::(pre|post)_(forward|backward)( .*)?")
 """FSDP2's ranges around hooks, in which collectives have ranges of their own."""
 
 _PRODUCT = re.compile(
-    rf"aten::({'|'.join(PRODUCTS)}|(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
+    rf"aten::({'|'.join(PRODUCTS - COMPOSITE_PRODUCTS)}|"
+    r"(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
 )
 """Ops that call a library which asks for scratch memory."""
 
