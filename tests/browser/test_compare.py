@@ -138,7 +138,7 @@ def test_two_kinds_are_one_line(tab: Tab, server: Server) -> None:
 def test_one_that_was_kept_shows_its_launches(tab: Tab, server: Server) -> None:
     _keys(tab, server)
     tab.page.click("text=kept.json")
-    tab.page.wait_for_selector(".ps-launches", timeout=60_000)
+    tab.page.wait_for_selector(".ps-plot", timeout=60_000)
     tab.page.locator("#compare-kernels-grid").scroll_into_view_if_needed()
     tab.until("document.querySelector('#compare-kernels-grid').textContent.includes('flash_fwd_kernel')")
     assert "0.0020" in tab.page.text_content("#compare-kernels-grid")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfscope.dashboards.report import github
 from perfscope.dashboards.report.blocks import Effect
-from perfscope.dashboards.report.charts import axis_of, fall_bar, falls, launches_chart
+from perfscope.dashboards.report.charts import falls, launches_plot, waterfall
 from perfscope.dashboards.report.compare import junit
 from perfscope.dashboards.report.compare.render import (
     MOST_CHARACTERS,
@@ -28,6 +28,7 @@ from perfscope.dashboards.report.compare.render import (
 from perfscope.dashboards.report.compare.render import render_markdown as render
 from perfscope.dashboards.report.compare.sections import compare_sections, detail_sections, verdict_section
 from perfscope.dashboards.report.compare.words import change_value
+from perfscope.dashboards.report.renderers.charts import chart_html
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.values import interval_bar, scale_of, text_bar
 from perfscope.model.documents.comparison import of, parse
@@ -337,21 +338,18 @@ def test_a_browser_finds_nothing_to_complain_about(tmp_path: Path) -> None:
 class TestPictures:
     def test_a_waterfall_leads_from_base_to_head(self) -> None:
         rows = falls(1_000, 1_050, [("a", 80), ("b", -30)])
-        assert [(row.start_ns, row.end_ns) for row in rows] == [(0, 1_000), (1_000, 1_080), (1_080, 1_050), (0, 1_050)]
-        left, right = axis_of(rows)
-        assert 900 < left < 1_000
-        assert right > 1_080
-        assert 'fill="#cf4a32"' in fall_bar(rows[1], (left, right))
-        assert 'fill="#1f8f74"' in fall_bar(rows[2], (left, right))
+        drawn = waterfall(rows)
+        assert [lane.amount for lane in drawn.lanes] == ["1.00 us", "+80 ns", "-30 ns", "1.05 us"]
+        assert 900 < drawn.start < 1_000
+        assert drawn.end > 1_080
+        assert [(box.start, box.end, box.color) for lane in drawn.lanes[1:3] for box in lane.boxes] == [
+            (1_000, 1_080, "#cf4a32"), (1_050, 1_080, "#1f8f74"),
+        ]  # fmt: skip
         with pytest.raises(ValueError, match="lead to 1080 ns, not to 1050"):
             falls(1_000, 1_050, [("a", 80)])
-
-    def test_levels_that_lie_apart_begin_at_zero(self) -> None:
-        assert axis_of(falls(100, 1_000, [("a", 900)]))[0] == 0.0
-
-    def test_nothing_at_all_has_an_axis(self) -> None:
-        left, right = axis_of(falls(0, 0, []))
-        assert left < right
+        assert "not at zero" in chart_html(drawn)
+        assert "not at zero" not in chart_html(waterfall(falls(100, 1_000, [("a", 900)])))
+        assert "nan" not in chart_html(waterfall(falls(0, 0, [])))
 
     def test_an_effect_beyond_the_scale_is_an_arrow(self) -> None:
         effect = Effect(0.03, 0.02, 0.04, least=0.02, tone="worse")
@@ -361,11 +359,11 @@ class TestPictures:
 
     def test_launches_without_a_time_are_left_out(self) -> None:
         launches = of(comparisons.interleaved_launches()).method.launches
-        drawn = launches_chart(launches)
+        drawn = launches_plot(launches)
         assert drawn is not None
-        assert drawn[0].count("<circle") == 31
-        assert drawn[1:] == (41_000_000, 42_630_000)
-        assert launches_chart([]) is None
+        assert len(drawn.dots) == 31
+        assert (drawn.y.low, drawn.y.high) == (41_000_000, 42_630_000)
+        assert launches_plot([]) is None
 
 
 class TestJunit:

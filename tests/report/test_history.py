@@ -6,17 +6,15 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.compare.statistics.series import history
 from perfscope.dashboards.report import history as report
-from perfscope.dashboards.report.history import history_sections, programs, scale, sparkline
+from perfscope.dashboards.report.history import history_sections, programs, sparkline
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.values import amount_text
 from perfscope.model.documents.stored_run import StoredMetric, StoredRun
-from tests.browser import chromium
 from tests.store.records import stored_run
 
 
@@ -45,12 +43,6 @@ def test_blocks() -> None:
     assert sparkline([100.0, 100.1, 100.0]) == "▄▅▄", "less than what matters looks flat"
     assert len(sparkline(list(range(1, 1000)), 40)) == 40
     assert sparkline([1.0] * 500 + [2.0] * 500, 10) == "▁▁▁▁▁█████"
-
-
-def test_the_edges_of_a_picture() -> None:
-    assert scale([1.0, 3.0]) == (1.0, 3.0)
-    assert scale([100.0, 100.0]) == pytest.approx((99.0, 101.0))
-    assert scale([0.0]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -134,25 +126,3 @@ def test_strangers_texts_do_nothing() -> None:
     assert "<img" not in page
     assert page.count("<script") == page.count("</script>") == 2
     assert "onerror" in page, "as text"
-
-
-@pytest.mark.parametrize("width", [390, 1100])
-def test_the_page_in_a_browser(tmp_path: Path, width: int) -> None:
-    if chromium.binary() is None:
-        pytest.skip("no Chromium here")
-    (tmp_path / "page.html").write_text(report.render_html(history([*runs(), *hostile()])))
-    with chromium.browser(tmp_path / "profile") as page:
-        page.open(tmp_path / "page.html", width=width)
-        said = page.send("Runtime.evaluate", expression="document.documentElement.scrollWidth")
-        events = [
-            event for event in page.events if event.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown")
-        ]
-        asked = [
-            event["params"]["request"]["url"]
-            for event in page.events
-            if event.get("method") == "Network.requestWillBeSent"
-            and not event["params"]["request"]["url"].startswith("data:")
-        ]
-    assert said["result"]["value"] <= width
-    assert events == []
-    assert [re.sub(r".*/", "", url) for url in asked] == ["page.html"]

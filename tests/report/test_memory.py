@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.sections.memory import MemorySection
 from perfscope.dashboards.report import html_report, json_report, markdown, text
-from perfscope.dashboards.report.blocks import Picture, Table, Tile
+from perfscope.dashboards.report.blocks import Areas, Table, Tile
 from perfscope.dashboards.report.html_report import render
+from perfscope.dashboards.report.renderers.areas import areas_html, ceiling, legend
 from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
-from perfscope.dashboards.report.sections.memory_picture import ceiling, legend, memory_chart, picture_view
+from perfscope.dashboards.report.sections.memory_picture import memory_areas
 from perfscope.dashboards.report.summary import summarize
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.memory import SourceLine
@@ -108,8 +109,8 @@ def test_json_is_of_the_schema_and_sums(judged: Analysis) -> None:
 def test_the_picture_says_it_in_words_and_numbers_too(judged: Analysis) -> None:
     worst = judged.memory.entries[0].worst
     assert worst.picture is not None
-    picture = picture_view(worst, worst.picture)
-    drawn = memory_chart(picture, "what it shows")
+    picture = memory_areas(worst, worst.picture, "what it shows")
+    drawn = areas_html(picture)
     assert 'role="img" aria-label="what it shows"' in drawn
     assert "peak 1.08 KiB" in drawn
     assert ">size of the device<" in drawn
@@ -134,7 +135,7 @@ def test_a_moment_has_no_picture_and_no_peak() -> None:
     memory = analyze([b.build()], []).memory
     (section,) = memory_sections(memory)
     assert section.summary == "2.00 KiB held at one moment"
-    assert not any(isinstance(block, Picture) for block in section.blocks)
+    assert not any(isinstance(block, Areas) for block in section.blocks)
     assert memory_fact(memory) == "memory of cuda:0 on rank 0: 2.00 KiB held at one moment (parameter 100.0%)"
 
 

@@ -255,10 +255,10 @@ def test_the_json_report_keeps_its_schema_and_adds_up() -> None:
 
 def test_streams_are_drawn_where_there_are_several() -> None:
     page = html_report.render(analyze(sharded()))
-    assert 'class="ps-streams"' in page
+    assert 'class="ps-lane"' in page
     assert "modelled time of a run" in page
-    assert "top to bottom: compute, collectives" in page
-    assert 'class="ps-streams"' not in html_report.render(analyze(compiled("jit_step")))
+    assert re.findall(r'<div class="lane"><div>(\w+)</div>', page) == ["compute", "collectives"]
+    assert 'class="ps-lane"' not in html_report.render(analyze(compiled("jit_step")))
 
 
 def test_measured_stands_beside_modelled() -> None:

@@ -17,17 +17,26 @@ from perfscope.analyzers.sections.programs import plan_section
 from perfscope.dashboards.report.blocks import (
     Advice,
     Amount,
+    Area,
+    Areas,
+    Axis,
     Badge,
+    Band,
     Block,
+    Box,
     Code,
     Column,
     Command,
+    Dot,
     Effect,
     FindingBlock,
     Head,
+    Lane,
+    Lanes,
+    Legend,
     Listing,
     Marked,
-    Picture,
+    Plot,
     Range,
     Section,
     Table,
@@ -112,8 +121,22 @@ def hostile(text: str) -> tuple[Section, ...]:
         Table(heads=(Head(text, "text"), Head(text, "share")), rows=((text, 0.5),), rest=text, left=2),
         Table(heads=(Head("part", "text"), Head("share", "share")), rows=((text, 0.5), (text, 0.5)), bar="parts"),
         finding(text),
+        *charts(text),
     )
     return (Section(title=text, summary=text, blocks=blocks), Section(title=text, summary=text, detail=True))
+
+
+def charts(text: str) -> tuple[Block, ...]:
+    box, axis, legend = Box(start=0, end=1, color="#fff", title=text), Axis(low=0, high=2), Legend(((text, "#fff"),))
+    lane = Lane(name=text, boxes=(box,), words=text, amount=text, mark=0.5)
+    area, band = Area(name=text, color="#fff", bytes=(1, 2)), Band(name=text, start=0, end=1, color="#fff")
+    return (
+        Lanes(lanes=(lane,), legend=legend, below=(text,)),
+        Plot(words=text, x=axis, y=axis, dots=(Dot(x=1, y=1, color="#fff", title=text, label=text),), boxes=(box,),
+             limits=((1, text),), title=text, note=text, legend=legend, above=(text,), below=(text,)),
+        Areas(words=text, places=(0.0, 0.5), areas=(area,), reserved=(3, 3), capacity_bytes=3, peak_place=0.5,
+              peak_bytes=2, steps=(band,), phases=(band,), begins=text, ends=text),
+    )  # fmt: skip
 
 
 def finding(text: str) -> FindingBlock:
@@ -161,10 +184,3 @@ def test_values_keep_their_unit_and_narrow_columns_go_in_order() -> None:
     narrow = terminal((Section(title="t", blocks=(made,)),), width=80)
     assert "first" not in narrow
     assert "1.50 to 3.00 ms" in narrow
-
-
-def test_a_block_is_data_and_no_markup() -> None:
-    """Only ``Picture`` holds markup; every other field of a block is a value."""
-    for kind in (Text, Listing, Command, Section):
-        assert "markup" not in kind.__struct_fields__
-    assert Picture.__struct_fields__ == ("markup",)

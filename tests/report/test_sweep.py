@@ -120,7 +120,7 @@ def test_the_page_escapes_what_strangers_named_and_loads_nothing() -> None:
 
 def test_a_sweep_of_which_nothing_is_known_has_a_page_without_a_picture() -> None:
     nothing = document([point("policy=none seq=512", None, None, None, reason="no")])
-    assert '<svg class="ps-scatter"' not in sweep.render_html(nothing)
+    assert '<svg class="ps-plot"' not in sweep.render_html(nothing)
     assert "failed" in sweep.render_text(nothing)
 
 

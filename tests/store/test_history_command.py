@@ -100,7 +100,7 @@ def test_json_and_page(known: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert "default-src 'none'" in page
     assert "http" not in re.sub(r'xmlns="[^"]*"|http-equiv', "", page)
     moved = [one for one in held["series"] if len({point["value"] for point in one["points"]}) > 1]
-    assert page.count('<svg class="ps-history"') == len(moved) < len(held["series"])
+    assert page.count('<svg class="ps-plot"') == len(moved) < len(held["series"])
 
 
 def test_several_commits_between_two_runs(line: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_kernels_keep_their_significance() -> None:
     view = _view(of(interleaved_launches()))
     assert _column(view, "kernels", "q") == [0.002, 0.7, None]
     assert _column(view, "kernels", "verdict") == ["slower", "no change", "new"]
-    assert "ps-launches" in view["after"]
+    assert "ps-plot" in view["after"]
 
 
 def _tree(*nodes: TreeNode) -> Tree:

@@ -18,11 +18,11 @@ from perfscope.dashboards.figures.drawing import (
     laid_out,
     plain,
 )
+from perfscope.dashboards.report.renderers.areas import RESERVED_COLOR
 from perfscope.dashboards.report.sections.memory_picture import (
     COLORS,
     ORDER,
     PHASE_COLORS,
-    RESERVED_COLOR,
     UNSEEN_COLOR,
     category_words,
 )

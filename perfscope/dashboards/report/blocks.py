@@ -164,10 +164,139 @@ class Code(Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-class Picture(Struct, frozen=True):
-    """A drawing, for formats with pictures: markup with escaped texts that loads nothing."""
+class Box(Struct, frozen=True, kw_only=True):
+    """A bar of a lane or plot; ``start`` and ``end`` in the unit of the horizontal axis."""
 
-    markup: str
+    start: float
+    end: float
+    color: str
+    title: str = ""
+    """Text shown on hover."""
+    opacity: float = 1.0
+    top: float = 0.0
+    """Height in a plot, in the unit of the vertical axis; lanes are filled."""
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    """A row of bars."""
+
+    name: str
+    boxes: tuple[Box, ...]
+    words: str = ""
+    """Description for readers who cannot see it; ``''`` if the text next to it is enough."""
+    amount: str = ""
+    """Text at its end."""
+    mark: float | None = None
+    """Place of a thin line through it."""
+
+
+class Legend(Struct, frozen=True):
+    """Colours of a chart with their meaning; entries without a colour are texts."""
+
+    entries: tuple[tuple[str, str], ...] = ()
+    """(words, colour or ``''``)"""
+    is_below: bool = False
+
+
+class Lanes(Struct, frozen=True, kw_only=True):
+    """Rows of bars on one axis from ``start`` to ``end``; not part of formats without charts."""
+
+    lanes: tuple[Lane, ...]
+    start: float = 0.0
+    end: float = 1.0
+    legend: Legend = Legend()
+    below: tuple[str, ...] = ()
+    """Texts under the lanes, spread from the left edge to the right."""
+
+
+class Dot(Struct, frozen=True, kw_only=True):
+    """A point of a plot; ``low`` and ``high`` are the ends of its range (``high`` of infinity: not bounded)."""
+
+    x: float
+    y: float
+    color: str
+    title: str = ""
+    low: float | None = None
+    high: float | None = None
+    ring: bool = False
+    label: str = ""
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """A line through points (x, y) of a plot."""
+
+    points: tuple[tuple[float, float], ...]
+    color: str
+    kind: Literal["solid", "dashed", "faint"] = "solid"
+
+
+class Axis(Struct, frozen=True, kw_only=True):
+    """An axis from ``low`` to ``high``; without a unit it has no ticks."""
+
+    low: float
+    high: float
+    unit: Literal["", "ns", "bytes"] = ""
+    logarithmic: bool = False
+
+
+class Plot(Struct, frozen=True, kw_only=True):
+    """Points, lines and bars on two axes; not part of formats without charts."""
+
+    words: str
+    """Description for readers who cannot see it."""
+    x: Axis
+    y: Axis
+    dots: tuple[Dot, ...] = ()
+    lines: tuple[Line, ...] = ()
+    boxes: tuple[Box, ...] = ()
+    limits: tuple[tuple[float, str], ...] = ()
+    """Heights that must not be passed, with their names."""
+    title: str = ""
+    note: str = ""
+    """How to read it."""
+    legend: Legend = Legend()
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+    """Texts over and under the plot, spread from the left edge to the right."""
+
+
+class Area(Struct, frozen=True, kw_only=True):
+    """Bytes that one category holds from each place up to the next one."""
+
+    name: str
+    color: str
+    bytes: tuple[int, ...]
+
+
+class Band(Struct, frozen=True, kw_only=True):
+    """A step or a phase; ``start`` and ``end`` are fractions (0 to 1) of the width."""
+
+    name: str
+    start: float
+    end: float
+    color: str = ""
+
+
+class Areas(Struct, frozen=True, kw_only=True):
+    """Bytes in use over time by category; places are fractions (0 to 1) of the width."""
+
+    words: str
+    """Description for readers who cannot see it."""
+    places: tuple[float, ...]
+    areas: tuple[Area, ...]
+    """From the lowest to the highest."""
+    reserved: tuple[int, ...] | None
+    capacity_bytes: int | None
+    peak_place: float
+    peak_bytes: int
+    steps: tuple[Band, ...]
+    phases: tuple[Band, ...]
+    begins: str
+    ends: str
+
+
+Chart = Lanes | Plot | Areas
+"""Drawn in HTML; text and Markdown have the numbers in tables."""
 
 
 class FindingBlock(Struct, frozen=True, kw_only=True):
@@ -202,7 +331,7 @@ class Tile(Struct, frozen=True):
     note: str
 
 
-Block = Table | Text | Listing | Command | Advice | Code | Picture | FindingBlock
+Block = Table | Text | Listing | Command | Advice | Code | Chart | FindingBlock
 
 
 class Section(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from html import escape
 from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -14,11 +13,14 @@ from msgspec import Struct
 from perfscope.analyzers.compare.statistics.series import Change, History, Point, Series
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
 from perfscope.dashboards.report.blocks import (
+    Axis,
     Badge,
     Block,
     Column,
+    Dot,
+    Line,
     Listing,
-    Picture,
+    Plot,
     Report,
     Section,
     Text,
@@ -62,14 +64,10 @@ PROOF = "A history shows when a metric changed. To test a single commit, run `pe
 
 SCHEMA = "perfscope.history/1"
 
-CHART_WIDTH, HEIGHT, EDGE = 1000.0, 120.0, 8.0
+COURSE = "#3f7fd6"
+"""Colour of the line of a metric."""
 
 STYLE = """
-.ps-history{display:block;width:100%;height:130px;margin:4px 0 6px;background:var(--code);border-radius:6px}
-.ps-history polyline{fill:none;stroke:var(--link);stroke-width:1.5px;vector-effect:non-scaling-stroke}
-.ps-history line{stroke:var(--high);stroke-dasharray:5 4;vector-effect:non-scaling-stroke}
-.ps-history .dot{stroke:var(--link);stroke-width:6px;stroke-linecap:round;vector-effect:non-scaling-stroke;
-stroke-dasharray:none}
 h3{font-size:15px;margin:18px 0 2px}
 .ends span{white-space:nowrap}
 """
@@ -209,7 +207,7 @@ def changes_blocks(changes: Sequence[tuple[Series, Change]], count: CountBetween
 def series_blocks(series: Series, *, alone: bool = False, moving: bool = True) -> Iterator[Block]:
     """A metric: its picture, remarks, and its runs, unfolded if it is shown ``alone``."""
     if moving:
-        yield Picture(_drawn(series))
+        yield _drawn(series)
     yield from notes(*(f"{series.metric}: {line}" for line in (*series.remarks, _newest_words(series)) if line))
     if alone or moving:
         yield _points(series, detail=not alone)
@@ -332,42 +330,23 @@ SHAPES: Shapes = {
 """Per class: fields that are not written as they are."""
 
 
-# The picture of a metric.
-
-
-def _drawn(series: Series) -> str:
-    """The picture below the newest value, with labels at its ends."""
-    newest = series.points[-1]
-    values = [point.value for point in series.points[-MOST_PICTURED:]]
-    between = f"{amount_text(series.unit, min(values))} to {amount_text(series.unit, max(values))}"
-    texts = (commit_words(series.points[-len(values)]), between, commit_words(newest))
-    ends = "".join(f"<span>{escape(sanitize(text))}</span>" for text in texts)
-    title = f"{sanitize(series.metric)}: {amount_text(series.unit, newest.value)}"
-    return f'<h3>{escape(title)}</h3>{_picture(series)}<div class="ends">{ends}</div>'
-
-
-def _picture(series: Series) -> str:
-    """A line through the values, scaled from smallest to largest; dashed where the level changed."""
+def _drawn(series: Series) -> Plot:
+    """A line through the values, from smallest to largest; dashed where the level changed."""
     skipped = max(0, len(series.points) - MOST_PICTURED)
-    values = [point.value for point in series.points[skipped:]]
+    points = series.points[skipped:]
+    values = [point.value for point in points]
     low, high = scale(values)
-    step = CHART_WIDTH / max(1, len(values) - 1)
-
-    def height(value: float) -> float:
-        return HEIGHT / 2 if high <= low else EDGE + (HEIGHT - 2 * EDGE) * (high - value) / (high - low)
-
-    places = [(index * step, height(value)) for index, value in enumerate(values)]
-    cuts = [change.index - skipped for change in series.changes if change.index > skipped]
-    lines = "".join(
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT:.0f}"/>' for x in ((cut - 0.5) * step for cut in cuts)
-    )
-    course = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    x, y = places[-1]
-    dot = f'<line class="dot" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    ends = f"{amount_text(series.unit, min(values))} to {amount_text(series.unit, max(values))}"
-    words = f"{len(values)} runs from {ends}, {len(cuts)} changes of level"
-    return (
-        f'<svg class="ps-history" role="img" aria-label="{escape(words)}" '
-        f'viewBox="-6 0 {CHART_WIDTH + 12:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" '
-        f'xmlns="http://www.w3.org/2000/svg">{lines}<polyline points="{course}"/>{dot}</svg>'
+    cuts = [change.index - skipped - 0.5 for change in series.changes if change.index > skipped]
+    course = Line(points=tuple(enumerate(values)), color=COURSE)
+    levels = (Line(points=((cut, low), (cut, high)), color=COURSE, kind="dashed") for cut in cuts)
+    between = f"{amount_text(series.unit, min(values))} to {amount_text(series.unit, max(values))}"
+    newest = points[-1]
+    return Plot(
+        title=f"{series.metric}: {amount_text(series.unit, newest.value)}",
+        words=f"{len(values)} runs from {between}, {len(cuts)} changes of level",
+        x=Axis(low=0, high=max(1, len(values) - 1)),
+        y=Axis(low=low, high=high),
+        lines=(course, *levels),
+        dots=(Dot(x=len(values) - 1, y=newest.value, color=COURSE),),
+        below=(commit_words(points[0]), between, commit_words(newest)),
     )

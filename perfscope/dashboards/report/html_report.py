@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.savings import Spread, step_time
 from perfscope.dashboards.report import charts
-from perfscope.dashboards.report.blocks import Block, Column, Listing, Section, Tile, notes, table
+from perfscope.dashboards.report.blocks import Block, Column, Legend, Listing, Section, Tile, notes, table
 from perfscope.dashboards.report.json_report import document
+from perfscope.dashboards.report.renderers.charts import chart_html
 from perfscope.dashboards.report.renderers.html import card, finding_card, notebook_html, sections_html
 from perfscope.dashboards.report.renderers.page import page
 from perfscope.dashboards.report.renderers.values import finding_words
@@ -141,7 +142,7 @@ def tiles(
 
 def _step_cards(analysis: Analysis) -> Iterator[str]:
     if len(analysis.steps) > 1:  # with a single value the tile is enough
-        yield card("Step times", "".join(_steps(analysis.steps)))
+        yield card("Step times", _steps(analysis.steps))
 
 
 def _tiles(summary: Summary, analysis: Analysis) -> Iterator[Tile]:
@@ -184,25 +185,16 @@ def _tile(tile: Tile) -> str:
     )
 
 
-def _steps(steps: Sequence[Step]) -> Iterator[str]:
+def _steps(steps: Sequence[Step]) -> str:
     kinds = [
         ("no profiler on", charts.FREE_COLOR, [step for step in steps if not step.traced]),
         ("while profiled", charts.TRACED_COLOR, [step for step in steps if step.traced]),
     ]
-    yield '<div class="legend">'
-    for words, color, members in kinds:
-        spread = Spread.of([step.duration_ns for step in members])
-        if spread is not None:
-            yield f"<span>{charts.swatch(color)} {escape(spread_text(spread, words))}</span>"
-    yield "</div>"
-    shown_steps = [step for _, _, members in kinds for step in members]
-    yield charts.step_chart(shown_steps)
-    longest = max(step.duration_ns for step in steps)
-    bunched = (
-        f"; each bar is the longest of {-(-len(steps) // charts.MOST_BARS)}" if len(steps) > charts.MOST_BARS else ""
+    spreads = [(Spread.of([step.duration_ns for step in members]), words, color) for words, color, members in kinds]
+    legend = Legend(
+        tuple((spread_text(spread, words), color) for spread, words, color in spreads if spread is not None)
     )
-    many = f"{len(steps):,} steps{bunched}"
-    yield f'<div class="ends"><span>{many}</span><span>tallest {format_ns(longest)}</span></div>'
+    return chart_html(charts.steps_plot([step for _, _, members in kinds for step in members], legend))
 
 
 SOURCE_COLUMNS: tuple[Column[Source], ...] = (

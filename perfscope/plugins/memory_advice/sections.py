@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -12,16 +13,17 @@ from perfscope.dashboards.report.blocks import (
     Block,
     Code,
     Column,
+    Dot,
     Listing,
     Marked,
-    Picture,
+    Plot,
     Range,
     Report,
     Section,
     notes,
     table,
 )
-from perfscope.dashboards.report.charts import FITS, STYLE, TOO_MUCH, Dot, scatter
+from perfscope.dashboards.report.charts import FITS, TOO_MUCH, peaks_plot
 from perfscope.dashboards.report.renderers.html import report_html
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import number_text, percent
@@ -94,7 +96,7 @@ def render_text(report: PlansReport, *, width: int = WIDTH, color: bool = False)
 
 def render_html(report: PlansReport) -> str:
     """Return the plans as one page."""
-    return report_html(_report(report), data_id="perfscope-advice", data=render_json(report), style=STYLE)
+    return report_html(_report(report), data_id="perfscope-advice", data=render_json(report))
 
 
 def render_json(report: PlansReport) -> str:
@@ -169,17 +171,17 @@ def _words(value: Value, unit: Unit) -> str:
     return number_text(value, unit) if isinstance(value, int | Range | Marked) else "-"
 
 
-def _picture(report: PlansReport, rows: Sequence[Plan]) -> Picture:
+def _picture(report: PlansReport, rows: Sequence[Plan]) -> Plot:
     plans = report.plans
     limits = [] if plans.budget_bytes is None else [(float(plans.budget_bytes), "budget")]
     tallest = max(plan.peak_bytes for plan in rows)
     last = max(plan.added_low_ns if plan.added_high_ns is None else plan.added_high_ns for plan in rows)
     dots = [
         Dot(
-            ns=last if plan.added_high_ns is None else plan.added_high_ns,
-            low_ns=plan.added_low_ns,
-            high_ns=plan.added_high_ns,
-            peak_bytes=plan.peak_bytes,
+            x=last if plan.added_high_ns is None else plan.added_high_ns,
+            low=plan.added_low_ns,
+            high=inf if plan.added_high_ns is None else plan.added_high_ns,
+            y=plan.peak_bytes,
             title=f"{describe(plans.model, plan)}: {format_bytes(plan.peak_bytes)}, "
             f"{_words(_added(plan), 'signed_ns')}",
             color=TOO_MUCH if plans.fits(plan) is False else FITS,
@@ -190,7 +192,7 @@ def _picture(report: PlansReport, rows: Sequence[Plan]) -> Picture:
     ]
     words = f"{len(dots)} plans: peak of memory against time added to the step; the table has the numbers"
     shown = [limit for limit in limits if limit[0] <= 2 * tallest]
-    return Picture(f'<p class="note">{CAPTION}</p>{scatter(dots, shown, logarithmic=False, words=words)}')
+    return peaks_plot(dots, (), shown, logarithmic=False, words=words, note=CAPTION)
 
 
 def _verified(report: PlansReport) -> Iterator[Section]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perfscope.dashboards.report.blocks import Picture
+from perfscope.dashboards.report.blocks import Plot
+from perfscope.dashboards.report.renderers.charts import chart_html
 from perfscope.plugins.memory_advice.plans import plan_memory
 from perfscope.plugins.memory_advice.sections import PlansReport, plan_sections, plans_report, render_html
 from perfscope.plugins.memory_advice.step_model import StepModel
@@ -30,10 +31,8 @@ def report(model: StepModel, budget: int | None = None, devices: int | None = No
 
 
 def picture(shown: PlansReport) -> str:
-    (markup,) = [
-        block.markup for section in plan_sections(shown) for block in section.blocks if isinstance(block, Picture)
-    ]
-    return markup
+    (plot,) = [block for section in plan_sections(shown) for block in section.blocks if isinstance(block, Plot)]
+    return chart_html(plot)
 
 
 def test_where_time_is_not_touched_the_picture_stands() -> None:
@@ -56,6 +55,6 @@ def test_the_page_of_plans_fits(page: Page, tmp_path: Path, count: int, width: i
         file = tmp_path / f"{number}.html"
         file.write_text(render_html(shown))
         page.open(file, width=width, dark=dark)
-        assert page.value("document.querySelectorAll('.ps-scatter text').length") >= 1
+        assert page.value("document.querySelectorAll('.ps-plot text').length") >= 1
         assert page.value("document.documentElement.scrollWidth") <= width
         assert page.complaints() == []

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.text import Text as RichText
 
-from perfscope.dashboards.report.charts import COMPARE_STYLE
 from perfscope.dashboards.report.compare.sections import (
     caution_sections,
     compare_sections,
@@ -160,7 +159,6 @@ def render_html(document: Document) -> str:
         title=headline(document),
         data_id="perfscope-comparison",
         data=embedded(document),
-        style=COMPARE_STYLE,
     )
 
 

@@ -11,14 +11,13 @@ from perfscope.dashboards.report.blocks import (
     Block,
     Column,
     Listing,
-    Picture,
     Section,
     Text,
     notes,
     table,
     tables,
 )
-from perfscope.dashboards.report.charts import launches_picture, waterfall
+from perfscope.dashboards.report.charts import falls, launches_plot, waterfall
 from perfscope.dashboards.report.compare.words import (
     BY_TIME,
     FINDING_WORDS,
@@ -298,7 +297,7 @@ def _step(document: Document) -> Iterator[Section]:
         blocks=(
             *tables(table(KIND_COLUMNS, rows, few=len(rows))),
             *notes(_means(step)),
-            Picture(waterfall(step.base_ns, step.head_ns, _by_place(step))),
+            waterfall(falls(step.base_ns, step.head_ns, _by_place(step))),
             *notes(f"largest differences of measured time{chance}" if moved else ""),
             *tables(_parts(step, moved)),
         ),
@@ -490,9 +489,9 @@ def _method(document: Document) -> Section:
     for metric in document.metrics:
         if metric.known != "exact":
             lines += [f"{metric.name}: {remark}" for remark in metric.remarks]
-    picture = launches_picture(document.method.launches)
+    launches = launches_plot(document.method.launches)
     blocks: tuple[Block, ...] = (
-        *((Picture(picture),) if picture else ()),
+        *((launches,) if launches else ()),
         *(Text(note, warning=True) for note in document.notes[:MOST_LINES]),
         _listing(list(dict.fromkeys(lines)), "lines"),
         *tables(_table(ENVIRONMENT_COLUMNS, environment(document), title="Environment", detail=True)),

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.report.blocks import (
     Advice,
     Badge,
+    Chart,
     Code,
     Command,
     Effect,
     FindingBlock,
     Listing,
     Paragraph,
-    Picture,
     Table,
     Text,
     paragraphs,
 )
-from perfscope.dashboards.report.charts import parts_bar, share_bar
+from perfscope.dashboards.report.charts import parts_lanes
+from perfscope.dashboards.report.renderers.charts import chart_html, share_bar
 from perfscope.dashboards.report.renderers.page import NOTEBOOK, RULES, page
 from perfscope.dashboards.report.renderers.values import (
     NAMES,
@@ -81,8 +82,8 @@ def _lead(section: Section) -> str:
 def blocks_html(blocks: Sequence[Block]) -> Iterator[str]:
     """Blocks in order, each detail in its own fold."""
     for block in blocks:
-        if isinstance(block, Picture):
-            yield block.markup
+        if isinstance(block, Chart):
+            yield chart_html(block)
         elif isinstance(block, FindingBlock):
             yield finding_card(block, opened=False)
         elif isinstance(block, Code):
@@ -142,7 +143,7 @@ def _fold(title: str, body: str) -> str:
 def table_html(heads: Sequence[Head], rows: Sequence[Sequence[Value]], *, bar: Bar = "") -> str:
     """A table that stacks on a phone, and on a tablet if wide. ``bar``: as in ``Table``; ``parts`` have no table."""
     if bar == "parts":
-        return parts_bar(parts(heads, rows))
+        return chart_html(parts_lanes(parts(heads, rows)))
     drawn = next((index for index, head in enumerate(heads) if head.unit == "share" and bar == "shares"), None)
     kind = "stacks wide" if len(heads) > MOST_NARROW else "stacks"
     titles = [f'<th class="{_side(head)}">{escape(sanitize(head.title))}</th>' for head in heads]

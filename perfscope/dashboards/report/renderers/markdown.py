@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from perfscope.dashboards.report.blocks import (
     Advice,
     Badge,
+    Chart,
     Code,
     Command,
     Effect,
     FindingBlock,
     Listing,
     Paragraph,
-    Picture,
     Table,
     Text,
     paragraphs,
@@ -138,7 +138,7 @@ def _block(block: Block, most: int, *, titled: bool = True) -> Iterator[str]:
     elif isinstance(block, Advice):
         yield ""
         yield _folded(block.title, (advice_text(shorten(clean(block.text), TEXT_LIMIT)),))
-    elif not isinstance(block, Picture):
+    elif not isinstance(block, Chart):
         yield from _table(block, most, titled=titled)
 
 

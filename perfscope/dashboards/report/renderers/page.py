@@ -101,13 +101,23 @@ td.at{min-width:17em}
 .wide th,.wide td{padding-right:10px}.wide td.t{min-width:6.5em}.wide td.l{min-width:14em}.wide td.at{min-width:9em}
 .legend.below{margin:8px 0 12px}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:13px;color:var(--soft);margin-bottom:12px}
-.device:last-child{margin-bottom:0}
-.device{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 16px;align-items:center;
-margin-bottom:12px}
-.device .name{overflow-wrap:anywhere;font-size:14px}
-.device .parts{grid-column:2;font-size:13px;color:var(--soft);font-variant-numeric:tabular-nums}
-.ps-bar{display:block;width:100%;height:22px;border-radius:5px;background:var(--code)}
-.ps-steps{display:block;width:100%;height:96px;border-bottom:1px solid var(--line)}
+.lane{display:grid;grid-template-columns:minmax(0,15em) minmax(0,1fr);gap:2px 14px;align-items:center;padding:3px 0;
+font-size:13px}
+.lane.bare{grid-template-columns:minmax(0,1fr)}
+.lane.fall{grid-template-columns:minmax(0,15em) minmax(0,1fr) 6.5em}
+.lane .n{font-variant-numeric:tabular-nums}
+.lane>div:first-child{overflow-wrap:anywhere}
+.ps-lane{display:block;width:100%;height:20px;border-radius:4px;background:var(--code);color:var(--ink)}
+.ps-plot{display:block;overflow:visible;width:100%;margin:4px 0 8px;color:var(--ink)}
+.ps-plot text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fill:var(--soft);
+paint-order:stroke;stroke:var(--card);stroke-width:3px;stroke-linejoin:round}
+.ps-plot .ps-said{fill:var(--ink);font-weight:600}
+.ps-plot .ps-grid{stroke:var(--line)}
+.ps-plot .ps-limit,.ps-plot .dashed{stroke:var(--high);stroke-dasharray:6 4}
+.ps-plot .ps-reach{stroke-width:2px;stroke-opacity:.4}
+.ps-plot .ps-ring{fill:none;stroke:var(--ink);stroke-width:2px}
+.ps-plot polyline{fill:none;vector-effect:non-scaling-stroke;stroke-width:1.5px}
+.ps-plot .faint{stroke-width:1px;stroke-opacity:.5;stroke-dasharray:2 3}
 .ps-share{display:block;width:110px;height:12px;margin-top:4px;border-radius:3px;background:var(--code)}
 .ps-memory{display:block;overflow:visible;width:calc(100% - 66px);margin:4px 0 10px 66px}
 .ps-memory text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;fill:var(--soft);
@@ -134,8 +144,9 @@ main{padding:16px 12px 32px}.card{padding:14px}
 th,td{padding-right:10px}td.t,td.l{min-width:7em}
 STACKS
 .stacks td.interval{display:block}.stacks td.interval::before{content:none}.stacks td.interval svg{width:100%}
+.lane,.lane.fall{grid-template-columns:minmax(0,1fr) auto}.lane svg{grid-column:1/-1;grid-row:2}
+.lane.bare svg{grid-row:1}
 .stacks td.share{width:auto}.stacks td.share::before{content:none}.ps-share{width:100%}
-.device{grid-template-columns:minmax(0,1fr)}.device .parts{grid-column:1}
 }
 @media (max-width:900px){WIDE}
 @media print{body{background:#fff}.card{break-inside:avoid}.copy{display:none}}

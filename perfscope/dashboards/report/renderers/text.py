@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from perfscope.dashboards.report.blocks import Advice, Badge, Code, Command, FindingBlock, Listing, Picture, Table, Text
+from perfscope.dashboards.report.blocks import Advice, Badge, Chart, Code, Command, FindingBlock, Listing, Table, Text
 from perfscope.dashboards.report.renderers.values import (
     NAMES,
     NO_TIME,
@@ -125,12 +125,12 @@ def section_text(section: Section, width: int, *, verbose: bool) -> Iterator[Ren
 
 def is_hidden(block: Block) -> bool:
     """Whether a block is shown with ``-v`` only, or never because it is a picture."""
-    return isinstance(block, Picture | Command | Advice) or getattr(block, "detail", False)
+    return isinstance(block, Chart | Command | Advice) or getattr(block, "detail", False)
 
 
 def block_text(block: Block, width: int, *, verbose: bool) -> Iterator[RenderableType]:
     """Render a block; nothing for a picture, or for a detail without ``verbose``."""
-    if isinstance(block, Picture | Command | Advice):
+    if isinstance(block, Chart | Command | Advice):
         if verbose and isinstance(block, Command):
             yield hanging(f"{block.what}: {sanitize(block.command, TEXT_LIMIT)}")
         if verbose and isinstance(block, Advice):

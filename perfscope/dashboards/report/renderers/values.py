@@ -232,6 +232,12 @@ def _cell(share: float, end: float) -> int:
     return min(max(round(HALF * share / end), -HALF), HALF) + HALF
 
 
+def swatch(color: str) -> str:
+    """A square of a legend."""
+    square = f'<rect width="10" height="10" rx="2" fill="{color}"/>'
+    return f'<svg class="ps-swatch" width="10" height="10" aria-hidden="true">{square}</svg>'
+
+
 def interval_bar(effect: Effect, end: float) -> str:
     """The interval as SVG between ``-end`` and ``end``; changes in the middle band are irrelevant."""
     if effect.low is None or effect.high is None:

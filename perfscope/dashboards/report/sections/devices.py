@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from perfscope.analyzers.time import DeviceParts
-from perfscope.dashboards.report.blocks import Column, Picture, Section, table
-from perfscope.dashboards.report.charts import device_bar, legend
+from perfscope.dashboards.report.blocks import Column, Section, table
+from perfscope.dashboards.report.charts import device_lanes
 from perfscope.dashboards.report.renderers.values import span_text
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_share
@@ -130,10 +129,6 @@ def device_sections(rows: Sequence[DeviceRow]) -> tuple[Section, ...]:
     """Device time as bars and numbers; no section if no device did work."""
     if not rows:
         return ()
-    bars = "".join(
-        f'<div class="device"><div class="name">{escape(f"{rank}{row.device}")}</div>{device_bar(row)}</div>'
-        for row in rows
-        for rank in ("" if row.ranks == "-" else f"rank {row.ranks} · ",)
+    return (
+        Section(title="Where the device time goes", blocks=(device_lanes(rows), table(COLUMNS, rows, few=len(rows)))),
     )
-    picture = Picture(f'<div class="legend">{legend()}</div>{bars}')
-    return (Section(title="Where the device time goes", blocks=(picture, table(COLUMNS, rows, few=len(rows)))),)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape as escape_html
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Column, Listing, Picture, Section, Text, Tile, notes, table, tables
+from perfscope.dashboards.report.blocks import (
+    Box,
+    Column,
+    Lane,
+    Lanes,
+    Legend,
+    Listing,
+    Section,
+    Text,
+    Tile,
+    notes,
+    table,
+    tables,
+)
 from perfscope.dashboards.report.blocks import Range as Ends
-from perfscope.dashboards.report.charts import rect, swatch
 from perfscope.dashboards.report.renderers.values import range_text
 from perfscope.dashboards.report.sections.compile import counted
 from perfscope.model.units import format_bytes, format_ns, format_share
@@ -23,9 +34,6 @@ if TYPE_CHECKING:
 
 COLORS = {"compute": "#3b78c9", "communication": "#c98714", "copy": "#7a8793"}
 STREAM_NAMES = {"compute": "compute", "communication": "collectives", "copy": "copies"}
-
-LANE, GAP, UNITS = 18, 6, 1000
-"""Height of a stream, space below it, and width of the picture, in units."""
 
 
 def ends(span: Range) -> Ends:
@@ -124,7 +132,7 @@ def _program(program_time: ProgramTime, *, several: bool, detail: bool) -> Itera
     yield from notes(*_facts(estimate), detail=detail)
     if calibration is not None:
         yield from notes(*_errors(calibration), detail=detail)
-    yield from (Picture(picture(view)) for view in estimate.pictures if len({span.stream for span in view.spans}) > 1)
+    yield from (stream_lanes(view) for view in estimate.pictures if len({span.stream for span in view.spans}) > 1)
     yield from tables(
         table(
             _line_columns(estimate), program_time.lines, few=6, left=program_time.lines_left, rest="lines",
@@ -262,33 +270,21 @@ def _errors(calibration: Calibration) -> Iterator[str]:
     yield from (sanitize(text) for text in calibration.differences)
 
 
-def picture(view: StreamPicture) -> str:
-    """Draw what runs in parallel at the high end of the range; a loop is one block."""
-    streams = list(
-        dict.fromkeys(
-            span.stream for span in sorted(view.spans, key=lambda stream_span: stream_span.stream != "compute")
-        )
-    )
-    whole = max(1, view.length_ns)
-    shapes = []
-    for span in view.spans:
-        x, width = span.start * UNITS / whole, max(0.6, (span.end - span.start) * UNITS / whole)
-        y = streams.index(span.stream) * (LANE + GAP)
+def stream_lanes(view: StreamPicture) -> Lanes:
+    """Work of each stream at the high end of the range, a lane per stream; a loop is one paler block."""
+    lanes: dict[str, list[Box]] = {}
+    for span in sorted(view.spans, key=lambda stream_span: stream_span.stream != "compute"):
         turns = f", {span.repeats:,} turns" if span.repeats > 1 else ""
-        words = f"{sanitize(span.label)}: {format_ns(span.end - span.start)}{turns}"
+        title = f"{span.label}: {format_ns(span.end - span.start)}{turns}"
         opacity = 0.55 if span.repeats > 1 else 0.9
-        shapes.append(rect(x, y, width, LANE, COLORS[span.kind], title=words, opacity=opacity))
-    height = len(streams) * (LANE + GAP)
-    kinds = dict.fromkeys(span.kind for span in view.spans)
-    keys = "".join(f"<span>{swatch(COLORS[kind])} {STREAM_NAMES[kind]}</span>" for kind in kinds)
-    names = ", ".join(map(sanitize, streams))
-    what = f"one of {view.turns:,} turns of {sanitize(view.of)}" if view.of else "one run, loops paler"
-    left = f"; {view.left:,} short stretches are not drawn" if view.left else ""
-    return (
-        f'<div class="legend"><span>{escape_html(what)}</span>{keys}'
-        f"<span>{escape_html(f'top to bottom: {names}{left}')}</span>"
-        f'</div><svg class="ps-streams" role="img" aria-label="{escape_html(f"{what}: streams {names}")}" width="100%" '
-        f'height="{height}" viewBox="0 0 {UNITS} {height}" preserveAspectRatio="none" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(shapes)}</svg>'
-        f'<div class="ends"><span>0</span><span>{escape_html(format_ns(view.length_ns))}, the high end</span></div>'
+        box = Box(start=span.start, end=span.end, color=COLORS[span.kind], title=title, opacity=opacity)
+        lanes.setdefault(span.stream, []).append(box)
+    what = f"one of {view.turns:,} turns of {view.of}" if view.of else "one run, loops paler"
+    left = ((f"{view.left:,} short stretches are not drawn", ""),) if view.left else ()
+    kinds = tuple((STREAM_NAMES[kind], COLORS[kind]) for kind in dict.fromkeys(span.kind for span in view.spans))
+    return Lanes(
+        lanes=tuple(Lane(name=name, boxes=tuple(boxes), words=f"{what}: {name}") for name, boxes in lanes.items()),
+        end=max(1, view.length_ns),
+        legend=Legend(((what, ""), *kinds, *left)),
+        below=("0", f"{format_ns(view.length_ns)}, the high end"),
     )

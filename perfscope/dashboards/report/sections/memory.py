@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.memory.holders import UNSEEN
-from perfscope.dashboards.report.blocks import Column, Picture, Section, Table, Tile, notes, table, tables
+from perfscope.dashboards.report.blocks import Column, Section, Table, Tile, notes, table, tables
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.memory_picture import (
     NOT_KNOWN,
     category_words,
-    legend,
-    memory_chart,
+    memory_areas,
     moment,
-    picture_view,
 )
 from perfscope.model.memory import KnownBy, MemoryPhase
 from perfscope.model.units import format_bytes, format_share
@@ -129,7 +127,7 @@ def _memory(entry: MemoryEntry, *, small: bool, pictures: bool) -> Section:
         summary=summary,
         detail=small,
         blocks=(
-            *(() if picture is None else (_drawing(memory, picture, f"{title}: {summary}"),)),
+            *(() if picture is None else (memory_areas(memory, picture, f"{title}: {summary}. In numbers below."),)),
             *tables(_categories(memory)),
             *facts,
             *_holders("by module", "module", memory.by_module, memory.peak_bytes),
@@ -287,12 +285,6 @@ def _is_flat(picture: MemoryPicture) -> bool:
     return bool((picture.total == picture.total[0]).all())
 
 
-def _drawing(memory: Memory, picture: MemoryPicture, words: str) -> Picture:
-    view = picture_view(memory, picture)
-    chart = memory_chart(view, f"{sanitize(words)}. The same in numbers below.")
-    return Picture(f'{chart}<div class="legend">{legend(view)}</div>')
-
-
 def _categories(memory: Memory) -> Table:
     """Categories that hold the peak; they sum to it."""
     peak = memory.peak_bytes
@@ -375,7 +367,7 @@ def _moments(memory: Memory, picture: MemoryPicture) -> Table:
         part = (position - memory.first) * MOMENTS // span
         if part not in highest or total[index] > total[highest[part]]:
             highest[part] = index
-    areas = {area.name: area.bytes for area in picture_view(memory, picture).areas}
+    areas = {area.name: area.bytes for area in memory_areas(memory, picture, "").areas}
     columns: list[Column[int]] = [
         Column("at", lambda index: moment(memory, positions[index])),
         Column("in use", lambda index: total[index], "bytes"),

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.dashboards.report.blocks import Badge, Column, Listing, Picture, Range, Report, Section, table
-from perfscope.dashboards.report.charts import STYLE, TOO_MUCH, Dot, scatter
-from perfscope.dashboards.report.charts import key as key_of
+from perfscope.dashboards.report.blocks import (
+    Badge,
+    Column,
+    Dot,
+    Legend,
+    Line,
+    Listing,
+    Plot,
+    Range,
+    Report,
+    Section,
+    table,
+)
+from perfscope.dashboards.report.charts import TOO_MUCH, peaks_plot
 from perfscope.dashboards.report.renderers.html import report_html
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import range_text
@@ -44,7 +55,7 @@ def render_text(sweep: Sweep, *, width: int = WIDTH, color: bool = False) -> str
 
 def render_html(sweep: Sweep) -> str:
     """The sweep as one page."""
-    return report_html(_report(sweep), data_id="perfscope-sweep", data=dump(sweep).decode(), style=STYLE)
+    return report_html(_report(sweep), data_id="perfscope-sweep", data=dump(sweep).decode())
 
 
 def _report(sweep: Sweep) -> Report:
@@ -56,10 +67,9 @@ def sweep_sections(sweep: Sweep) -> Iterator[Section]:
     if sweep.said:
         yield Section(title="Conclusions", blocks=(Listing(items=sweep.said, few=len(sweep.said)),))
     rows = _ordered(sweep)
-    picture = _picture(sweep)
     yield Section(
         title="Variants",
-        blocks=(*((Picture(picture),) if picture else ()), table(tuple(_columns(sweep)), rows, few=len(rows))),
+        blocks=(*_picture(sweep), table(tuple(_columns(sweep)), rows, few=len(rows))),
     )
     if sweep.notes:
         yield Section(title="How it is known", blocks=(Listing(items=sweep.notes, few=len(sweep.notes)),))
@@ -162,30 +172,38 @@ def drawn(sweep: Sweep) -> list[int]:
     return [number for number, variant in enumerate(sweep.variants) if variant.step_ns and variant.peak_bytes]
 
 
-def _picture(sweep: Sweep) -> str:
+def _picture(sweep: Sweep) -> Iterator[Plot]:
+    """Variants with a time and a peak; nothing without one."""
+    numbers = drawn(sweep)
+    if not numbers:
+        return
     colors = colors_of(sweep)
-    sized = any(axis.kind == "size" for axis in sweep.axes)
-    dots = [_dot(sweep, number, colors, sized=sized) for number in drawn(sweep)]
-    peaks = [dot.peak_bytes for dot in dots]
+    dots = {number: _dot(sweep, number, colors) for number in numbers}
     memories = sorted({variant.memory_bytes or 0 for variant in sweep.variants})
-    limits = [(float(size), "memory") for size in memories if 0 < size <= 4 * max(peaks, default=0)]
+    limits = [(float(size), "memory") for size in memories if 0 < size <= 4 * max(dot.y for dot in dots.values())]
+    sizes: dict[str, list[Dot]] = {}
+    if any(axis.kind == "size" for axis in sweep.axes):
+        for number, dot in dots.items():
+            sizes.setdefault(choice_words(sweep, sweep.variants[number]), []).append(dot)
+    lines = [
+        Line(points=tuple((dot.x, dot.y) for dot in members), color=members[0].color, kind="faint")
+        for members in sizes.values()
+    ]
+    legend = Legend(tuple(colors.items()) if len(colors) > 1 else ())
     words = f"{len(dots)} variants: peak of memory against modelled time of a step; the table has the numbers"
-    picture = scatter(dots, limits, logarithmic=True, words=words)
-    return f'<p class="note">{CAPTION}</p>{key_of(colors)}{picture}' if picture else ""
+    yield peaks_plot(list(dots.values()), lines, limits, logarithmic=True, words=words, note=CAPTION, legend=legend)
 
 
-def _dot(sweep: Sweep, number: int, colors: dict[str, str], *, sized: bool) -> Dot:
+def _dot(sweep: Sweep, number: int, colors: dict[str, str]) -> Dot:
     variant = sweep.variants[number]
-    choice = choice_words(sweep, variant)
     state = "does not fit" if variant.state == "does not fit" else "front" if variant.on_front else ""
     step, size = range_text(step_range(variant) or Range(0, 0)), format_bytes(variant.peak_bytes or 0)
     return Dot(
-        ns=variant.step_ns or 1,
-        low_ns=variant.step_low_ns or 1,
-        high_ns=variant.step_high_ns or 1,
-        peak_bytes=variant.peak_bytes or 1,
+        x=variant.step_ns or 1,
+        low=variant.step_low_ns or 1,
+        high=variant.step_high_ns or 1,
+        y=variant.peak_bytes or 1,
         title=f"{words(sweep, number)}: {step}, {size}{f', {state}' if state else ''}",
-        color=TOO_MUCH if variant.state == "does not fit" else colors[choice],
+        color=TOO_MUCH if variant.state == "does not fit" else colors[choice_words(sweep, variant)],
         ring=variant.on_front,
-        line=choice if sized else "",
     )

@@ -142,12 +142,10 @@ def install_api(server: Flask, shelf: Shelf, workshop: Workshop, base_path: str)
 
 def report_style() -> str:
     """The style rules of our reports for elements of class ``ps-report``; their colours for the whole page."""
-    from perfscope.dashboards.report.charts import COMPARE_STYLE as COMPARE
-    from perfscope.dashboards.report.history import STYLE
     from perfscope.dashboards.report.renderers.page import DARK, LIGHT, RULES
 
     root = f":root{{color-scheme:light;{LIGHT}}}:root[data-ps-scheme=dark]{{color-scheme:dark;{DARK}}}"
-    return f"{root}\n.ps-report{{{RULES}{COMPARE}}}\n.ps-report:has(.ps-history){{{STYLE}}}\n"
+    return f"{root}\n.ps-report{{{RULES}}}\n"
 
 
 # Tables of a page as CSV, safe to open with a spreadsheet.

@@ -10,9 +10,10 @@ from perfscope.analyzers.coverage import logs_alone, memory_alone, programs_alon
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.sections.programs import PlanSummary
 from perfscope.dashboards.report.blocks import Tile, notes
+from perfscope.dashboards.report.renderers.charts import chart_html
 from perfscope.dashboards.report.renderers.html import blocks_html, card, sections_html
 from perfscope.dashboards.report.renderers.values import range_text
-from perfscope.dashboards.report.sections.estimate import estimate_sections, picture
+from perfscope.dashboards.report.sections.estimate import estimate_sections, stream_lanes
 from perfscope.dashboards.report.sections.plan import (
     ends,
     memory_notes,
@@ -120,7 +121,7 @@ def schedules(analysis: Analysis) -> str:
     return "".join(
         f'<section class="card"><h2>{escape(sanitize(program.label))}: one run, modelled</h2>{drawn}</section>'
         for program in analysis.estimate.programs
-        if (drawn := "".join(map(picture, program.estimate.pictures)))
+        if (drawn := "".join(chart_html(stream_lanes(view)) for view in program.estimate.pictures))
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.report.blocks import Picture
+from perfscope.dashboards.report.blocks import Plot
 from perfscope.dashboards.report.history import MOST_PICTURED, changes_blocks, commit_words, programs, series_blocks
 from perfscope.dashboards.report.renderers.html import blocks_html
 from perfscope.dashboards.report.renderers.values import amount_text, percent
@@ -58,7 +58,7 @@ def view_of(history: History, *, count_between: CountBetween | None = None) -> d
 
 def _series(series: Series) -> dict[str, Any]:
     skipped = max(0, len(series.points) - MOST_PICTURED)
-    blocks = tuple(block for block in series_blocks(series) if not isinstance(block, Picture))
+    blocks = tuple(block for block in series_blocks(series) if not isinstance(block, Plot))
     return {
         "metric": sanitize(series.metric),
         "unit": sanitize(series.unit),
