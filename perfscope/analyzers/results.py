@@ -1,7 +1,9 @@
-"""The result tables: a module of its name in the ``results`` folder of a capability each, and those of other packages.
+"""The result tables: a module of the table's name in the ``results`` or ``tables`` folder of a capability.
 
-Such a module has ``RESULT``, a `ResultTable`. Plug-ins declare theirs (``tables``). SQL, Parquet, reports, JSON and the
-dashboard ask this module for tables; none of them lists one.
+Tables in ``results`` are part of every analysis; those in ``tables`` are larger, or a section has their rows, and only
+SQL, Parquet and the pages of their capability read them. A module has ``RESULT``, a `ResultTable`. Plug-ins declare
+theirs (``tables``), which are part of the analysis. SQL, Parquet, reports, JSON and the dashboard ask this module for
+tables; none of them lists one.
 """
 
 from __future__ import annotations
@@ -17,11 +19,8 @@ from typing import Any
 
 from perfscope.analyzers.sections import guarded
 from perfscope.model.plugins import load, named
-from perfscope.model.results import ResultRows, ResultTable
+from perfscope.model.results import ResultRows, ResultTable, Scope
 from perfscope.model.trace import Trace
-
-NEEDS = {"programs": "hlo", "torch_compile": "compile_log"}
-"""Capability -> what must have been recorded for its tables to have rows; else an analysis does not import them."""
 
 RESULTS: dict[str, str] = {
     "cores": "perfscope.analyzers.time:core_summary",
@@ -37,14 +36,15 @@ MOST_ROWS = 1_000
 """Rows of a table and trace in an analysis: it is read by people, and SQL has all rows."""
 
 
-def result_modules() -> Mapping[str, str]:
-    """Module of each result table of perfscope by the table's name, sorted; nothing is imported."""
+def result_modules(*kinds: str) -> Mapping[str, str]:
+    """Module of each table of perfscope by its name; nothing is imported. ``kinds``: folders, by default both."""
     here = Path(__file__).parent
     folders = [info.name for info in pkgutil.iter_modules([str(here)]) if info.ispkg]
     return {
-        found.name: f"{__package__}.{folder}.results.{found.name}"
+        found.name: f"{__package__}.{folder}.{kind}.{found.name}"
         for folder in folders
-        for found in pkgutil.iter_modules([str(here / folder / "results")])
+        for kind in kinds or ("results", "tables")
+        for found in pkgutil.iter_modules([str(here / folder / kind)])
     }
 
 
@@ -81,45 +81,44 @@ def result_table(name: str) -> ResultTable[Any]:
 
 
 def rows_of(trace: Trace, problems: list[str]) -> dict[str, ResultRows]:
-    """The first rows of each reported table that has some; a table that fails is named in ``problems``."""
+    """The first rows of each table of an analysis that has some; a table that fails is named in ``problems``."""
     kept = {}
-    for name in table_names():
-        if _needs(name) not in {"", *trace.recorded}:
-            continue
+    for name in sorted({*result_modules("results"), *named("tables")}):
         with guarded(f"result {name}", trace.source.path, problems):
             table = result_table(name)
-            rows = iter(table.rows(trace)) if table.reported else iter(())
+            rows = iter(table.rows(trace))
             first = tuple({"rank": trace.source.rank, **table.record(row)} for row in islice(rows, MOST_ROWS))
             if first:
                 kept[name] = ResultRows(rows=first, left=sum(1 for _ in rows))
     return kept
 
 
-def _needs(name: str) -> str:
-    return next((key for folder, key in NEEDS.items() if f".{folder}." in result_modules().get(name, "")), "")
-
-
 def labelled_rows(table: ResultTable[Any], traces: Sequence[Trace]) -> Iterator[dict[str, Any]]:
-    """All rows as plain values: first the columns of `LABELS`, or of `JOB_LABELS`, then the declared ones."""
-    if table.of_job:
+    """All rows as plain values: the columns of `labels_of`, then the declared ones."""
+    if table.scope == "trace":
+        for source, trace in enumerate(traces):
+            for row in table.rows(trace):
+                yield {"source": source, "rank": trace.source.rank, **table.record(row)}
+    elif table.scope == "job":
         for job, members, row in table.rows(traces):
             yield {"job": job, "members_are": members, **table.record(row)}
-        return
-    for source, trace in enumerate(traces):
-        for row in table.rows(trace):
-            yield {"source": source, "rank": trace.source.rank, **table.record(row)}
+    else:
+        yield from map(table.record, table.rows(traces))
 
 
-LABELS = (("source", int, "number of the trace"), ("rank", int, "rank, where known"))
-JOB_LABELS = (
-    ("job", int, "number of the job"),
-    ("members_are", str, "ranks, or devices of one recording of an XLA program"),
-)
+_LABELS: Mapping[Scope, tuple[tuple[str, type, str], ...]] = {
+    "trace": (("source", int, "number of the trace"), ("rank", int, "rank, where known")),
+    "job": (
+        ("job", int, "number of the job"),
+        ("members_are", str, "ranks, or devices of one recording of an XLA program"),
+    ),
+    "all": (),
+}
 
 
 def labels_of(table: ResultTable[Any]) -> tuple[tuple[str, type, str], ...]:
     """Name, type and meaning of the columns in front of the declared ones."""
-    return JOB_LABELS if table.of_job else LABELS
+    return _LABELS[table.scope]
 
 
 def merged_rows(parts: Sequence[Mapping[str, ResultRows]]) -> dict[str, ResultRows]:

@@ -24,6 +24,8 @@ Unit = Literal[
 Role = Literal["key", "value"]
 """``key`` columns identify a row, also in another recording; ``value`` columns are what is known about it."""
 
+Scope = Literal["trace", "job", "all"]
+
 Row = TypeVar("Row")
 
 
@@ -71,16 +73,14 @@ class ResultTable(Struct, Generic[Row], frozen=True, kw_only=True):
     """Meaning of a row."""
     columns: tuple[Column[Row], ...]
     rows: Callable[[Any], Iterable[Any]]
-    """Rows of a trace, those that matter most first; with ``of_job`` the rows of all traces."""
-    of_job: bool = False
-    """``rows`` takes all traces and returns (number of the job, ``ranks`` or ``devices``, row): such a table compares
-    them. It is not ``reported``."""
+    """Rows of a trace, those that matter most first; its argument and result depend on ``scope``."""
+    scope: Scope = "trace"
+    """``trace``: ``rows`` takes a trace. ``job``: it takes all traces and returns (number of the job, ``ranks`` or
+    ``devices``, row). ``all``: it takes all traces. Rows are records, or tuples in the order of the columns."""
     title: str = ""
     """Heading in reports and on the dashboard; by default the name in words."""
     shown: tuple[str, ...] = ()
     """Columns of its section in reports, in order; none if a section of the capability shows the table."""
-    reported: bool = True
-    """Its rows are part of the analysis, of the JSON report (``tables``) and of the dashboard's page of results."""
 
     @property
     def heading(self) -> str:
@@ -96,13 +96,16 @@ class ResultTable(Struct, Generic[Row], frozen=True, kw_only=True):
 
     def record(self, row: Row) -> dict[str, Any]:
         """A row as plain values by column name."""
+        if isinstance(row, tuple):
+            return {column.name: plain_value(value) for column, value in zip(self.columns, row, strict=True)}
         return {column.name: plain_value(column.value(row)) for column in self.columns}
 
     def check(self, row: Row) -> None:
         """``ValueError`` names the column whose value has another type than declared."""
+        record = self.record(row)
         for column in self.columns:
             try:
-                msgspec.convert(plain_value(column.value(row)), column.type)
+                msgspec.convert(record[column.name], column.type)
             except msgspec.ValidationError as error:
                 raise ValueError(f"{self.name}.{column.name}: {error}") from error
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfscope.analyzers.ranks.results import tables_of_jobs
 from perfscope.analyzers.ranks.sets import CollectiveKind
+from perfscope.analyzers.ranks.tables import tables_of_jobs
 from perfscope.model.results import Column, ResultTable
 from perfscope.model.trace import Trace
 
@@ -60,6 +60,5 @@ RESULT: ResultTable[CollectiveKind] = ResultTable(
         Column("caveats", tuple[str, ...], "text", "limits of a comparison with a link's peak", title="notes"),
     ),
     rows=_rows,
-    of_job=True,
-    reported=False,
+    scope="job",
 )  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.torch_compile.results import place_of
 from perfscope.analyzers.torch_compile.summary import BreakSummary, compile_summary
+from perfscope.analyzers.torch_compile.tables import place_of
 from perfscope.model.results import Column, Place, ResultTable
 from perfscope.model.trace import Trace
 
@@ -28,6 +28,5 @@ RESULT: ResultTable[BreakSummary] = ResultTable(
         Column("hint", str | None, "text", "dynamo's first hint"),
         Column("doc_id", str | None, "text", "torch's number of this kind of break", title="torch's number"),
     ),
-    reported=False,
     rows=_rows,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.torch_compile.results import place_of
 from perfscope.analyzers.torch_compile.summary import RecompileSummary, compile_summary
+from perfscope.analyzers.torch_compile.tables import place_of
 from perfscope.model.results import Column, Place, ResultTable
 from perfscope.model.trace import Trace
 
@@ -35,6 +35,5 @@ RESULT: ResultTable[RecompileSummary] = ResultTable(
             title="needed at",
         ),
     ),
-    reported=False,
     rows=_rows,
 )

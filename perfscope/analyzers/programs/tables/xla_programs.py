@@ -48,6 +48,5 @@ RESULT: ResultTable[Program] = ResultTable(
         Column("device", str | None, "text", "device of the least time", of=lambda row: row.least and row.least.device,
                title="roof of"),
     ),
-    reported=False,
     rows=_rows,
 )  # fmt: skip

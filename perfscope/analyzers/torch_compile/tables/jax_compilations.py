@@ -30,6 +30,5 @@ RESULT: ResultTable[CompileEvent] = ResultTable(
         Column("place", Place | None, "place", "the user's line that called it", "key", _place, "called at"),
         Column("reason", str | None, "text", "reason in jax's words", title="why, in jax's words"),
     ),
-    reported=False,
     rows=lambda trace: trace.compile_events,
 )

@@ -53,6 +53,5 @@ RESULT: ResultTable[_Compiled] = ResultTable(
         ),
         Column("frequent_ops", str, "text", "the most frequent ops with their counts", of=_most),
     ),
-    reported=False,
     rows=_rows,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.torch_compile.results import place_of
 from perfscope.analyzers.torch_compile.summary import FrameSummary, compile_summary
+from perfscope.analyzers.torch_compile.tables import place_of
 from perfscope.model.results import Column, Place, ResultTable
 from perfscope.model.trace import Trace
 
@@ -79,6 +79,5 @@ RESULT: ResultTable[FrameSummary] = ResultTable(
         Column("caches", dict[str, dict[str, int]], "text", "lookups by cache and result"),
         Column("longest_stage", str | None, "text", "stage with the most compile time", of=_longest_stage),
     ),
-    reported=False,
     rows=_rows,
 )

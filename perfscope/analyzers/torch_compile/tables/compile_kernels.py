@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.torch_compile.results import place_of
 from perfscope.analyzers.torch_compile.summary import KernelSummary, compile_summary
+from perfscope.analyzers.torch_compile.tables import place_of
 from perfscope.model.results import Column, Place, ResultTable
 from perfscope.model.trace import Trace
 
@@ -37,6 +37,5 @@ RESULT: ResultTable[KernelSummary] = ResultTable(
         Column("ops", tuple[str, ...], "code", "ATen ops in it", of=_ops, title="ATen ops"),
         Column("lines", tuple[Place, ...], "place", "lines of the program that it computes", of=_lines),
     ),
-    reported=False,
     rows=_rows,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfscope.analyzers.ranks.results import tables_of_jobs
 from perfscope.analyzers.ranks.sets import RankTotal
+from perfscope.analyzers.ranks.tables import tables_of_jobs
 from perfscope.model.results import Column, ResultTable
 from perfscope.model.trace import Trace
 
@@ -28,6 +28,5 @@ RESULT: ResultTable[RankTotal] = ResultTable(
         Column("last", int, "count", "collectives at which it arrived last", title="came last"),
     ),
     rows=_rows,
-    of_job=True,
-    reported=False,
+    scope="job",
 )
