@@ -234,11 +234,10 @@ def query_page() -> str:
         "`kernels k join slices s on s.source = k.source and s.row = k.op`. Times are integer nanoseconds. "
         "Kinds are words (`host_to_device`).",
     ]
-    described = {name: (table.doc, table.columns) for name, table in DERIVED.items()}
-    described |= {name: (table.doc, tuple(_described(table))) for name, table in declared_results().items()}
-    for name, (doc, columns) in sorted(described.items()):
-        rows = "\n".join(f"| `{column}` | {_cell(meaning)} |" for column, meaning in columns)
-        parts += [f"## {name}", doc, f"| column | meaning |\n| --- | --- |\n{rows}"]
+    described = {**DERIVED, **declared_results()}
+    for name, table in sorted(described.items()):
+        rows = "\n".join(f"| `{column}` | {_cell(meaning)} |" for column, meaning in _described(table))
+        parts += [f"## {name}", table.doc, f"| column | meaning |\n| --- | --- |\n{rows}"]
     parts.append("## Queries that are ready")
     for name, query in QUERIES.items():
         parts += [f"### {name}", f"{query.doc}.", f"```sql\n{inspect.cleandoc(query.sql)}\n```"]

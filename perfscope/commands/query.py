@@ -113,16 +113,14 @@ def _show_queries() -> None:
 
 def _show_tables() -> None:
     from perfscope.analyzers.query import table_names
-    from perfscope.analyzers.query.frames import DERIVED
-    from perfscope.analyzers.results import labels_of, result_table
+    from perfscope.analyzers.query.frames import table_of
+    from perfscope.analyzers.results import labels_of
     from perfscope.model.trace import TABLES
 
     for name in table_names():
-        if name in DERIVED:
-            columns = [column for column, _ in DERIVED[name].columns]
-        elif name in TABLES:
+        if name in TABLES:
             columns = ["source", "rank", "row", *(column.name for column in TABLES[name].columns)]
         else:
-            table = result_table(name)
+            table = table_of(name)
             columns = [*(label for label, *_ in labels_of(table)), *(column.name for column in table.columns)]
         click.echo(f"{name}: {', '.join(columns)}")

@@ -36,7 +36,7 @@ def test_one_sentence_and_a_row_a_kind(judged: Analysis) -> None:
     (kind,) = rows(job.table(""))
     assert kind == {
         "collective": "all_reduce", "group": "0-3 DP?", "message": "1.91 MiB", "calls": "3", "each takes": "500 us",
-        "bus bandwidth": "6 GB/s", "wait per rank": "332 us", "waiting": "18.1%", "algorithm": "RING LL",
+        "bus bandwidth": "6 GB/s", "wait, mean": "332 us", "waiting": "18.1%", "algorithm": "RING LL",
     }  # fmt: skip
     assert job.table("ranks side by side").column("came last") == (1, 1, 1, 0)
 

@@ -6,11 +6,10 @@ the number that columns of other tables refer to (``kernels.op`` is a ``row`` of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Struct
 
 from perfscope.analyzers.critical_path import NodeKind, critical_path
 from perfscope.analyzers.engine import analyze
@@ -26,7 +25,7 @@ from perfscope.analyzers.query import messages, spans
 from perfscope.analyzers.ranks import rank_sets
 from perfscope.analyzers.results import labelled_rows, labels_of, result_table
 from perfscope.analyzers.time import call_site, step_accounts
-from perfscope.model.results import ResultTable
+from perfscope.model.results import Column, ResultTable
 from perfscope.model.trace import MISSING, TABLES, CallKind, CopyKind, HostMemory, SliceKind, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction, MemoryCategory
 
@@ -39,28 +38,13 @@ _KINDS = {
 }
 """Units of columns that hold a kind."""
 
-WHOSE = (("source", "number of the trace"), ("rank", "rank, where known"))
-
-
-class Derived(Struct, frozen=True):
-    """A table that is not declared: its description, its columns with meanings, and the function that makes rows."""
-
-    doc: str
-    columns: tuple[tuple[str, str], ...]
-    rows: Callable[[Sequence[Trace]], list[tuple[Any, ...]]]
-
 
 def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
     """Return a table by name; ``KeyError`` if it does not exist."""
     import pandas as pd
 
-    if name in DERIVED:
-        table = DERIVED[name]
-        return _with_missing(
-            pd.DataFrame(table.rows(traces), columns=[column for column, _ in table.columns], dtype=object)
-        )
     if name not in TABLES:
-        return _with_missing(_result_frame(result_table(name), traces))
+        return _with_missing(_result_frame(table_of(name), traces))
     declared = TABLES[name]
     frames = []
     for source, trace in enumerate(traces):
@@ -77,6 +61,11 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
                 )
         frames.append(frame.astype(dict.fromkeys(texts, "object")))
     return pd.concat(frames, ignore_index=True)
+
+
+def table_of(name: str) -> ResultTable[Any]:
+    """The table that is derived for a query of that name; ``KeyError`` if there is none."""
+    return DERIVED.get(name) or result_table(name)
 
 
 def _result_frame(table: ResultTable[Any], traces: Sequence[Trace]) -> pd.DataFrame:
@@ -272,151 +261,237 @@ def _matched(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
     return rows
 
 
-DERIVED: dict[str, Derived] = {
-    "accounts": Derived(
-        "Where each step went, by device and cause: one row per cause. The causes of a step sum to it exactly.",
-        (
-            *WHOSE,
-            ("device", "number of the device; missing: the host"),
-            ("name", "its name"),
-            ("step", "number of the step; missing: the whole capture"),
-            ("cause", "compute, exposed_communication, exposed_copy, or the cause of idle time"),
-            ("time_ns", "ns"),
+DERIVED: dict[str, ResultTable[Any]] = {
+    "accounts": ResultTable(
+        name="accounts",
+        doc="Where each step went, by device and cause: one row per cause. The causes of a step sum to it exactly.",
+        columns=(
+            Column("source", int | None, "count", "number of the trace"),
+            Column("rank", int | None, "count", "rank, where known"),
+            Column("device", int | None, "count", "number of the device; missing: the host"),
+            Column("name", str | None, "code", "its name"),
+            Column("step", int | None, "count", "number of the step; missing: the whole capture"),
+            Column(
+                "cause", str | None, "text", "compute, exposed_communication, exposed_copy, or the cause of idle time"
+            ),
+            Column("time_ns", int | None, "ns", "time"),
         ),
-        _accounts,
+        rows=_accounts,
+        scope="all",
     ),
-    "collective_sides": Derived(
-        "Collectives that several ranks show, matched: one row per rank. Times are on the lowest rank's clock.",
-        (
-            ("job", "number of the job"),
-            ("operation", "such as all_reduce"),
-            ("members", "ranks of the group"),
-            ("number", "number in its group"),
-            ("rank", "rank"),
-            ("start_ns", "begin, ns"),
-            ("duration_ns", "ns"),
-            ("core_ns", "the shortest duration of a rank, ns: the transfer"),
-            ("wait_ns", "what the rank waited for the last one, ns"),
-            ("last_rank", "the rank that came last"),
-            ("message_bytes", "B, where known"),
+    "collective_sides": ResultTable(
+        name="collective_sides",
+        doc="Collectives that several ranks show, matched: one row per rank. Times are on the lowest rank's clock.",
+        columns=(
+            Column("job", int | None, "count", "number of the job"),
+            Column("operation", str | None, "text", "such as all_reduce"),
+            Column("members", tuple[int, ...], "text", "ranks of the group"),
+            Column("number", int | None, "count", "number in its group"),
+            Column("rank", int | None, "count", "rank"),
+            Column("start_ns", int | None, "ns", "begin"),
+            Column("duration_ns", int | None, "ns", "duration"),
+            Column("core_ns", int | None, "ns", "the shortest duration of a rank: the transfer"),
+            Column("wait_ns", int | None, "ns", "what the rank waited for the last one"),
+            Column("last_rank", int | None, "count", "the rank that came last"),
+            Column("message_bytes", int | None, "bytes", "message of one rank, where known"),
         ),
-        _matched,
+        rows=_matched,
+        scope="all",
     ),
-    "counted_ops": Derived(
-        "Ops by the hardware counters of their kernels: one row per call of an op, and per range that is of none. "
-        "FLOPs are the instructions executed (add + mul + 2 fma), without those of tensor cores.",
-        (
-            *WHOSE,
-            ("row", "row of slices; missing: the range is of no op"),
-            ("name", "of the op, else of the range"),
-            ("kernels", "ranges of it"),
-            ("kernel_names", "their names, as recorded"),
-            ("float64_flops", "measured"),
-            ("float32_flops", "measured"),
-            ("float16_flops", "measured; compilers load constants with such instructions, too"),
-            ("flops", "of the precisions that were counted"),
-            ("modelled_flops", "by the shapes, of products, convolutions and attention"),
-            ("dram_bytes", "read from and written to device memory, measured, B"),
-            ("modelled_bytes", "the least that the op moves, by the shapes, B"),
-            ("tensor_cores", "true: counted, or by a kernel's name; false: unused; missing"),
-            ("shapes", "input shapes, where recorded"),
-            ("module", "module, where known"),
-            ("file", "of the program, where known"),
-            ("line", "in it"),
-            ("basis", "how ranges and launches were joined, or why they were not"),
+    "counted_ops": ResultTable(
+        name="counted_ops",
+        doc="Ops by the hardware counters of their kernels: one row per call of an op, and per range that is "
+        "of none. FLOPs are the instructions executed (add + mul + 2 fma), without those of tensor cores.",
+        columns=(
+            Column("source", int | None, "count", "number of the trace"),
+            Column("rank", int | None, "count", "rank, where known"),
+            Column("row", int | None, "count", "row of slices; missing: the range is of no op"),
+            Column("name", str | None, "code", "of the op, else of the range"),
+            Column("kernels", int | None, "count", "ranges of it"),
+            Column("kernel_names", tuple[str, ...], "code", "their names, as recorded"),
+            Column("float64_flops", float | None, "quantity", "measured"),
+            Column("float32_flops", float | None, "quantity", "measured"),
+            Column(
+                "float16_flops",
+                float | None,
+                "quantity",
+                "measured; compilers load constants with such instructions, too",
+            ),
+            Column("flops", float | None, "quantity", "of the precisions that were counted"),
+            Column(
+                "modelled_flops", float | None, "quantity", "by the shapes, of products, convolutions and attention"
+            ),
+            Column("dram_bytes", float | None, "bytes", "read from and written to device memory, measured"),
+            Column("modelled_bytes", float | None, "bytes", "the least that the op moves, by the shapes"),
+            Column("tensor_cores", bool | None, "text", "true: counted, or by a kernel's name; false: unused; missing"),
+            Column("shapes", str | None, "text", "input shapes, where recorded"),
+            Column("module", str | None, "code", "module, where known"),
+            Column("file", str | None, "place", "of the program, where known"),
+            Column("line", int | None, "count", "in it"),
+            Column("basis", str | None, "text", "how ranges and launches were joined, or why they were not"),
         ),
-        _counted,
+        rows=_counted,
+        scope="all",
     ),
-    "critical_path": Derived(
-        "The chain that bounds each step: one row per piece, gapless. `before kernel`: time until it could begin.",
-        (
-            *WHOSE,
-            ("step", "number of the step; missing: the whole capture"),
-            ("start_ns", "ns"),
-            ("end_ns", "ns"),
-            ("duration_ns", "ns"),
-            ("what", "host, return (of a wait), kernel, communication, copy, or before one of them"),
-            ("name", "of the span, kernel or copy"),
-            ("row", "row of slices, kernels or copies"),
+    "critical_path": ResultTable(
+        name="critical_path",
+        doc="The chain that bounds each step: one row per piece, gapless. `before kernel`: time until it could begin.",
+        columns=(
+            Column("source", int | None, "count", "number of the trace"),
+            Column("rank", int | None, "count", "rank, where known"),
+            Column("step", int | None, "count", "number of the step; missing: the whole capture"),
+            Column("start_ns", int | None, "ns", "begin"),
+            Column("end_ns", int | None, "ns", "end"),
+            Column("duration_ns", int | None, "ns", "duration"),
+            Column(
+                "what",
+                str | None,
+                "text",
+                "host, return (of a wait), kernel, communication, copy, or before one of them",
+            ),
+            Column("name", str | None, "code", "of the span, kernel or copy"),
+            Column("row", int | None, "count", "row of slices, kernels or copies"),
         ),
-        _path,
+        rows=_path,
+        scope="all",
     ),
-    "findings": Derived(
-        "Findings of the rules, costliest first.",
-        (
-            ("rule", "id"),
-            ("title", "one line"),
-            ("severity", "low, medium, high"),
-            ("basis", "measured, modelled, structural"),
-            ("cost_ns", "over the whole trace, ns"),
-            ("cost_ns_per_step", "ns"),
-            ("cost_bytes", "B"),
-            ("file", "of the program"),
-            ("line", "in it"),
-            ("op", "op"),
-            ("module", "module"),
+    "findings": ResultTable(
+        name="findings",
+        doc="Findings of the rules, costliest first.",
+        columns=(
+            Column("rule", str | None, "text", "id"),
+            Column("title", str | None, "text", "one line"),
+            Column("severity", str | None, "text", "low, medium, high"),
+            Column("basis", str | None, "text", "measured, modelled, structural"),
+            Column("cost_ns", int | None, "ns", "over the whole trace"),
+            Column("cost_ns_per_step", int | None, "ns", "per step"),
+            Column("cost_bytes", int | None, "bytes", "memory moved or held for nothing"),
+            Column("file", str | None, "place", "of the program"),
+            Column("line", int | None, "count", "in it"),
+            Column("op", str | None, "code", "op"),
+            Column("module", str | None, "code", "module"),
         ),
-        _findings,
+        rows=_findings,
+        scope="all",
     ),
-    "kernel_names": Derived(
-        "Each kernel name with its short form and the arithmetic according to its name.",
-        (
-            ("name", "as recorded"),
-            ("short", "as reports show it"),
-            ("precision", "of the operands of a matrix product or convolution, if the name has it"),
-            (
+    "kernel_names": ResultTable(
+        name="kernel_names",
+        doc="Each kernel name with its short form and the arithmetic according to its name.",
+        columns=(
+            Column("name", str | None, "code", "as recorded"),
+            Column("short", str | None, "code", "as reports show it"),
+            Column(
+                "precision",
+                str | None,
+                "text",
+                "of the operands of a matrix product or convolution, if the name has it",
+            ),
+            Column(
                 "tensor_cores",
+                bool | None,
+                "text",
                 "true: the name is of a kernel for them; false: of a plain float32 product; missing",
             ),
         ),
-        _kernel_names,
+        rows=_kernel_names,
+        scope="all",
     ),
-    "launches": Derived(
-        "Device work with the call that launched it: one row per kernel or copy.",
-        (
-            *WHOSE,
-            ("work", "kernels or copies"),
-            ("row", "row of that table"),
-            ("name", "of the kernel or copy"),
-            ("op", "op that launched it"),
-            ("device", "row of devices"),
-            ("stream", "stream"),
-            ("launch_ns", "when the call began, ns"),
-            ("call_ns", "how long the call took, ns"),
-            ("delay_ns", "from the begin of the call to the begin of the work, ns"),
-            ("duration_ns", "of the work, ns"),
+    "launches": ResultTable(
+        name="launches",
+        doc="Device work with the call that launched it: one row per kernel or copy.",
+        columns=(
+            Column("source", int | None, "count", "number of the trace"),
+            Column("rank", int | None, "count", "rank, where known"),
+            Column("work", str | None, "code", "kernels or copies"),
+            Column("row", int | None, "count", "row of that table"),
+            Column("name", str | None, "code", "of the kernel or copy"),
+            Column("op", str | None, "code", "op that launched it"),
+            Column("device", int | None, "count", "row of devices"),
+            Column("stream", int | None, "count", "stream"),
+            Column("launch_ns", int | None, "ns", "when the call began"),
+            Column("call_ns", int | None, "ns", "how long the call took"),
+            Column("delay_ns", int | None, "ns", "from the begin of the call to the begin of the work"),
+            Column("duration_ns", int | None, "ns", "of the work"),
         ),
-        _launches,
+        rows=_launches,
+        scope="all",
     ),
-    "messages": Derived(
-        "Collectives as each rank saw them, also of one rank alone: its duration holds its waiting for other ranks, so "
-        "bandwidths by it are lower bounds.",
-        (*WHOSE, *messages.MESSAGE_COLUMNS),
-        messages.message_rows,
-    ),
-    "ops": Derived(
-        "Ops that launched device work: one row per call, with its place in the code.",
-        (
-            *WHOSE,
-            ("row", "row of slices"),
-            ("name", "of the op"),
-            ("class", "class by its name: matrix product, attention, normalisation, ..."),
-            ("start_ns", "ns"),
-            ("host_ns", "time of the op on the host, ns"),
-            ("device_ns", "summed time of the work that it launched itself, ns"),
-            ("works", "kernels and copies"),
-            ("shapes", "input shapes, where recorded"),
-            ("module", "module, where known"),
-            ("file", "of the program, where known"),
-            ("line", "in it"),
+    "messages": ResultTable(
+        name="messages",
+        doc="Collectives as each rank saw them, also of one rank alone: its duration holds its waiting for "
+        "other ranks, so bandwidths by it are lower bounds.",
+        columns=(
+            Column("source", int | None, "count", "number of the trace"),
+            Column("rank", int | None, "count", "rank, where known"),
+            Column("operation", str | None, "text", "such as all_reduce"),
+            Column("description", str | None, "text", "the program's name of the group"),
+            Column("group_size", int | None, "count", "ranks in it, where recorded"),
+            Column("dtype", str | None, "text", "element type"),
+            Column("algorithm", str | None, "text", "of NCCL, if in the kernel's name"),
+            Column("protocol", str | None, "text", "of NCCL, if in the kernel's name"),
+            Column("kernel", int | None, "count", "row of kernels; missing: on the host"),
+            Column("start_ns", int | None, "ns", "begin"),
+            Column("duration_ns", int | None, "ns", "with the time that this rank waited for others"),
+            Column("message_bytes", int | None, "bytes", "of one rank, as nccl-tests counts it"),
+            Column("bus_bytes", float | None, "bytes", "bytes times the factor of nccl-tests for the bus bandwidth"),
+            Column("input_bytes", float | None, "bytes", "bytes that the rank gave, where recorded"),
+            Column("output_bytes", float | None, "bytes", "bytes that the rank got, where recorded"),
         ),
-        _ops,
+        rows=messages.message_rows,
+        scope="all",
     ),
-    "spans": Derived(
-        "Every host span with its own time and the device work launched by it and inside it. The backward pass runs "
-        "outside the spans of the forward pass; `ops.module` has its module too.",
-        (*WHOSE, *spans.COLUMNS),
-        spans.span_rows,
+    "ops": ResultTable(
+        name="ops",
+        doc="Ops that launched device work: one row per call, with its place in the code.",
+        columns=(
+            Column("source", int | None, "count", "number of the trace"),
+            Column("rank", int | None, "count", "rank, where known"),
+            Column("row", int | None, "count", "row of slices"),
+            Column("name", str | None, "code", "of the op"),
+            Column("class", str | None, "text", "class by its name: matrix product, attention, normalisation, ..."),
+            Column("start_ns", int | None, "ns", "begin"),
+            Column("host_ns", int | None, "ns", "time of the op on the host"),
+            Column("device_ns", int | None, "ns", "summed time of the work that it launched itself"),
+            Column("works", int | None, "count", "kernels and copies"),
+            Column("shapes", str | None, "text", "input shapes, where recorded"),
+            Column("module", str | None, "code", "module, where known"),
+            Column("file", str | None, "place", "of the program, where known"),
+            Column("line", int | None, "count", "in it"),
+        ),
+        rows=_ops,
+        scope="all",
+    ),
+    "spans": ResultTable(
+        name="spans",
+        doc="Every host span with its own time and the device work launched by it and inside it. The backward"
+        " pass runs outside the spans of the forward pass; `ops.module` has its module too.",
+        columns=(
+            Column("source", int | None, "count", "number of the trace"),
+            Column("rank", int | None, "count", "rank, where known"),
+            Column("row", int | None, "count", "row of slices"),
+            Column("name", str | None, "code", "as recorded"),
+            Column("kind", str | None, "text", "op, annotation, python, overhead, other"),
+            Column("thread", int | None, "count", "row of threads"),
+            Column("parent", int | None, "count", "row of the innermost span that encloses it"),
+            Column("depth", int | None, "count", "spans around it"),
+            Column("module_parent", int | None, "count", "row of the innermost span of a torch module around it"),
+            Column("start_ns", int | None, "ns", "begin"),
+            Column("host_ns", int | None, "ns", "from its begin to its end on the host"),
+            Column("host_self_ns", int | None, "ns", "of these, outside the spans directly inside it"),
+            Column("device_ns", int | None, "ns", "summed time of the kernels and copies that it launched itself"),
+            Column("works", int | None, "count", "their number"),
+            Column(
+                "inner_device_ns",
+                int | None,
+                "ns",
+                "summed time of the kernels and copies launched by it or a span inside it",
+            ),
+            Column("inner_works", int | None, "count", "their number"),
+            Column("device_start_ns", int | None, "ns", "begin of the first of those"),
+            Column("device_end_ns", int | None, "ns", "end of the last of those"),
+        ),
+        rows=spans.span_rows,
+        scope="all",
     ),
 }
-"""By name; together with ``TABLES`` all tables for queries."""
+"""By name; with the declared tables and the result tables of capabilities all tables for queries."""

@@ -9,26 +9,9 @@ from perfscope.analyzers.ranks import locals_of
 from perfscope.model.collectives import bus_factor, element_size
 from perfscope.model.trace import MISSING, Trace
 
-MESSAGE_COLUMNS = (
-    ("operation", "such as all_reduce"),
-    ("description", "the program's name of the group"),
-    ("group_size", "ranks in it, where recorded"),
-    ("dtype", "element type"),
-    ("algorithm", "of NCCL, if in the kernel's name"),
-    ("protocol", "of NCCL, if in the kernel's name"),
-    ("kernel", "row of kernels; missing: on the host"),
-    ("start_ns", "ns"),
-    ("duration_ns", "with the time that this rank waited for others, ns"),
-    ("message_bytes", "of one rank, as nccl-tests counts it, B"),
-    ("bus_bytes", "B times the factor of nccl-tests for the bus bandwidth"),
-    ("input_bytes", "B that the rank gave, where recorded"),
-    ("output_bytes", "B that the rank got, where recorded"),
-)
-"""Columns after ``source`` and ``rank``."""
-
 
 def message_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """One row per collective of each trace, by `MESSAGE_COLUMNS`."""
+    """One row per collective of each trace, in the order of its columns."""
     rows: list[tuple[Any, ...]] = []
     for source, trace in enumerate(traces):
         for local in trace.fact(locals_of):

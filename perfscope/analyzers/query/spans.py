@@ -12,29 +12,9 @@ from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-COLUMNS = (
-    ("row", "row of slices"),
-    ("name", "as recorded"),
-    ("kind", "op, annotation, python, overhead, other"),
-    ("thread", "row of threads"),
-    ("parent", "row of the innermost span that encloses it"),
-    ("depth", "spans around it"),
-    ("module_parent", "row of the innermost span of a torch module around it"),
-    ("start_ns", "ns"),
-    ("host_ns", "from its begin to its end on the host, ns"),
-    ("host_self_ns", "of these, outside the spans directly inside it, ns"),
-    ("device_ns", "summed time of the kernels and copies that it launched itself, ns"),
-    ("works", "their number"),
-    ("inner_device_ns", "summed time of the kernels and copies launched by it or a span inside it, ns"),
-    ("inner_works", "their number"),
-    ("device_start_ns", "begin of the first of those, ns"),
-    ("device_end_ns", "end of the last of those, ns"),
-)
-"""Columns after ``source`` and ``rank``."""
-
 
 def span_rows(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
-    """One row per row of ``slices``, by `COLUMNS`; ``None`` without a parent or device work."""
+    """One row per row of ``slices``, in the order of its columns; ``None`` without a parent or device work."""
     rows: list[tuple[Any, ...]] = []
     for source, trace in enumerate(traces):
         slices = trace.rows["slices"]
