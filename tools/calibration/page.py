@@ -83,7 +83,7 @@ def table(recordings: Sequence[Recording], curves: Sequence[Curve]) -> str:
         [
             _part("Held out", held_out(recordings)),
             _part("Fitted", compared(recordings, curves)),
-            f"In neither: {beside:,} calls that ran beside others{_not_costed(recordings)}.",
+            f"In neither: {beside:,} calls that ran at the same time as others{_not_costed(recordings)}.",
         ]
     )
 

@@ -21,11 +21,11 @@ CALL, KERNEL, COPY, MEMSET, SYNC = "cuda_runtime", "kernel", "gpu_memcpy", "gpu_
 STEP, COLLECTIVE, HLO_OP, MEMORY, COUNTER = "step", "collective", "hlo_op", "memory", "counter"
 FINDING = "finding"
 SOURCE = "perfscope.source"
-"""One instant a trace: what its reader said of the file."""
+"""One instant per trace: its reader's facts on the file."""
 DEVICE = "perfscope.device"
-"""One instant a device, in the order of the table."""
+"""One instant per device, in the order of the table."""
 DRAWN = "perfscope.drawn"
-"""Counters that are computed from other events of the export: drawn for viewers, read by nobody."""
+"""Counters that are computed from other events of the export, for viewers; readers ignore them."""
 
 ARGUMENTS: dict[str, dict[str, str]] = {
     "slices": {
@@ -125,7 +125,7 @@ HOST_THREAD = re.compile(r"thread (.*)$", re.DOTALL)
 
 
 def host_name(label: str, process: str) -> str:
-    """Name of the track of a host process; ``label`` tells several traces of one file apart."""
+    """Name of the track of a host process; ``label`` distinguishes several traces of one file."""
     return f"{label}host {process}"
 
 

@@ -1,4 +1,4 @@
-"""What is exported, and the modules of the formats, those of other plug-ins included.
+"""The subject of an export, and the modules of the formats, those of other plug-ins included.
 
 An export's module has ``SUFFIX`` (of the file it writes by default), ``FOLDER`` (whether it writes a folder of
 files), and ``write(subject, target) -> list[str]``: remarks for the user, one sentence each.

@@ -17,7 +17,7 @@ from perfscope.profiler.torch.module_calls import ModuleCalls
 
 # Keeps torch's profilers apart: a range that opened under one recording must not close under another.
 #
-# A ``record_function`` range keeps a place in the buffers of the recording in which it opened. Those
+# A ``record_function`` range keeps a place in the buffers of the recording in which it opened. The
 # buffers are freed when that recording stops. If another records when the range closes, torch writes the
 # end into the freed place and the program dies later, at any place (seen with torch 2.13: 20 of 22 programs
 # with such a range). A range that closes while nothing records does no harm.

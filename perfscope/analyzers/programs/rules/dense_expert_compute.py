@@ -19,11 +19,11 @@ How it is found:
     but one of as many. A ragged product that became a kernel of its own (Pallas, a grouped library call) is
     left alone. Where the shapes do not tell the number of experts the rule abstains.
 
-    Rows selected by a product: one factor is a selection, made of comparisons of positions with an index
-    (`iota == index`, what `jax.nn.one_hot` does) by products with each other and with weights, sums and
-    views, followed through fusions and loops. How many of its elements may not be zero is counted from its
-    construction. Wasted is the arithmetic on the others; gradients stand on the same line. Gathers, masks of
-    causality and one-hot labels that are multiplied element by element are left alone.
+    Rows selected by a product: one factor is a selection, made from a comparison of positions with an index
+    (`iota == index`, what `jax.nn.one_hot` does) by views, products and sums, also across fusions. One element
+    at most is not zero along the compared axis; of two selections multiplied with each other the smaller share
+    counts. The arithmetic on the other elements is wasted; the gradients of the same line count too. Gathers,
+    masks of causality and one-hot labels that are multiplied element by element are left alone.
 
     On a GPU or TPU the saving is the roof of those kernels less that of grouped ones (of moving the rows), at
     most what was measured; compiled for a CPU the share of the arithmetic is said and no time.

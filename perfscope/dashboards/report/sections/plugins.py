@@ -1,4 +1,4 @@
-"""What plug-ins add to every report: their sections, and sentences for its head."""
+"""Additions of plug-ins to every report: their sections, and sentences for its head."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def _collected(analysis: Analysis, function: str) -> list[Any]:
             continue
         try:
             found += getattr(load(plugin.report), function)(analysis)
-        except Exception as error:  # of a package of somebody else: the report goes on without it
+        except Exception as error:  # another author's package: the report is complete without it
             log_failure(_log, f"{function} of plug-in {plugin.name} cannot be made", error)
     return found
