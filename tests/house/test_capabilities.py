@@ -1,4 +1,4 @@
-"""A capability uses another one only through what its package exports: the rest of it may change at any time."""
+"""A capability or plug-in uses another capability only through what its package exports."""
 
 from __future__ import annotations
 
@@ -17,6 +17,18 @@ USERS = CAPABILITIES | {"sections"}
 """Packages of ``perfscope/analyzers`` that are held to it."""
 
 EXCEPTIONS: dict[str, frozenset[str]] = {
+    "plugins/exports": frozenset({"memory.blocks"}),
+    "plugins/memory_advice": frozenset(
+        {
+            "memory.categories",
+            "memory.holders",
+            "ops.graph_time",
+            "ops.recompute",
+            "programs.blocks",
+            "programs.saving",
+            "torch_compile.inductor_fusion",
+        }
+    ),
     "memory": frozenset({"ops.attention", "ops.recompute", "programs.blocks"}),
     "ops": frozenset(
         {
@@ -32,15 +44,17 @@ EXCEPTIONS: dict[str, frozenset[str]] = {
     "sections": frozenset({"ops.rules.unfused_ops.inductor"}),
     "torch_compile": frozenset({"ops.fusion", "ops.kernels"}),
 }
-"""Package -> modules of other capabilities that it still reaches into: to be exported, moved or done without."""
+"""Package or plug-in -> modules of other capabilities that it still uses past their faces: to be exported or moved."""
 
 
 def reached_into(root: Path) -> dict[str, frozenset[str]]:
-    """Package of ``root/perfscope/analyzers`` -> modules of other capabilities that it imports from."""
-    analyzers = root / "perfscope" / "analyzers"
+    """Package of ``root/perfscope/analyzers``, or plug-in -> modules of other capabilities that it imports from."""
+    analyzers, plugins = root / "perfscope" / "analyzers", root / "perfscope" / "plugins"
+    folders = {user: analyzers / user for user in USERS}
+    folders |= {f"plugins/{path.parent.name}": path.parent for path in plugins.glob("*/__init__.py")}
     found: dict[str, set[str]] = collections.defaultdict(set)
-    for user in sorted(USERS):
-        for path in (analyzers / user).rglob("*.py"):
+    for user, folder in sorted(folders.items()):
+        for path in folder.rglob("*.py"):
             for node in statements(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom) and node.module is not None:
                     names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -82,9 +96,14 @@ def test_reaching_into_a_capability_is_found(tmp_path: Path) -> None:
         "memory/owners.py": "from perfscope.analyzers.time import gaps\nfrom perfscope.analyzers.time import steps\n",
         "memory/rules/leak.py": "def late():\n    from perfscope.analyzers.time.gaps import hidden\n",
         "memory/growth.py": "from perfscope.analyzers.memory.owners import own\nfrom perfscope.analyzers import hlo\n",
+        "../plugins/advice/__init__.py": "",
+        "../plugins/advice/rules/leak.py": "from perfscope.analyzers.time.gaps import hidden\n",
     }
     for name, text in files.items():
         path = tmp_path / "perfscope" / "analyzers" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert reached_into(tmp_path) == {"memory": frozenset({"time.steps", "time.gaps"})}
+    assert reached_into(tmp_path) == {
+        "memory": frozenset({"time.steps", "time.gaps"}),
+        "plugins/advice": frozenset({"time.gaps"}),
+    }
