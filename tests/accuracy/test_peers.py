@@ -9,7 +9,6 @@ step and DMA of Kineto (``readers/test_kineto_corpus.py``), logs compared with t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -204,23 +203,6 @@ def test_syncs_of_rocprofv3_wait(peers: Path) -> None:
     assert Counter(waits) == {"hipStreamSynchronize": 8, "hipDeviceSynchronize": 4}
     assert "waiting_calls" in trace.recorded
     assert analyze([trace], rules=["host_sync"])["host_sync"].status != "abstained"
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("adamw_04-09-23-memory-timeline.json", 2_627_586_048),
-        ("adamw8bit_04-11-01-memory-timeline.json", 2_025_672_704),
-    ],
-)
-def test_a_memory_timeline_has_the_peak_of_its_file(peers: Path, name: str, peak: int) -> None:
-    """The largest sum over the categories of ``export_memory_timeline``, one row per moment."""
-    path = public(peers, name)
-    assert max(map(sum, json.loads(path.read_text())[1])) == peak
-    (timeline,) = load_one(path).fact(memory_timelines)
-    assert timeline.peak()[1] == peak
-    (entry,) = analyze([load_one(path)]).memory.entries
-    assert entry.worst.peak_bytes == peak
 
 
 def test_counts_of_a_comparison_are_per_step_in_every_row(peers: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from perfscope.analyzers.readers.load import load
 from tests.fuzz import mutate
 from tests.ranks.flight_dumps import dump, entry
-from tests.readers import test_hlo, test_jax_memory, test_kineto, test_torch_memory
+from tests.readers import test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
 from tests.readers.nsys import exports
 from tests.readers.torch_log.test_torch_trace import TEXT as LOG
@@ -76,9 +76,6 @@ FORMATS: dict[str, Format] = {
     "perfetto": Format(mutate.protobuf, "pftrace", _perfetto, ("perfetto",)),
     "torch_memory": Format(
         mutate.pickled, "pickle", lambda: pickle.dumps(Allocator(seed=3).run(40).snapshot()), ("torch_mem",)
-    ),
-    "torch_memory_timeline": Format(
-        mutate.json_text, "json", lambda: _json(test_torch_memory.ROWS), ("torch_mem_timeline",)
     ),
     "torch_trace": Format(mutate.lines, "log", lambda: bytes(LOG), ("tlparse",)),
     "uncompiled_program": Format(mutate.lines, "txt", test_hlo.TEXT.encode, ("stablehlo",)),

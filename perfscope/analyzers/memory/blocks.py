@@ -31,7 +31,6 @@ _KNOWN_FROM = {
     "xplane": "allocator events of XLA",
     "nsys": "allocations from the driver (Nsight Systems)",
     "torch_memory": _SNAPSHOT,
-    "torch_memory_timeline": "memory timeline of torch.profiler",
 }
 """By format of the source, where it is not a snapshot."""
 

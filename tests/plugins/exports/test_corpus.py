@@ -18,7 +18,7 @@ from tests.plugins.exports.trace_equality import TIMED, comparable_rows, totals
 
 FOLDERS = (
     "aot", "ascend", "jax_memprof", "jax_trace_json", "kineto", "nsys_sqlite", "perfetto", "torch_mem",
-    "torch_mem_timeline", "xplane",
+    "xplane",
 )  # fmt: skip
 LARGE = 400_000
 """Bytes of a packed file; larger ones are not in the everyday tests."""
