@@ -10,7 +10,5 @@ PLUGIN = Plugin(
     name="exports",
     commands={"export": f"{_HERE}.command:export"},
     tasks={"export": "Share"},
-    exports={
-        form: f"{_HERE}.{form}" for form in ("perfetto", "chrome", "speedscope", "parquet", "tensorboard", "chakra")
-    },
+    exports={form: f"{_HERE}.{form}" for form in ("perfetto", "chrome", "speedscope", "parquet", "tensorboard")},
 )

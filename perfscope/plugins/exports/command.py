@@ -26,9 +26,7 @@ TIMELINES = ("perfetto", "chrome")
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=complete_runs)
 @click.option("--to", "form", type=click.Choice(FORMATS), required=True, help="Format of the export.")
-@click.option(
-    "-o", "--output", metavar="FILE", help="Write here (a folder: parquet, tensorboard, chakra). [named after PATH]"
-)
+@click.option("-o", "--output", metavar="FILE", help="Write here (a folder: parquet, tensorboard). [named after PATH]")
 @click.option("--findings/--no-findings", default=True, help="Judge the traces and draw what was found.")
 @click.option("--align-clocks", "align", is_flag=True, help="Put the ranks on one clock, by the ends of collectives.")
 @quiet_option
@@ -40,8 +38,7 @@ def export(
 
     `perfetto` (ui.perfetto.dev, trace_processor) and `chrome` (chrome://tracing, other readers of Kineto's JSON) hold
     all ranks on one timeline; a name that ends in .gz is packed. `speedscope` holds stacks of the host and of compiled
-    programs, `parquet` every table as it is, `tensorboard` a folder that TensorBoard and XProf open,
-    `chakra` an execution trace of each rank for simulators.
+    programs, `parquet` every table as it is, `tensorboard` a folder that TensorBoard and XProf open.
     """
     from perfscope.analyzers.readers.load import load_paths
     from perfscope.plugins.exports.clocks import apart

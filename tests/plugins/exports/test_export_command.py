@@ -31,7 +31,7 @@ def test_the_command_knows_every_format() -> None:
         module = module_of(form)
         assert module.SUFFIX
         assert isinstance(module.FOLDER, bool)
-    with pytest.raises(UsageError, match="svg: no such export format; there are chakra, chrome, parquet"):
+    with pytest.raises(UsageError, match="svg: no such export format; there are chrome, parquet"):
         module_of("svg")
 
 
