@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import DataError
+from perfscope.model.op_flops import CONVOLUTIONS, FORMULAS, PRODUCTS
 from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, taken_over
 from perfscope.profiler.torch.op_graph.capture import OP_COLUMNS, OpTable
 from tests.graphs import GraphBuilder
@@ -241,3 +242,8 @@ def test_gradients_are_added_up_in_place_without_the_recording() -> None:
     ):
         assert held_longer_or_of_one_formula.storages is not None
         assert not taken_over(held_longer_or_of_one_formula, held_longer_or_of_one_formula.storages)
+
+
+def test_every_product_has_a_formula() -> None:
+    missing = {name for name in PRODUCTS | CONVOLUTIONS if f"aten.{name}" not in FORMULAS}
+    assert missing == {"einsum"}  # the dispatcher divides it into others

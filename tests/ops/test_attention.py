@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.analyzers.graph.attention import RowMaxima
+from perfscope.analyzers.graph.from_hlo import HloProgram
 from perfscope.analyzers.hlo.cost.module import module_cost
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.ops.attention import find_attentions
 from perfscope.analyzers.ops.graph_time import short_name
-from perfscope.analyzers.programs.attention import RowMaxima, products_of, row_of_windows
 from perfscope.analyzers.programs.attention_traffic import written_attention
 from tests.graphs import GraphBuilder
 from tests.hlo_build import GPU, hlo_module, hlo_trace
@@ -58,14 +58,15 @@ def test_a_classifier_a_router_and_scores_that_are_only_read_are_not_attention()
     assert find_attentions(router.graph()) == ()
 
 
-def test_the_backward_is_joined_by_its_sequence_number():
+def test_the_backward_is_joined_by_the_values_it_reads():
     g = GraphBuilder()
     s, v = scores_of(g)
     p = g.op("_softmax", [s], sequence=3)
     y = g.op("bmm", [p, v], shape=(8, 64, 16), sequence=4)
     grad = g.op("bmm", [y, v], shape=SCORES, phase="backward", sequence=4)
     g.op("_softmax_backward_data", [grad, p], phase="backward", sequence=3)
-    g.op("_softmax_backward_data", [grad, p], phase="backward", sequence=77)
+    other = g.op("bmm", [y, v], shape=SCORES, phase="backward", sequence=4)
+    g.op("_softmax_backward_data", [other, g.input(SCORES)], phase="backward", sequence=3)
     (found,) = find_attentions(g.graph())
     assert found.ops == (1, 4)
 
@@ -126,14 +127,14 @@ NAMES = """
     ],
 )
 def test_values_are_found_behind_their_names(value: tuple[str, str], behind: set[str]) -> None:
-    flow = Flow(hlo_module(NAMES))
-    assert {flow.values[number].instruction.name for number in flow.back([flow.numbers[value]])} == behind
-    assert flow.values[flow.numbers[value]].carried == (value[1] == "state")
+    program = HloProgram(hlo_module(NAMES))
+    assert {program.nodes[number].instruction.name for number in program.back([program.numbers[value]])} == behind
+    assert program.nodes[program.numbers[value]].carried == (value[1] == "state")
 
 
 def _products(module: HloModule) -> dict[str, tuple[int, int]]:
-    found = products_of(module_cost(module), Flow(module)).values()
-    return {product.instruction.name: (product.batch, product.summed) for product in found}
+    nodes = HloProgram(module, module_cost(module)).nodes
+    return {node.instruction.name: (node.product.batch, node.product.summed) for node in nodes if node.product}
 
 
 def test_products_by_batch_and_summed_size() -> None:
@@ -218,15 +219,14 @@ def test_a_running_maximum_is_told_from_that_of_a_row() -> None:
         ("%tops =", "%top = f32[ROWS] maximum(%own, %old)\n%tops ="),
         entry=LOOP,
     )
-    flow = Flow(module)
-    maxima = RowMaxima(flow, 8 * 256 * 256)
-    repeated = maxima.repeated(flow.numbers["softmax", "tops"])
-    assert repeated == flow.numbers["softmax", "top"]
-    both = maxima.of(repeated)
-    assert (both.reductions, both.running) == (frozenset({flow.numbers["softmax", "own"]}), True)
-    alone = maxima.of(flow.numbers["softmax", "own"])
-    assert (alone.reductions, alone.running) == (frozenset({flow.numbers["softmax", "own"]}), False)
-    assert maxima.repeated(flow.numbers["softmax", "diff"]) is None
+    program = HloProgram(module)
+    maxima = RowMaxima(program, 8 * 256 * 256)
+    repeated = maxima.repeated(program.numbers["softmax", "tops"])
+    assert repeated == program.numbers["softmax", "top"]
+    own = program.numbers["softmax", "own"]
+    assert maxima.of(repeated) == (frozenset({own}), True)
+    assert maxima.of(own) == (frozenset({own}), False)
+    assert maxima.repeated(program.numbers["softmax", "diff"]) is None
 
 
 @pytest.mark.parametrize(
@@ -252,5 +252,5 @@ def test_a_maximum_by_windows_is_one_of_rows_where_every_element_sees_all(window
           ROOT %r = f32[4,8] reduce-window(%a, %low), window={window}, to_apply=%larger
         }}
     """)
-    flow = Flow(module)
-    assert row_of_windows(flow, flow.numbers["main", "r"]) == row
+    program = HloProgram(module)
+    assert program.nodes[program.numbers["main", "r"]].row == row

@@ -18,15 +18,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import UsageError
-from perfscope.model.op_flops import (
-    CONVOLUTIONS,
-    FORMULAS,
-    MOVES_DATA,
-    PRODUCTS,
-    attended_pairs,
-    attention_flops,
-    flops_of,
-)
+from perfscope.model.op_flops import FORMULAS, MOVES_DATA, attended_pairs, attention_flops, flops_of
 from perfscope.model.op_graph import OpGraph
 from perfscope.profiler.torch.op_graph.capture import OpGraphCapture, available
 from perfscope.workloads.options import Options
@@ -367,11 +359,6 @@ def test_scaled_products_are_products() -> None:
 def test_every_name_is_an_op_of_torch() -> None:
     absent = [name for name in (*FORMULAS, *MOVES_DATA) if not hasattr(torch.ops.aten, name.removeprefix("aten."))]
     assert absent == []
-
-
-def test_every_product_has_a_formula() -> None:
-    missing = {name for name in PRODUCTS | CONVOLUTIONS if f"aten.{name}" not in FORMULAS}
-    assert missing == {"einsum"}  # the dispatcher divides it into others
 
 
 def read_item(x: Any) -> None:

@@ -3,7 +3,7 @@
 An instruction can hand its operand on in three senses: the result lies in the same buffer (``SAME_BUFFER``), it has the
 same elements (``SAME_ELEMENTS``), or it moves no bytes (``MOVES_NOTHING``). `path` follows one value back within a
 computation, `path_across` through the borders of fusions too, and `sources` answers for all values of a computation at
-once, each part of a tuple by itself. (``hlo.flow`` joins values across loops and calls as well.)
+once, each part of a tuple by itself. (``graph.HloProgram`` joins values across loops and calls as well.)
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from perfscope.analyzers.graph import ScoreGroup, score_groups
+from perfscope.analyzers.graph.from_hlo import HloProgram, Value
 from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
 from perfscope.analyzers.hlo.cost.types import Phase, phase_of
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, Instruction, Shape
 from perfscope.analyzers.hlo.program import costs, launched
 from perfscope.analyzers.hlo.views import made_by
-from perfscope.analyzers.programs.attention import ScoreGroup, products_of, score_groups
 from perfscope.model.trace import Trace
 
 _HBM, _VMEM = 0, 1
@@ -45,6 +45,10 @@ class WrittenAttention(Struct, frozen=True, kw_only=True):
 
     cost: ModuleCost
     group: ScoreGroup
+    score: Value
+    """The first product of the scores."""
+    place: Instruction
+    """The instruction whose line is the attention's."""
     times: int
     """The scores are computed, in one run of the program."""
     uses: tuple[ScoreUse, ...]
@@ -63,12 +67,12 @@ class WrittenAttention(Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> Shape:
         """Shape of the scores."""
-        return self.group.scores[0].result
+        return result_of(self.score.instruction)
 
     @property
     def phase(self) -> Phase:
         """Of the product that makes the scores."""
-        return phase_of(self.group.scores[0].instruction.op_name)
+        return phase_of(self.score.instruction.op_name)
 
 
 def written_attention(trace: Trace) -> tuple[WrittenAttention, ...]:
@@ -77,76 +81,52 @@ def written_attention(trace: Trace) -> tuple[WrittenAttention, ...]:
 
 
 def _of_program(cost: ModuleCost) -> Iterator[WrittenAttention]:
-    flow = Flow(cost.module)
-    for group in score_groups(flow, products_of(cost, flow)):
+    flow = HloProgram(cost.module, cost)
+    for group in score_groups(flow):
         spaces = (_HBM, _VMEM if cost.module.platform == "tpu" else None)
-        uses = tuple(
-            ScoreUse(instruction=instruction, runs=runs.times, bytes=moved[0], chip_bytes=moved[1])
-            for computation, instruction, runs in launched(cost.module)
-            if any(moved := [_moved(flow, group, computation, instruction, space) for space in spaces])
-        )
+        uses = []
+        for computation, instruction, runs in launched(cost.module):
+            moved = list(_moved(flow, group, computation, instruction))
+            outside, inside = (sum(size for space, size in moved if space == wanted) for wanted in spaces)
+            if outside or inside:
+                uses.append(ScoreUse(instruction=instruction, runs=runs.times, bytes=outside, chip_bytes=inside))
         if uses:
-            yield WrittenAttention(cost=cost, group=group, times=_times(flow, cost, group), uses=uses)
+            score, place = flow.nodes[group.scores[0]], flow.nodes[group.place].instruction
+            times = _times(flow, cost, group)
+            yield WrittenAttention(cost=cost, group=group, score=score, place=place, times=times, uses=tuple(uses))
 
 
-def _times(flow: Flow, cost: ModuleCost, group: ScoreGroup) -> int:
+def _times(flow: HloProgram, cost: ModuleCost, group: ScoreGroup) -> int:
     """Runs of the products of one phase: two calls of one fusion share a group."""
-    first = phase_of(group.scores[0].instruction.op_name)
-    names = [
-        (flow.values[score.number].computation.name, score.instruction.name)
-        for score in group.scores
-        if phase_of(score.instruction.op_name) == first
-    ]
-    return sum(cost.by_name[name].runs for name in names)
+    scores = [flow.nodes[score] for score in group.scores]
+    first = phase_of(scores[0].instruction.op_name)
+    alike = [score for score in scores if phase_of(score.instruction.op_name) == first]
+    return sum(cost.by_name[score.computation.name, score.instruction.name].runs for score in alike)
 
 
-def _moved(flow: Flow, group: ScoreGroup, computation: Computation, instruction: Instruction, space: int | None) -> int:
-    """Bytes of the group's values that a launch reads from a memory and writes to it; 0 for none."""
-    if space is None:
-        return 0
-    return _read(flow, group, computation, instruction, space) + _written(flow, group, computation, instruction, space)
-
-
-def _read(flow: Flow, group: ScoreGroup, computation: Computation, instruction: Instruction, space: int) -> int:
-    """Bytes of the group's values that a launch reads from a memory, each once."""
-    if instruction.opcode == "copy-done":  # copy-start has read it
-        return 0
+def _moved(
+    flow: HloProgram, group: ScoreGroup, computation: Computation, instruction: Instruction
+) -> Iterator[tuple[int, int]]:
+    """Memory space and bytes of the group's values that a launch reads, each once, and writes."""
+    if instruction.opcode == "copy-done":  # copy-start has moved it
+        return
     read = {made_by(computation, name, ("bitcast",)).name for name in instruction.operands}
-    numbers = [flow.numbers[computation.name, name] for name in read]
-    whole = sum(
-        result_of(flow.values[number].instruction).bytes
-        for number in numbers
-        if number in group.values and result_of(flow.values[number].instruction).memory_space == space
-    )
-    return whole + sum(
-        _bytes(group, flow.values[inner.operands[0]].instruction.shape, space)
-        for number in _inside(flow, computation, instruction)
-        if (inner := flow.values[number]).instruction.opcode in ("dynamic-slice", "slice")
-        and number in group.values
-        and inner.operands[0] in group.stacks
-    )
+    for number in (flow.numbers[computation.name, name] for name in sorted(read)):
+        if number in group.values:
+            shape = result_of(flow.nodes[number].instruction)
+            yield shape.memory_space, shape.bytes
+    for number, shape in _results(flow, computation, instruction):
+        if number in group.values:
+            yield shape.memory_space, shape.bytes
+    for number in _inside(flow, computation, instruction):  # slices of larger values
+        value = flow.nodes[number]
+        stack = value.reads[0] if value.op == "slice" and number in group.values else number
+        if value.op in ("slice", "update") and stack in group.stacks:
+            shape = flow.nodes[stack].instruction.shape
+            yield shape.memory_space, -(-group.size * ITEM_BITS[shape.dtype] // 8)
 
 
-def _written(flow: Flow, group: ScoreGroup, computation: Computation, instruction: Instruction, space: int) -> int:
-    """Bytes of the group's values that a launch writes to a memory."""
-    whole = sum(
-        shape.bytes
-        for number, shape in _results(flow, computation, instruction)
-        if number in group.values and shape.memory_space == space
-    )
-    return whole + sum(
-        _bytes(group, flow.values[number].instruction.shape, space)
-        for number in _inside(flow, computation, instruction)
-        if number in group.stacks and flow.opcode(number) == "dynamic-update-slice"
-    )
-
-
-def _bytes(group: ScoreGroup, stack: Shape, space: int) -> int:
-    """Bytes of one slice of a larger value that lies in this memory."""
-    return 0 if stack.memory_space != space else -(-group.size * ITEM_BITS[stack.dtype] // 8)
-
-
-def _inside(flow: Flow, computation: Computation, instruction: Instruction) -> Iterator[int]:
+def _inside(flow: HloProgram, computation: Computation, instruction: Instruction) -> Iterator[int]:
     """The launch itself, or what its fusion holds."""
     if instruction.opcode != "fusion":
         yield flow.numbers[computation.name, instruction.name]
@@ -157,10 +137,8 @@ def _inside(flow: Flow, computation: Computation, instruction: Instruction) -> I
             yield from _inside(flow, body, inner)
 
 
-def _results(flow: Flow, computation: Computation, instruction: Instruction) -> Iterator[tuple[int, Shape]]:
+def _results(flow: HloProgram, computation: Computation, instruction: Instruction) -> Iterator[tuple[int, Shape]]:
     """Arrays that a launch writes, with what computes them."""
-    if instruction.opcode == "copy-done":
-        return
     if instruction.shape.dtype != "tuple" or instruction.opcode in ("custom-call", "copy-start"):
         yield flow.numbers[computation.name, instruction.name], result_of(instruction)
     elif instruction.opcode == "fusion" and instruction.called:

@@ -20,9 +20,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perfscope.analyzers.graph.from_hlo import HloProgram
 from perfscope.analyzers.hlo.buffers import Arena, arena_blocks, arena_of, in_device_memory, live_values
 from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import BufferAllocation, BufferAssignment, HloModule, Instruction
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.program import program_label
@@ -135,7 +135,7 @@ class Owners:
     @cached_property
     def _read_by_forward(self) -> frozenset[str]:
         """Arguments that an instruction of the differentiated function reads, behind views and casts of them."""
-        flow = Flow(self._module)
+        flow = HloProgram(self._module)
         names = set()
         for instruction in self._entry.instructions:
             if instruction.opcode == "parameter" and _reaches(flow, flow.numbers[self._entry.name, instruction.name]):
@@ -194,13 +194,13 @@ def _path_phase(instruction: Instruction) -> MemoryPhase:
     return MemoryPhase.FORWARD if _FORWARD in instruction.op_name else MemoryPhase.UNKNOWN
 
 
-def _reaches(flow: Flow, start: int) -> bool:
+def _reaches(flow: HloProgram, start: int) -> bool:
     """Whether an instruction of a differentiated function reads a value, or a view of it."""
     waiting, seen = [start], {start}
     while waiting:
         number = waiting.pop()
         for user in flow.users[number]:
-            value = flow.values[user]
+            value = flow.nodes[user]
             if user in seen:
                 continue
             seen.add(user)

@@ -15,6 +15,7 @@ import math
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.graph.from_hlo import HloProgram
 from perfscope.analyzers.hlo.buffers import (
     Arena,
     LiveValue,
@@ -24,7 +25,6 @@ from perfscope.analyzers.hlo.buffers import (
     live_peak_bytes,
     live_values,
 )
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.views import SAME_BUFFER, SAME_ORDER, UPDATES, made_by, sources
@@ -120,7 +120,7 @@ def donation_of(module: HloModule) -> Donation | None:
 def updates(module: HloModule, schedule: Schedule) -> tuple[Update, ...]:
     """Every argument that the program updates in place, with the result; each argument and result once."""
     entry = module.entry_computation()
-    flow = Flow(module)
+    flow = HloProgram(module)
     taken = {alias.parameter: alias.output[0] if alias.output else 0 for alias in module.aliases if not alias.part}
     reach: dict[int, dict[int, int]] = {}
     written: set[int] = set()
@@ -165,7 +165,7 @@ def _outputs(root: Instruction) -> tuple[str, ...]:
     return root.operands if root.opcode == "tuple" else (root.name,)
 
 
-def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[int, int], bool]:
+def _arguments(flow: HloProgram, start: int, shape: Shape, entry: str) -> tuple[dict[int, int], bool]:
     """Arguments of a shape from which a value is computed in place: parameter number -> steps between them.
 
     And whether, somewhere between, some elements are written and the others stay.
@@ -177,7 +177,7 @@ def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[i
     while layer and len(seen) < _MOST_VALUES:
         following: list[int] = []
         for number in layer:
-            value = flow.values[number]
+            value = flow.nodes[number]
             instruction = value.instruction
             if instruction.opcode == "parameter" and value.computation.name == entry:
                 if (instruction.shape.dtype, instruction.shape.dims, instruction.shape.layout) == (
@@ -191,10 +191,10 @@ def _arguments(flow: Flow, start: int, shape: Shape, entry: str) -> tuple[dict[i
             elif any(mark in instruction.op_name for mark in _DIFFERENTIATED):
                 continue
             elif instruction.opcode in UPDATES:
-                following += value.operands[:1]
+                following += value.reads[:1]
                 in_place = True
             elif instruction.opcode in _IN_ORDER:
-                following += [each for each in value.operands if flow.values[each].size == shape.elements]
+                following += [each for each in value.reads if flow.nodes[each].size == shape.elements]
                 computes |= instruction.opcode not in _COPIES
         layer = [number for number in dict.fromkeys(following) if number not in seen]
         seen.update(layer)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from perfscope.analyzers.graph.from_hlo import HloProgram
 from perfscope.analyzers.hlo.collectives import Collective, collectives_of
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.views import SAME_ELEMENTS
 from perfscope.model.trace import Trace
@@ -49,7 +49,7 @@ def _of(module: HloModule) -> list[GatheredAndCut]:
     gathers = [one for one in collectives_of(module) if one.kind == "all-gather"]
     if not gathers or not any(one.opcode == "partition-id" for _, one in module.instructions()):
         return []
-    flow, result, taken = Flow(module), [], set[str]()
+    flow, result, taken = HloProgram(module), [], set[str]()
     for gather in gathers:
         if gather.done.name in taken:
             continue
@@ -59,7 +59,7 @@ def _of(module: HloModule) -> list[GatheredAndCut]:
         passed, cuts = end
         chain = [one for one in gathers if flow.numbers[one.computation.name, one.done.name] in passed]
         taken.update(one.done.name for one in chain)
-        first, last = flow.values[flow.numbers[gather.computation.name, gather.done.name]], chain[-1]
+        first, last = flow.nodes[flow.numbers[gather.computation.name, gather.done.name]], chain[-1]
         source = first.computation.by_name[gather.start.operands[0]].shape
         whole = max((one.done.shape for one in chain), key=lambda shape: shape.elements, default=last.done.shape)
         part = cuts[0].shape
@@ -81,7 +81,7 @@ def _parts(whole: Shape, part: Shape) -> tuple[int, ...]:
     return tuple(-(-all_ // max(1, mine)) for all_, mine in zip(whole.dims, part.dims, strict=True))
 
 
-def _end(flow: Flow, gathered: int) -> tuple[set[int], list[Instruction]] | None:
+def _end(flow: HloProgram, gathered: int) -> tuple[set[int], list[Instruction]] | None:
     """Values that a gathered one goes through, and what cuts it; ``None`` where anything else uses it."""
     waiting, seen, cuts = [gathered], set[int](), list[Instruction]()
     while waiting:
@@ -92,7 +92,7 @@ def _end(flow: Flow, gathered: int) -> tuple[set[int], list[Instruction]] | None
         if len(seen) > _MOST_VALUES or not flow.users[number]:
             return None  # it leaves the program whole
         for user in flow.users[number]:
-            value = flow.values[user]
+            value = flow.nodes[user]
             if number in value.names or value.instruction.opcode in _PASSED:
                 waiting.append(user)
             elif _is_own_part(flow, user, number):
@@ -102,20 +102,20 @@ def _end(flow: Flow, gathered: int) -> tuple[set[int], list[Instruction]] | None
     return (seen, cuts) if cuts else None
 
 
-def _is_own_part(flow: Flow, number: int, source: int) -> bool:
+def _is_own_part(flow: HloProgram, number: int, source: int) -> bool:
     """Whether it is a slice of the value that begins where the device's number says."""
-    value = flow.values[number]
-    if value.instruction.opcode != "dynamic-slice" or value.operands[0] != source:
+    value = flow.nodes[number]
+    if value.instruction.opcode != "dynamic-slice" or value.reads[0] != source:
         return False
-    if value.size >= flow.values[source].size:
+    if value.size >= flow.nodes[source].size:
         return False
-    waiting, seen = list(value.operands[1:]), set[int]()
+    waiting, seen = list(value.reads[1:]), set[int]()
     while waiting and len(seen) < _MOST_VALUES:
         one = waiting.pop()
         if one in seen:
             continue
         seen.add(one)
-        if flow.opcode(one) == "partition-id":
+        if flow.nodes[one].instruction.opcode == "partition-id":
             return True
-        waiting += [*flow.values[one].names, *flow.values[one].operands]
+        waiting += [*flow.nodes[one].names, *flow.nodes[one].reads]
     return False

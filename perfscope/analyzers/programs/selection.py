@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import bytes_ns
+from perfscope.analyzers.graph.from_hlo import POINTWISE, HloProgram, Value
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.products import dims_of
-from perfscope.analyzers.hlo.flow import POINTWISE, Flow, Value
 from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Shape
 from perfscope.analyzers.hlo.products import convolution_axes, dot_axes
 from perfscope.analyzers.hlo.program import costs
@@ -78,7 +78,7 @@ def _of_program(cost: ModuleCost) -> Iterator[SelectionProduct]:
     products = [row for row in cost.rows if row.is_product]
     if not products:
         return
-    flow = Flow(cost.module)
+    flow = HloProgram(cost.module)
     shares = _Shares(flow)
     sparse: dict[int, float] = {}
     lines: dict[tuple[str, int | None, int], float] = {}
@@ -114,7 +114,7 @@ _MOST_STEPS = 64
 class _Shares:
     """Shares of the values of one program, computed when they are needed."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: HloProgram) -> None:
         self._flow = flow
         self._known: dict[int, float] = {}
 
@@ -124,7 +124,7 @@ class _Shares:
         while waiting:
             current, sources_known = waiting.pop()
             if sources_known:
-                self._known[current] = min(1.0, _share(self, self._flow, self._flow.values[current]))
+                self._known[current] = min(1.0, _share(self, self._flow, self._flow.nodes[current]))
             elif current not in self._known:
                 self._known[current] = 1.0
                 waiting.append((current, True))
@@ -135,19 +135,19 @@ class _Shares:
         return self._known.get(number, 1.0)
 
 
-def _sources(flow: Flow, number: int) -> list[int]:
-    value = flow.values[number]
-    return [source for source in (value.names or value.operands) if source != number]
+def _sources(flow: HloProgram, number: int) -> list[int]:
+    value = flow.nodes[number]
+    return [source for source in (value.names or value.reads) if source != number]
 
 
-def _share(shares: _Shares, flow: Flow, value: Value) -> float:
+def _share(shares: _Shares, flow: HloProgram, value: Value) -> float:
     """Share of a value from those of its sources."""
     instruction, number = value.instruction, flow.numbers[value.computation.name, value.instruction.name]
     if instruction.shape.dtype == "tuple":
         return 1.0
     known = [shares[source] for source in _sources(flow, number)]
     if value.names:
-        alike = all(flow.values[name].instruction.shape.dims == instruction.shape.dims for name in value.names)
+        alike = all(flow.nodes[name].instruction.shape.dims == instruction.shape.dims for name in value.names)
         return max(known, default=1.0) if alike else 1.0
     shapes = [value.computation.by_name[name].shape for name in instruction.operands]
     match instruction.opcode:
@@ -189,20 +189,20 @@ def _product_share(instruction: Instruction, shapes: list[Shape], known: list[fl
     return min(known) * math.prod(size for name, size in sizes.items() if name not in axes.result)
 
 
-def _one_hot(flow: Flow, value: Value) -> float:
+def _one_hot(flow: HloProgram, value: Value) -> float:
     """``positions == index``: one element at most along the axis of the positions, where the index is the same."""
-    if value.instruction.attributes.get("direction") != "EQ" or len(value.operands) != 2:
+    if value.instruction.attributes.get("direction") != "EQ" or len(value.reads) != 2:
         return 1.0
-    for positions, index in (value.operands, value.operands[::-1]):
+    for positions, index in (value.reads, value.reads[::-1]):
         axis = _axis_of_positions(flow, positions)
         if axis is not None and axis < len(value.instruction.shape.dims) and _is_same_along(flow, index, axis):
             return 1 / max(1, value.instruction.shape.dims[axis])
     return 1.0
 
 
-def _axis_of_positions(flow: Flow, number: int, steps: int = _MOST_STEPS) -> int | None:
+def _axis_of_positions(flow: HloProgram, number: int, steps: int = _MOST_STEPS) -> int | None:
     """Axis along which a value counts; ``None``: it holds no positions."""
-    value = flow.values[number]
+    value = flow.nodes[number]
     instruction, sources = value.instruction, _sources(flow, number)
     if instruction.opcode == "iota" and not value.names:
         axis = next(iter(dims_of(instruction.attributes.get("iota_dimension", "0"))), 0)
@@ -214,13 +214,13 @@ def _axis_of_positions(flow: Flow, number: int, steps: int = _MOST_STEPS) -> int
         inner = found.pop() if len(found) == 1 else None
         if inner is None or value.names:
             return inner
-        return _axes(flow.values[sources[0]].instruction.shape, instruction).get(inner)
+        return _axes(flow.nodes[sources[0]].instruction.shape, instruction).get(inner)
     return None
 
 
-def _is_same_along(flow: Flow, number: int, axis: int, steps: int = _MOST_STEPS) -> bool:
+def _is_same_along(flow: HloProgram, number: int, axis: int, steps: int = _MOST_STEPS) -> bool:
     """Whether all elements of a value along an axis are the same."""
-    value = flow.values[number]
+    value = flow.nodes[number]
     instruction, sources = value.instruction, _sources(flow, number)
     dims = instruction.shape.dims
     if axis >= len(dims) or not steps:
@@ -228,14 +228,14 @@ def _is_same_along(flow: Flow, number: int, axis: int, steps: int = _MOST_STEPS)
     if dims[axis] == 1:
         return True
     if value.names or (instruction.opcode in POINTWISE and instruction.opcode not in ("broadcast", "bitcast")):
-        alike = all(flow.values[source].instruction.shape.dims == dims for source in sources)
+        alike = all(flow.nodes[source].instruction.shape.dims == dims for source in sources)
         return bool(sources) and alike and all(_is_same_along(flow, source, axis, steps - 1) for source in sources)
     if instruction.opcode in ("broadcast", "bitcast") and len(sources) == 1:
-        axes = _axes(flow.values[sources[0]].instruction.shape, instruction)
+        axes = _axes(flow.nodes[sources[0]].instruction.shape, instruction)
         inner = next((before for before, after in axes.items() if after == axis), None)
         if inner is not None:
             return _is_same_along(flow, sources[0], inner, steps - 1)
-        return instruction.opcode == "broadcast" and len(axes) == len(flow.values[sources[0]].instruction.shape.dims)
+        return instruction.opcode == "broadcast" and len(axes) == len(flow.nodes[sources[0]].instruction.shape.dims)
     return False
 
 

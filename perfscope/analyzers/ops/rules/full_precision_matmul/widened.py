@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from perfscope.analyzers.graph.from_hlo import HloProgram
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.flow import Flow
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.hlo.products import casts, kernels_of
 from perfscope.analyzers.hlo.program import primitive
@@ -48,7 +48,7 @@ def widened_products(cost: ModuleCost) -> list[Widened]:
         for place, one in enumerate(computation.instructions)
     }
     found = []
-    flow: Flow | None = None
+    flow: HloProgram | None = None
     for row in cost.rows:
         if row.place == "control" or not row.runs or row.instruction.opcode in ("fusion", "async-start"):
             continue
@@ -60,7 +60,7 @@ def widened_products(cost: ModuleCost) -> list[Widened]:
         own = [one for one in made if one is not None and primitive(one[0].op_name) == CAST]
         if cast is None or (all(made) and not own):
             continue  # both factors are 16-bit in the program, and XLA widens them itself
-        flow = flow or Flow(module)
+        flow = flow or HloProgram(module)
         other = next((name for name, one in zip(factors, made, strict=True) if one is None), None)
         behind, argument = (None, "") if other is None else _behind(flow, flow.numbers[row.computation, other])
         if other is None:
@@ -93,12 +93,12 @@ def _cast(steps: Iterator[tuple[Instruction, Instruction]]) -> tuple[Instruction
     return None
 
 
-def _behind(flow: Flow, factor: int) -> tuple[Instruction | None, str]:
+def _behind(flow: HloProgram, factor: int) -> tuple[Instruction | None, str]:
     """What made a factor float32, and the float32 argument of the program that did so (``''``: none).
 
     That is the op that reads the argument, else the farthest of JAX's own casts from 16 bits.
     """
-    start = flow.values[factor].instruction
+    start = flow.nodes[factor].instruction
     waiting, seen = [(factor, start)], set[int]()
     cast: Instruction | None = None
     while waiting and len(seen) < _MOST_VALUES:
@@ -106,15 +106,15 @@ def _behind(flow: Flow, factor: int) -> tuple[Instruction | None, str]:
         if number in seen:
             continue
         seen.add(number)
-        value = flow.values[number]
+        value = flow.nodes[number]
         one = value.instruction
         if one.shape.dtype not in ("f32", "tuple"):
             continue
-        if one.opcode == "convert" and flow.values[value.operands[0]].instruction.shape.dtype in NARROW:
+        if one.opcode == "convert" and flow.nodes[value.reads[0]].instruction.shape.dtype in NARROW:
             cast = one if primitive(one.op_name) == CAST and one.file is not None else cast
             continue
         if one.opcode == "parameter" and not value.names and one.shape.dims:
             return reader, one.op_name
         reader = reader if one.file is None else one
-        waiting += [(behind, reader) for behind in value.names or value.operands]
+        waiting += [(behind, reader) for behind in value.names or value.reads]
     return cast, ""

@@ -62,11 +62,9 @@ def _places(found: Iterable[WrittenAttention]) -> dict[Where, list[WrittenAttent
     places: dict[Where, list[WrittenAttention]] = {}
     again: list[WrittenAttention] = []
     for attention in found:
-        (again if attention.phase == "recompute" else places.setdefault(line_of(attention.group.place), [])).append(
-            attention
-        )
+        (again if attention.phase == "recompute" else places.setdefault(line_of(attention.place), [])).append(attention)
     for attention in again:
-        where = line_of(attention.group.place)
+        where = line_of(attention.place)
         if where not in places:
             alike = [
                 where for where, members in places.items() if any(_is_alike(attention, other) for other in members)
@@ -78,8 +76,9 @@ def _places(found: Iterable[WrittenAttention]) -> dict[Where, list[WrittenAttent
 
 def _is_alike(attention: WrittenAttention, other: WrittenAttention) -> bool:
     """Scores of the same size, from heads of the same size, in the same program."""
-    mine, theirs = attention.group.scores[0], other.group.scores[0]
-    return attention.cost is other.cost and (mine.size, mine.summed) == (theirs.size, theirs.summed)
+    mine, theirs = attention.score.product, other.score.product
+    same_head = mine is not None and theirs is not None and mine.summed == theirs.summed
+    return same_head and attention.cost is other.cost and attention.group.size == other.group.size
 
 
 def _is_long(attention: WrittenAttention) -> bool:
@@ -145,7 +144,7 @@ def _parts(trace: Trace, members: Iterable[WrittenAttention]) -> list[Part]:
 def _row(attention: WrittenAttention) -> dict[str, Cell]:
     uses = sorted(attention.uses, key=lambda use: -use.runs * use.bytes)
     return {
-        "scores": attention.group.scores[0].instruction.name,
+        "scores": attention.score.instruction.name,
         "program": attention.cost.module.name,
         "phase": attention.phase,
         "score_shape": _shape(attention),

@@ -1,17 +1,21 @@
-"""Where the values of a compiled XLA program go: across fusions, calls, branches and loops.
+"""Import of a compiled XLA program: where its values go, across fusions, calls, branches and loops.
 
 A value has many names: the root of a fusion's body is what the fusion yields, a parameter of that body is an operand
-of the fusion, an element of a loop's state is what went in and what the body returns. The flow joins these names, so
-that what computes a value is found wherever XLA put it.
+of the fusion, an element of a loop's state is what went in and what the body returns. The import joins these names, so
+that the op that computes a value is found wherever XLA put it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from perfscope.analyzers.graph.program_graph import Node, OpClass, Product, ProgramGraph, softmax_parts
+from perfscope.analyzers.hlo.cost.module import ModuleCost
 from perfscope.analyzers.hlo.cost.ops import result_of
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
+from perfscope.analyzers.hlo.cost.products import WindowDim, window_dims
+from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.structure import callees_first
 from perfscope.analyzers.hlo.views import REPEATED, path, tuple_index
 
@@ -21,6 +25,24 @@ POINTWISE = REPEATED | {
     "sqrt", "rsqrt", "subtract", "tanh", "xor",
 }  # fmt: skip
 
+_CLASSES: Mapping[str, OpClass] = {
+    **dict.fromkeys(POINTWISE, "pointwise"),
+    **dict.fromkeys(REPEATED, "repeat"),
+    **dict.fromkeys(("multiply", "divide", "select", "negate"), "scale"),
+    **dict.fromkeys(("dynamic-slice", "slice"), "slice"),
+    **dict.fromkeys(("concatenate", "pad", "gather"), "move"),
+    "add": "add",
+    "broadcast": "broadcast",
+    "dynamic-update-slice": "update",
+    "exponential": "exponential",
+    "subtract": "subtract",
+}
+_REDUCTIONS: Mapping[str, OpClass] = {"maximum": "maximum", "add": "sum"}
+"""Classes of reductions by the op that they apply; XLA for CPU takes a first round by windows."""
+
+_SOFTMAX_CALL = "online-softmax"
+"""Path of XLA's own kernel of softmax and weighted sum on TPU. It reads the scores and the values."""
+
 _RUNS = frozenset({"fusion", "call", "while", "conditional", "async-start"})
 """Opcodes that run what they call; others apply it to elements."""
 
@@ -28,32 +50,28 @@ _HANDED_ON = frozenset({"copy-start", "copy-done", "opt-barrier", "optimization-
 """Their result is their operand, also where it is a tuple of other things as well."""
 
 _FIRST = frozenset({"custom-call", "copy-start"})
-"""Opcodes whose first result is the value; scratch memory, the source and flags stand behind it."""
+"""Opcodes whose first result is the value; scratch memory, the source and flags follow it."""
 
 _MOST_NAMES = 64
 """Loops around loops that hand on a whole state as one tuple; deeper than programs are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class Value(Node, frozen=True, kw_only=True):
     """A value under one of its names."""
 
     computation: Computation
     instruction: Instruction
-    size: int
-    """Elements; of a library call, or a copy that is begun, those of its first result."""
-    names: tuple[int, ...]
-    """Values that this one is another name of; none: the instruction computes it."""
-    carried: bool
-    """It is an element of a loop's state that changes from one iteration to the next."""
-    operands: tuple[int, ...]
 
 
-class Flow:
-    """All values of a module by number. Linear in the module's instructions."""
+class HloProgram(ProgramGraph[Value]):
+    """All values of a module by number. Linear in the module's instructions.
 
-    def __init__(self, module: HloModule) -> None:
+    Matrix products need the module's cost: without it they have the class ``other``.
+    """
+
+    def __init__(self, module: HloModule, cost: ModuleCost | None = None) -> None:
         self.module = module
+        self._cost = cost
         order = [
             module.computations[name]
             for name in reversed(callees_first(module, lambda instruction: instruction.opcode in _RUNS))
@@ -68,48 +86,48 @@ class Flow:
                 self._found.append((computation, instruction))
                 for called in instruction.called if instruction.opcode in _RUNS else ():
                     self._callers.setdefault(called, []).append((computation, instruction))
-        self.values = tuple(self._value(computation, instruction) for computation, instruction in self._found)
-        self.users: tuple[list[int], ...] = tuple([] for _ in self.values)
-        """By value: those that are another name of it, or are computed from it."""
-        for number, value in enumerate(self.values):
-            for source in dict.fromkeys(value.names or value.operands):
-                self.users[source].append(number)
-
-    def opcode(self, number: int) -> str:
-        """Of the instruction that has the value's name."""
-        return self.values[number].instruction.opcode
-
-    def back(self, numbers: Iterable[int]) -> Iterator[int]:
-        """Values behind the names of these, up to what computes them or a changing state: each once."""
-        waiting, seen = list(numbers), set[int]()
-        while waiting:
-            number = waiting.pop()
-            if number in seen:
-                continue
-            seen.add(number)
-            value = self.values[number]
-            if value.names and not value.carried:
-                waiting.extend(value.names)
-            else:
-                yield number
-
-    def reduces_with(self, number: int, opcode: str) -> bool:
-        """Whether the value is a reduction by ``maximum``, ``add`` ... (XLA for CPU takes a first round by windows)."""
-        instruction = self.values[number].instruction
-        if instruction.opcode not in ("reduce", "reduce-window") or not instruction.called:
-            return False
-        return self.module.computations[instruction.called[0]].root.opcode == opcode
+        nodes = [self._value(computation, instruction) for computation, instruction in self._found]
+        for number in range(len(nodes) if cost is not None else 0):
+            call, reads = nodes[number].instruction, nodes[number].reads
+            if call.opcode == "custom-call" and call.op_name == _SOFTMAX_CALL and len(reads) == 2:
+                _divide_softmax_call(nodes, number)
+        entry = module.entry_computation()
+        roots = entry.root.operands if entry.root.opcode == "tuple" else (entry.root.name,)
+        super().__init__(nodes, returned=[self.numbers[entry.name, name] for name in roots])
 
     def _value(self, computation: Computation, instruction: Instruction) -> Value:
         names, carried = self._names(computation, instruction)
+        result = result_of(instruction)
+        reads = tuple(self.numbers[computation.name, name] for name in instruction.operands)
+        op = _CLASSES.get(instruction.opcode, "other")
+        if instruction.opcode in ("reduce", "reduce-window") and instruction.called:
+            op = _REDUCTIONS.get(self.module.computations[instruction.called[0]].root.opcode, "other")
+        shapes = [self._found[number][1].shape for number in reads]
+        product = self._product(computation, instruction, reads, shapes)
         return Value(
             computation=computation,
             instruction=instruction,
-            size=result_of(instruction).elements if instruction.opcode in _FIRST else instruction.shape.elements,
+            op=op if product is None else "product",
+            size=result.elements if instruction.opcode in _FIRST else instruction.shape.elements,
+            bytes=result.bytes,
+            reads=reads,
             names=() if self.numbers[computation.name, instruction.name] in names else names,
             carried=carried,
-            operands=tuple(self.numbers[computation.name, name] for name in instruction.operands),
+            product=product,
+            row=row_of_windows(instruction, shapes) if op == "maximum" else None,
+            place=(instruction.file or instruction.op_name, instruction.line if instruction.file else None),
         )
+
+    def _product(
+        self, computation: Computation, instruction: Instruction, reads: Sequence[int], shapes: Sequence[Shape]
+    ) -> Product | None:
+        """The matrix product of an instruction whose summed size follows from its FLOPs."""
+        row = None if self._cost is None else self._cost.by_name.get((computation.name, instruction.name))
+        size = result_of(instruction).elements
+        if row is None or not row.is_product or not size or len(reads) < 2:
+            return None
+        summed = sum(row.once.products.values()) // (2 * size)
+        return _sized_product((reads[0], reads[1]), shapes, size, summed) if summed else None
 
     def _names(self, computation: Computation, instruction: Instruction) -> tuple[tuple[int, ...], bool]:
         if instruction.opcode == "get-tuple-element":
@@ -128,7 +146,7 @@ class Flow:
         return (), False
 
     def _arguments(self, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, str, bool]]:
-        """What a parameter is: its computation's callers' operands; True if it is the state of a loop."""
+        """Operands of its computation's callers that a parameter is; True if it is the state of a loop."""
         for where, caller in self._callers.get(computation.name, ()):
             slot = instruction.parameter_number or 0
             if caller.opcode == "conditional":  # the first operand chooses the branch
@@ -185,3 +203,47 @@ class Flow:
         if source.opcode == "parameter" and part == (index,):
             return first, carried
         return (*first, self.numbers[body.name, name]), inside
+
+
+def _sized_product(factors: tuple[int, int], shapes: Sequence[Shape], size: int, summed: int) -> Product:
+    """A product of ``bmk`` and ``bkn`` elements with a result of ``bmn``, in any layout."""
+    left, right = shapes[:2]
+    return Product(
+        factors=factors,
+        batch=max(1, left.elements * right.elements // max(1, size * summed * summed)),
+        summed=summed,
+    )
+
+
+def _divide_softmax_call(nodes: list[Value], number: int) -> None:
+    """Make a softmax and a product of a library call."""
+    call = nodes[number]
+    shapes = [nodes[read].instruction.shape for read in call.reads]
+    row = shapes[0].dims[-1] if shapes[0].dims else 1
+    for op, size, reads in softmax_parts(len(nodes), call.reads[0], shapes[0].elements, row):
+        nodes.append(replace(call, op=op, size=size, reads=reads))
+    factors = (len(nodes) - 1, call.reads[1])
+    product = _sized_product(factors, shapes, call.size, row)
+    nodes[number] = replace(call, op="product", reads=factors, product=product)
+
+
+def row_of_windows(instruction: Instruction, shapes: Sequence[Shape]) -> int | None:
+    """Elements of the row whose maximum a reduction over windows writes to each of them; None for other reductions.
+
+    XLA for TPU takes a maximum and repeats it in one op. Along every axis the window has one element, or it reaches
+    the first and the last element from each position. ``shapes``: of the operands.
+    """
+    dims = instruction.shape.dims
+    windows = window_dims(instruction.attributes.get("window", "")) if instruction.opcode == "reduce-window" else None
+    if windows is None or len(windows) != len(dims) or not shapes or shapes[0].dims != dims:
+        return None
+    row = 1
+    for window, length in zip(windows, dims, strict=True):
+        if window == WindowDim(size=1):
+            continue
+        pad_high = window.size - 1 - window.pad_low
+        plain = window.stride == window.lhs_dilate == window.rhs_dilate == 1
+        if not plain or window.pad_low < length - 1 or pad_high < length - 1:
+            return None
+        row *= length
+    return row if row > 1 else None
