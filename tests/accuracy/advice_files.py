@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from tests.accuracy.advice import AdviceCase, Kind
+from tests.accuracy.cases import Framework
 
 
 def _case(kind: Kind, name: str, recording: str, thread: str, **more: object) -> AdviceCase:
     return AdviceCase(
         name=name, framework="torch", kind=kind, program=recording, thread=thread, how="analyze", everyday=True, **more
     )  # type: ignore[arg-type]
+
+
+def _fixture(framework: Framework, kind: Kind, name: str, folder: str, rule: str, fix: str) -> AdviceCase:
+    """A recording of one of our workloads, in fixtures."""
+    return AdviceCase(
+        name=name, framework=framework, kind=kind, program=f"fixtures/{folder}", thread="own", how="analyze",
+        everyday=True, rules=(rule,), fix=(fix,),
+    )  # fmt: skip
 
 
 FILES: tuple[AdviceCase, ...] = (
@@ -118,4 +127,19 @@ FILES: tuple[AdviceCase, ...] = (
         forbidden=("send_recv", "stages", "microbatch"),
     ),
     _case("control", "a GPU that is always busy", "busy_gpu", "own"),
-)
+    _fixture("torch", "ops", "a recurrence over time, op by op", "cpu-ssm-scan", "unfused_ops", r"torch\.compile"),
+    _fixture("torch", "ops", "a recording of checkpoints", "cpu-attention-sdpa-checkpoint", "excess_remat",
+             "checkpoint"),
+    _fixture("torch", "ops", "a planned step with an optimizer in a loop", "plans-h100/attention-sdpa-adam-loop",
+             "unfused_optimizer", "fused=True"),
+    _fixture("torch", "reads", "experts picked on the host, planned", "plans-h100/moe-loop", "host_sync",
+             "mask|nonzero_static"),
+    _fixture("jax", "ops", "a recurrence over time, compiled", "programs-h100/ssm-scan", "sequential_scan",
+             "associative_scan"),
+    _fixture("jax", "ops", "one-hot dispatch of experts, compiled", "programs-h100/moe-einsum", "dense_expert_compute",
+             "Index the rows|batched product|grouped kernel"),
+    _fixture("jax", "sharding", "a constraint that gathers, compiled", "programs-v5e/transformer-sharding",
+             "resharding_collective", "sharding"),
+    _fixture("jax", "ops", "attention written out, compiled", "programs-v5e/attention-naive", "unfused_attention",
+             "attention"),
+)  # fmt: skip
