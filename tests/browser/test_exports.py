@@ -38,7 +38,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(trace: Path) -> Iterator[Server]:
-    with serving(trace.parent, trace, options=("--offline",)) as held:
+    with serving(trace.parent, trace) as held:
         yield held
 
 
@@ -161,15 +161,6 @@ def _is_only_perfetto(base: str) -> None:
     assert status("", Host="evil.example") == 421
     for path in ("../__init__.py", "..%2f__init__.py", "service_worker.js", "api/style.css", "nothing"):
         assert status(path) == 404, path
-
-
-def test_a_page_of_perfetto_of_ones_own_is_named(tab: Tab, tmp_path: Path) -> None:
-    with serving(
-        tmp_path, _trace(tmp_path / "one.json"), options=("--perfetto-ui", "https://perfetto.invalid/x")
-    ) as held:
-        _open(tab, held)
-        assert "perfetto.invalid" in tab.page.inner_text("#export-open")
-        assert tab.wrong == []
 
 
 def test_a_zip_is_of_whole_files(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ NAME = "20260101-000000-train-0001"
 
 def _said(where: Path, name: str) -> str:
     """The first line that the command prints; it is then ended."""
-    line = [sys.executable, "-m", "perfscope", "serve", "--port", "0", "--offline", "--cache", str(where), name]
+    line = [sys.executable, "-m", "perfscope", "serve", "--port", "0", "--cache", str(where), name]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=where) as started:
         assert started.stderr is not None
         try:

@@ -245,41 +245,18 @@ def test_what_cannot_be_made_ends_the_server(stopped: threading.Event) -> None:
 HOSTS = frozenset({"127.0.0.1"})
 
 
-def _page(asked: str | None, *, offline: bool, own: bool = True) -> Any:
-    def no_server(*_: Any, **__: Any) -> Any:
-        raise AssertionError("nothing is to be served")
-
-    return serve._perfetto_page(no_server, "127.0.0.1", HOSTS, asked, offline=offline, own=own)
-
-
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewer, "PACKAGE", "no_such_package_of_a_viewer")
 
 
 @pytest.mark.usefixtures("absent")
-def test_without_the_files_it_is_the_page_of_the_net_and_offline_none() -> None:
+def test_without_the_files_there_is_no_page_of_perfetto() -> None:
+    def no_server(*_: Any, **__: Any) -> Any:
+        raise AssertionError("nothing is to be served")
+
     assert viewer.find_viewer() is None
-    assert _page(None, offline=False) == ({"word": "ui.perfetto.dev", "url": "https://ui.perfetto.dev"}, None)
-    assert _page(None, offline=True) == (None, None)
-
-
-@pytest.mark.parametrize("offline", [False, True])
-def test_the_address_of_the_user_comes_first(offline: bool) -> None:
-    held = _page("https://perfetto.example/ui/", offline=offline)
-    assert held == ({"word": "perfetto.example", "url": "https://perfetto.example/ui/"}, None)
-
-
-def test_behind_a_proxy_there_is_no_second_port() -> None:
-    assert _page(None, offline=True, own=False) == (None, None)
-
-
-@pytest.mark.parametrize(
-    "url", ["", "perfetto.example", "javascript:alert(1)", "file:///etc/passwd", "https://", "http://[x"]
-)
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="--perfetto-ui"):
-        serve._address(url)
+    assert serve._perfetto_page(no_server, "127.0.0.1", HOSTS) is None
 
 
 def _found(monkeypatch: pytest.MonkeyPatch, package: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,12 +68,12 @@ def create_app(
     hosts: Iterable[str],
     base_path: str = "/",
     title: str = "perfscope",
-    perfetto: Mapping[str, Any] | None = None,
+    perfetto: int | None = None,
     editor: str | None = None,
 ) -> Dash:
     """Return the dashboard as a Dash app; ``app.server`` is the application for a WSGI server.
 
-    ``base_path`` begins and ends with ``/``: the prefix set by a proxy. ``perfetto``: as in `ui.Exports`.
+    ``base_path`` begins and ends with ``/``: the prefix set by a proxy. ``perfetto``: port of Perfetto's page.
     ``editor``: address that opens a source line, with ``{file}`` and ``{line}``.
     """
     app = Dash(
@@ -141,7 +141,7 @@ def _answer_errors(app: Dash, base_path: str) -> None:
     app.server.register_error_handler(Exception, answer)
 
 
-def _frame(shelf: Shelf, base_path: str, perfetto: Mapping[str, Any] | None, editor: str | None) -> Any:
+def _frame(shelf: Shelf, base_path: str, perfetto: int | None, editor: str | None) -> Any:
     """The parts that stay when pages change: header, menu, and the place of the page."""
     listed = _listed(shelf)
     picker = dmc.Select(

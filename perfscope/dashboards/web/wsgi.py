@@ -2,8 +2,7 @@
 
 The options of `perfscope serve` come from the environment: ``PERFSCOPE_SERVE_PATHS`` (separated by ``:``),
 ``PERFSCOPE_SERVE_TOKEN_FILE``, ``PERFSCOPE_SERVE_HOSTS`` (host names that browsers use, separated by ``,``),
-``PERFSCOPE_SERVE_BASE_PATH``, ``PERFSCOPE_SERVE_PERFETTO_UI`` (address of the page opened by "Open in Perfetto";
-without it the entry is absent) and ``PERFSCOPE_SERVE_CACHE``. All processes share what was read, on disk.
+``PERFSCOPE_SERVE_BASE_PATH`` and ``PERFSCOPE_SERVE_CACHE``. All processes share what was read, on disk.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from perfscope.dashboards.web.app import create_app
 from perfscope.dashboards.web.server.guard import hosts_of, read_token
@@ -34,13 +32,11 @@ def application(environment: Mapping[str, str] | None = None) -> Any:
     base = f"/{held.get(f'{PREFIX}BASE_PATH', '').strip('/')}/".replace("//", "/")
     paths = held.get(f"{PREFIX}PATHS", RUNS_FOLDER).split(os.pathsep)
     workshop = Workshop(Path(held.get(f"{PREFIX}CACHE") or default_cache()))
-    page = held.get(f"{PREFIX}PERFETTO_UI")
     app = create_app(
         Shelf(paths),
         workshop,
         token=read_token(Path(file)),
         hosts=hosts_of("127.0.0.1", names),
         base_path=base,
-        perfetto={"word": urlsplit(page).netloc, "url": page} if page else None,
     )
     return app.server

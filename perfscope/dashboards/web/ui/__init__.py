@@ -66,8 +66,7 @@ Exports = _component(
     """The menu of downloads.
 
     ``url``: where they are. ``item``: ``{"key", "title"}`` of what is shown, or ``None``. ``forms``: ``{"form",
-    "word"}`` each. ``perfetto``: ``{"word", "url"}`` or ``{"word", "port"}`` of a page that is handed the trace, or
-    ``None``.
+    "word"}`` each. ``perfetto``: port of Perfetto's page on this host, or ``None``.
     """,
     "url",
     "item",

@@ -39,11 +39,10 @@ window.perfscope_ui = window.perfscope_ui || {};
     tell([`${said.name}, ${size(said.bytes)}`, ...said.remarks].join("; "));
   }
 
-  // The address of Perfetto's page, or its port on this host.
-  function address_of(perfetto) {
-    if (perfetto.url) return new URL(perfetto.url);
+  // The address of Perfetto's page by its port on this host.
+  function address_of(port) {
     const held = new URL(window.location.origin);
-    held.port = perfetto.port;
+    held.port = port;
     // The page of this build requests a trace unless the address names one of its pages.
     held.hash = "#!/viewer";
     return held;
@@ -119,7 +118,7 @@ window.perfscope_ui = window.perfscope_ui || {};
     const lines = going
       ? [line("cancel", "Cancel what is being made", cancel)]
       : props.forms.map((one) => line(one.form, one.word, () => start(one.form, download)));
-    if (!going && props.perfetto) lines.unshift(line("open", `Open in Perfetto (${props.perfetto.word})`, () => start(PERFETTO, (url, signal) => hand_over(props, url, signal))));
+    if (!going && props.perfetto) lines.unshift(line("open", "Open in Perfetto", () => start(PERFETTO, (url, signal) => hand_over(props, url, signal))));
     return make("div", { id: props.id, className: "ps-exports", ref: place },
       make("button", { type: "button", className: "ps-button", id: "export", "aria-expanded": open, "aria-controls": "export-list",
         disabled: !props.item, onClick: () => show(!open) }, going ? "Export …" : "Export"),
