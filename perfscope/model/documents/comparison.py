@@ -26,6 +26,7 @@ from perfscope.model.documents.bounded_json import (
     schema_of,
 )
 from perfscope.model.documents.compared_findings import Carried, Change, FindingChange
+from perfscope.model.documents.compared_programs import ProgramDifference
 from perfscope.model.errors import DataError
 
 __all__ = ["Carried", "Change", "FindingChange"]
@@ -140,30 +141,49 @@ class CauseFinding(Value, frozen=True, kw_only=True):
     by_time: bool = False
 
 
-class Cause(Value, frozen=True, kw_only=True):
-    """Changes at one place; ``exact``: counts differ, not only times."""
+class CauseValues(Value, frozen=True, kw_only=True):
+    """Changes at one place."""
 
     place: str
+    """``file:line``, else module or op; ``''``: unknown."""
     exact: bool
+    """Counts differ, not only times."""
     delta_ns: Ns = 0
-    parts: Annotated[tuple[CausePart, ...], msgspec.Meta(max_length=MANY)] = ()
+    """Change of the parts at this place, ns per step."""
     metrics: Annotated[tuple[CauseMetric, ...], msgspec.Meta(max_length=SOME)] = ()
+    """Exact metrics that changed at this place."""
+
+
+class Cause(CauseValues, frozen=True, kw_only=True):
+    """Changes at one place with their parts and findings."""
+
+    parts: Annotated[tuple[CausePart, ...], msgspec.Meta(max_length=MANY)] = ()
     findings: Annotated[tuple[CauseFinding, ...], msgspec.Meta(max_length=SOME)] = ()
 
 
-class Key(Value, frozen=True, kw_only=True):
-    """Identity and place of a piece of work; ``name``: short, for people. ``cause``: of the account, or ``''``."""
+class KeyValues(Value, frozen=True, kw_only=True):
+    """Identity and place of a piece of work, with texts as recorded; ``''``: unknown."""
 
     kind: str
     cause: str = ""
+    """Cause of the account of the step."""
     phase: str = ""
+    """``backward``, ``recompute``, or ``''``: forward, optimizer, or unknown."""
     module: str = ""
+    """Module (torch) or scope (JAX) of the call."""
     op: str = ""
+    """Host op that launched it, or the primitive of a compiled instruction."""
     shapes: str = ""
     file: str = ""
-    line: int | None = None
     function: str = ""
     work: str = ""
+    """Kernel, direction of a copy or operation of a collective."""
+
+
+class Key(KeyValues, frozen=True, kw_only=True):
+    """A key with its short name, for people."""
+
+    line: int | None = None
     name: str = ""
 
 
@@ -223,18 +243,25 @@ class OtherParts(Value, frozen=True, kw_only=True):
     head_ns: Ns = 0
 
 
-class Step(Value, frozen=True, kw_only=True):
-    """The change of one rank's mean step; its parts sum to it, and those of one cause to that cause of the account."""
+class StepValues(Value, frozen=True, kw_only=True):
+    """Mean step of one rank on both sides, ns."""
 
-    per: Literal["step", "trace"]
+    per: str
+    """``step``, or ``trace`` if there are no steps."""
     base_ns: Ns
     head_ns: Ns
-    delta_ns: Ns
-    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=SOME)]
     rank: int | None = None
     device: str = ""
     base_steps: Count = 0
     head_steps: Count = 0
+
+
+class Step(StepValues, frozen=True, kw_only=True):
+    """The change of one rank's mean step; its parts sum to it, and those of one cause to that cause of the account."""
+
+    per: Literal["step", "trace"]
+    delta_ns: Ns
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=SOME)]
     by_kind: dict[str, Amount] = msgspec.field(default_factory=dict)
     other_parts: OtherParts = OtherParts()
 
@@ -411,111 +438,6 @@ class Method(Value, frozen=True, kw_only=True):
     launches: Annotated[tuple[Launch, ...], msgspec.Meta(max_length=SOME)] = ()
     remarks: Texts = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-
-
-class ProgramAmount(Value, frozen=True, kw_only=True):
-    """A metric of a program, or a row's part of it, on both sides."""
-
-    name: str
-    unit: str
-    base: Whole
-    head: Whole
-
-
-Amounts = Annotated[tuple[ProgramAmount, ...], msgspec.Meta(max_length=SOME)]
-
-
-class ProgramRowValues(Value, frozen=True, kw_only=True):
-    """One change of a compiled program at one line."""
-
-    change: str
-    what: str = ""
-    """Ops of the change: ``exp, tanh``."""
-    place: str = ""
-    """``model.py:17`` with the line number of the head, else a scope; ``''``: unknown."""
-    source: str = ""
-    """The changed line of the program as written, where it is known: the cause."""
-    phase: str = ""
-    count: Count = 1
-    """Times that the change occurs."""
-    lost: Count = 0
-    """Launches that were part of a fusion."""
-    blocking: Count = 0
-    """Collectives that the device waits for now, and did not."""
-    base_names: Texts = ()
-    head_names: Texts = ()
-    said: Texts = ()
-    """The change in sentences."""
-
-    def where(self) -> str:
-        """The line to look at first."""
-        return self.source or self.place
-
-
-class ProgramRow(ProgramRowValues, frozen=True, kw_only=True):
-    """A change with its part of each metric."""
-
-    amounts: Amounts = ()
-    is_worse: bool = False
-
-
-class OtherRows(Value, frozen=True, kw_only=True):
-    """The rows that were not written one by one."""
-
-    count: Count = 0
-    amounts: Amounts = ()
-
-
-class ProgramWritten(Value, frozen=True, kw_only=True):
-    """A difference at a line of the program before the compiler optimized it."""
-
-    place: str
-    change: str
-    what: str = ""
-    count: Count = 1
-
-
-class Span(Value, frozen=True, kw_only=True):
-    """Modelled time of a run, in ns: from the peaks of the hardware to usual kernels."""
-
-    low: Whole
-    high: Whole
-
-
-class ProgramDifference(Value, frozen=True, kw_only=True):
-    """One compiled program on both sides; its rows sum to the change of each of its metrics."""
-
-    name: str
-    base_fingerprint: str
-    head_fingerprint: str
-    identical: bool
-    amounts: Amounts = ()
-    rows: Annotated[tuple[ProgramRow, ...], msgspec.Meta(max_length=MANY)] = ()
-    other_rows: OtherRows = OtherRows()
-    written: Annotated[tuple[ProgramWritten, ...], msgspec.Meta(max_length=MANY)] | None = None
-    """``None``: the programs before optimization were not there."""
-    base_modelled: Span | None = None
-    head_modelled: Span | None = None
-    notes: Texts = ()
-
-    def problem(self) -> str | None:
-        """The sum that does not add up; ``None``: all do."""
-        wanted = {amount.name: amount.head - amount.base for amount in self.amounts}
-        sums = dict.fromkeys(wanted, 0)
-        for amounts in (*(row.amounts for row in self.rows), self.other_rows.amounts):
-            for part in amounts:
-                if part.name not in sums:
-                    return f"a row is of {part.name[:80]!r}, which the program does not have"
-                sums[part.name] += part.head - part.base
-        wrong = next((name for name in wanted if sums[name] != wanted[name]), None)
-        if wrong is not None:
-            return f"{wrong[:80]}: its rows sum to {sums[wrong]}, not to {wanted[wrong]}"
-        if self.identical and (self.rows or self.base_fingerprint != self.head_fingerprint):
-            return "it is called identical and is not"
-        return None
 
 
 class Document(Value, frozen=True, kw_only=True):

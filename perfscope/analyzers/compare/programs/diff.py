@@ -36,7 +36,7 @@ from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
 from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
-from perfscope.model.documents.comparison import ProgramWritten
+from perfscope.model.documents.compared_programs import ProgramWritten
 from perfscope.model.units import format_bytes
 
 # What happened to each group of launches: moved out of a fusion, more bytes, another type, a wait that was none.

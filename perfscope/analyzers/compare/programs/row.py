@@ -24,7 +24,7 @@ from perfscope.analyzers.compare.programs.units import (
     WIRE,
 )
 from perfscope.analyzers.predict.spans import Range
-from perfscope.model.documents.comparison import ProgramRowValues, ProgramWritten
+from perfscope.model.documents.compared_programs import ProgramRowValues, ProgramWritten
 
 What = Literal[
     "collective became blocking", "moved out of a fusion", "new collective", "more recompute", "trip count changed",

@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import PurePath
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.change import PartChange, StepChange
 from perfscope.analyzers.compare.runs.structure import Structure
 from perfscope.model.documents.compared_findings import Change, FindingChange
-from perfscope.model.documents.comparison import CauseMetric
+from perfscope.model.documents.comparison import CauseMetric, CauseValues
 from perfscope.model.finding import Finding, FindingHead, Outcome
 from perfscope.model.severity import MEDIUM_SHARE, SEVERITIES
 
@@ -132,19 +131,12 @@ NAMED_BY = {
 """What a metric counts (its name begins so) -> the rule whose findings are of that and of nothing else."""
 
 
-class Cause(Struct, frozen=True, kw_only=True):
-    """What happened at one place. ``exact``: counts say so; otherwise it is a difference of two measured times."""
+class Cause(CauseValues, frozen=True, kw_only=True):
+    """Changes at one place. Where it is not ``exact`` it is a difference of two measured times."""
 
-    place: str
-    """``file:line``, else module or op; ``''`` where nothing is known."""
-    delta_ns: int
-    """Change of the parts at this place, ns per step."""
-    exact: bool
     parts: tuple[PartChange, ...] = ()
     """The largest change first."""
-    metrics: tuple[CauseMetric, ...] = ()
-    """Exact metrics that changed at this place."""
-    findings: tuple[FindingChange, ...] = field(default=())
+    findings: tuple[FindingChange, ...] = ()
     """Findings that are new, worse, fixed or better at this place."""
     weight: float = 0.0
     """How much of the change it may be: the largest share that anything of it has, of the step or of a metric."""

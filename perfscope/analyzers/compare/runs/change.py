@@ -19,7 +19,7 @@ from perfscope.analyzers.compare.runs.window import account_window
 from perfscope.analyzers.time import least_computing, warm_accounts, warm_windows
 from perfscope.model.documents.causes import CAUSES, Cause
 from perfscope.model.documents.comparison import Account as CausesOfStep
-from perfscope.model.documents.comparison import Amount, Rank
+from perfscope.model.documents.comparison import Amount, Rank, StepValues
 from perfscope.model.intervals import by_largest_remainder
 from perfscope.model.trace import Trace
 
@@ -112,16 +112,9 @@ class PartChange(Struct, frozen=True, kw_only=True):
         return key
 
 
-class StepChange(Struct, frozen=True, kw_only=True):
+class StepChange(StepValues, frozen=True, kw_only=True):
     """The change of one rank's step. Times in ns per ``per``."""
 
-    rank: int | None
-    device: str
-    per: str
-    base_ns: int
-    head_ns: int
-    base_steps: int
-    head_steps: int
     parts: tuple[PartChange, ...]
     """The largest changes first; their changes sum to that of the step."""
     notes: tuple[str, ...] = ()

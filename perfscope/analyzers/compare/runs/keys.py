@@ -21,6 +21,7 @@ from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops.recompute import autograd_nodes, recomputed_ops
 from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, nearest_ancestor
 from perfscope.model.documents.causes import Cause, cause_words
+from perfscope.model.documents.comparison import KeyValues
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
@@ -112,25 +113,13 @@ PartKind = Literal["compute", "communication", "copy", "idle", "host"]
 """What a part of the step is: the device computes, only communicates, only copies, or waits; or the host works."""
 
 
-class Key(Struct, frozen=True, kw_only=True):
-    """Where and what some work is. All texts as recorded; ``''`` where it is not known."""
+class Key(KeyValues, frozen=True, kw_only=True):
+    """Identity and place of a piece of work."""
 
     kind: PartKind
-    phase: str = ""
-    """``backward``, ``recompute``, or ``''``: forward, optimizer, or not known."""
-    module: str = ""
-    """Module (torch) or scope (JAX) that asked for it."""
-    op: str = ""
-    """Host op that launched it, or the primitive of a compiled instruction."""
-    shapes: str = ""
-    file: str = ""
     line: int = -1
-    """-1: not known."""
-    function: str = ""
-    work: str = ""
-    """Kernel, direction of a copy or operation of a collective."""
+    """-1: unknown."""
     cause: Cause | Literal[""] = ""
-    """Cause of the account; ``''``: unknown."""
 
     def place(self) -> str:
         """``train.py:88``, else the module; ``''`` where neither is known."""

@@ -53,6 +53,7 @@ from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Number, Table
+    from perfscope.model.documents.compared_programs import ProgramDifference, ProgramRow
     from perfscope.model.documents.comparison import (
         Cause,
         Document,
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
         Metric,
         Part,
         PathRow,
-        ProgramDifference,
-        ProgramRow,
         Rank,
         Step,
         TreeRow,

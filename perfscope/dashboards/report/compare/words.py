@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.statistics.verdict import MetricResult
     from perfscope.dashboards.report.blocks import Tone, Value
     from perfscope.model.documents.compared_findings import Carried
+    from perfscope.model.documents.compared_programs import ProgramAmount, ProgramDifference, ProgramRow
     from perfscope.model.documents.comparison import (
         Cause,
         Document,
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
         Method,
         Metric,
         Part,
-        ProgramAmount,
-        ProgramDifference,
-        ProgramRow,
         Side,
         Step,
     )
