@@ -32,7 +32,7 @@ _OTHERS = "_addmm_activation _grouped_mm _int_mm _scaled_grouped_mm _scaled_mm a
 PRODUCTS = frozenset({*PLAIN_PRODUCTS, *BATCHED_PRODUCTS, *_OTHERS.split()})
 """Short names of ATen's matrix products."""
 COMPOSITE_PRODUCTS = frozenset({"einsum", "linear", "matmul"})
-"""Of them those that call another product and no library."""
+"""Products among these that call another product and no library."""
 CONVOLUTIONS = frozenset({"_convolution", "conv1d", "conv2d", "conv3d", "convolution"})
 FUSED_ATTENTION = re.compile(r"(?:_scaled_dot_product_\w*attention|_flash_attention_forward|_efficient_attention)\w*")
 JAX_PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot", "ragged_dot_general"})
