@@ -82,7 +82,7 @@ def test_what_a_real_object_asks_for() -> None:
 def test_what_is_no_object_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "library.so"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"^library\.so: no shared object"):
+    with pytest.raises(DataError, match=r"^library\.so: not a readable 64-bit shared object"):
         asked_by(path)
 
 

@@ -19,7 +19,7 @@ from tests.browser.kinds import KINDS, Kind
 SHOWN = """document.querySelector('#page h1, #page .ps-report')
     && !/^(Reading|Comparing)/.test(document.querySelector('#page h1')?.innerText)
     && !document.querySelector('#page [aria-label=reading]')
-    && !document.getElementById('page').innerText.includes('They are being read.')
+    && !document.getElementById('page').innerText.includes('are being read.')
     && [...document.querySelectorAll('.ps-timeline')].every((one) => one.dataset.ready)"""
 GRIDS = """[...document.querySelectorAll('[id$=-search]')].every((one) => {
   const head = one.closest('.ps-grid')?.querySelector('[role=columnheader]');

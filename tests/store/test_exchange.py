@@ -131,8 +131,8 @@ ZEROS = "0" * 64
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        (GOOD[:2], "there is no baselines.jsonl"),
-        ([], "no export|damaged|there is no export.json"),
+        (GOOD[:2], "it lacks baselines.jsonl"),
+        ([], "not an export|damaged|it lacks export.json"),
         (changed(0, "other.json"), "it begins with 'other.json'"),
         (changed(0, content=b"["), "export.json: not valid JSON"),
         (changed(0, content=HEAD.replace(b"/1", b"/2")), r"its schema is 'perfscope.store-export/2'"),
@@ -294,7 +294,7 @@ def test_too_much_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_nothing_to_pack(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="nothing to keep"):
+    with pytest.raises(DataError, match="no files to keep"):
         pack(tmp_path / "empty", tmp_path / "one")
 
 
@@ -339,7 +339,7 @@ def test_hostile_members_are_refused(tmp_path: Path, hostile: tuple[tarfile.TarI
 
 
 def test_two_things_at_the_top(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="2 things at its top"):
+    with pytest.raises(DataError, match="2 entries at its top"):
         unpack(tarred(tmp_path / "pack", member("a/x"), member("b/x")), tmp_path / "out", "it")
 
 
@@ -353,7 +353,7 @@ def test_a_pack_that_grows_without_end(tmp_path: Path, monkeypatch: pytest.Monke
     bomb = tarfile.TarInfo("run/zeros")
     file = tarred(tmp_path / "pack", (bomb, bytes(2_000_000)))
     assert file.stat().st_size < 5_000
-    with pytest.raises(DataError, match="more than a run does"):
+    with pytest.raises(DataError, match="larger than any run"):
         unpack(file, tmp_path / "out", "it")
 
 

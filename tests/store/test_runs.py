@@ -191,7 +191,7 @@ def test_an_older_store_is_brought_up_to_date(where: str | Path, monkeypatch: py
     monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, MORE))
     monkeypatch.setattr(database, "LATEST", 2)
     if isinstance(where, str):
-        with pytest.raises(DataError, match="`perfscope store migrate` changes it for everybody"):
+        with pytest.raises(DataError, match="`perfscope store migrate` changes it for all its users"):
             RunStore(where).runs()
         version = RunStore(where).prepare(upgrade=True)
         assert (version.schema, version.needs) == (2, 2)
