@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> Path:
 def test_text_has_the_plan_its_code_and_the_front(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["advise", "memory", str(path), "--budget", "8MiB"]) == 0
     out = capsys.readouterr().out
-    assert "budget 8.00 MiB (asked)" in out
+    assert "budget 8.00 MiB (given)" in out
     assert re.search(r"^ +today .*keep all activations$", out, re.MULTILINE)
     assert re.search(r"^ +recommended ", out, re.MULTILINE)
     assert "model.blocks[" in out

@@ -105,7 +105,7 @@ def test_weights_without_a_counterpart_are_one_line_that_names_them() -> None:
     torch = [weight("fc.weight", 3, 5, kind="linear"), weight("extra.weight", 9)]
     with pytest.raises(DataError) as error:
         translate(torch, [weight("fc/kernel", 5, 3), weight("other", 2, 2)], a_is_torch=True, b_is_torch=False)
-    assert "A has extra.weight [9]; B has other [2, 2]; --map" in str(error.value)
+    assert "A has extra.weight [9]; B has other [2, 2]; match them with --map" in str(error.value)
     assert "\n" not in str(error.value)
     translate(torch[:1], [weight("fc/kernel", 5, 3)], a_is_torch=True, b_is_torch=False)
 
