@@ -100,7 +100,7 @@ def serve(
     base = f"/{base_path.strip('/')}/".replace("//", "/")
     token = None if no_token else (new_token() if token_file is None else read_token(token_file))
     shelf = Shelf([resolve(path) for path in paths] or (_here(),))
-    workshop = Workshop(default_cache() if cache is None else cache.absolute())
+    workshop = Workshop(default_cache() if cache is None else cache)
     known = hosts_of(host, names)
     opens = None if editor is None else _editor(editor)
     with contextlib.closing(workshop):

@@ -46,6 +46,17 @@ def test_both_commits_lie_side_by_side_and_the_checkout_is_not_touched(
     assert left(tmp_path) == []
 
 
+def test_they_are_outside_of_the_checkout_where_temporary_files_are_inside(
+    tmp_path: Path, commits: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "code" / "scratch"
+    inside.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(inside))
+    with worktrees(checkout(), {"base": commits[0], "head": commits[1]}) as places:
+        assert not places["base"].root.is_relative_to(tmp_path / "code")
+    assert list(inside.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TerminatedError(signal.SIGTERM), RuntimeError])
 def test_they_are_gone_however_it_ends(
     tmp_path: Path, commits: tuple[str, str], error: type[BaseException] | BaseException

@@ -58,6 +58,21 @@ def _ended(workshop: Workshop, work: Work) -> State:
     raise AssertionError(workshop.state(work))
 
 
+def test_a_relative_cache_is_below_the_folder_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = Workshop(Path("cache"))
+    monkeypatch.chdir(tmp_path / "other")
+    try:
+        state = _ended(made, _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm")))
+        assert state.stage == "ready"
+        assert state.folder is not None
+        assert state.folder.is_relative_to(tmp_path / "cache")
+        assert not (tmp_path / "other" / "cache").exists()
+    finally:
+        made.close()
+
+
 def _document(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_text(interleaved_launches()))
