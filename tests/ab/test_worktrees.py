@@ -130,7 +130,7 @@ def test_refs(tmp_path: Path, commits: tuple[str, str], monkeypatch: pytest.Monk
     assert here.commit("HEAD") == commits[1]
     assert here.commit("HEAD~1") == here.commit(commits[0][:10]) == commits[0]
     for ref in ("no-such", "--all", ""):
-        with pytest.raises(UsageError, match="no commit"):
+        with pytest.raises(UsageError, match="not a commit"):
             here.commit(ref)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="not in a git checkout"):

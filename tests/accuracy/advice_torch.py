@@ -182,7 +182,7 @@ TORCH: tuple[AdviceCase, ...] = (
         "tokenize_in_loop",
         "AnswerDotAI/ModernBERT 236, marin 900",
         rules=("host_bound", "input_stall"),
-        line=("zlib.crc32", "for word in text"),
+        line=("zlib.crc32", "for word in text", "def encode"),
         true_too=("slow_steps",),
     ),
     _case(

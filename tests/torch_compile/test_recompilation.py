@@ -284,9 +284,9 @@ def test_one_more_compilation_for_a_weak_type_is_flagged_with_the_leaf():
     assert "sched['avg']" in finding.advice
 
 
-def test_one_more_compilation_below_a_tenth_of_a_second_is_clean():
-    assert _judge(retraced(0, ""), retraced(1000, WEAK, 99)).status == "clean"
-    assert _judge(retraced(0, ""), retraced(1000, WEAK, 100)).status == "flagged"
+def test_one_more_compilation_below_a_twentieth_of_a_second_is_clean():
+    assert _judge(retraced(0, ""), retraced(1000, WEAK, 49)).status == "clean"
+    assert _judge(retraced(0, ""), retraced(1000, WEAK, 50)).status == "flagged"
 
 
 def test_one_more_shape_or_the_same_slip_at_another_line_is_clean():

@@ -27,8 +27,8 @@ from perfscope.model.units import format_ns
 MIN_STEPS = 2
 """Steps with a recompilation of the same jitted function. A last, smaller batch compiles once more and never again."""
 
-MIN_ONCE_NS = 10**8
-"""Of a single recompilation that is avoidable: a tenth of a second is what a user notices of a start."""
+MIN_ONCE_NS = 5 * 10**7
+"""Of a single recompilation that is avoidable: small programs need 50 ms, and the slip costs seconds in large ones."""
 
 HIGH_ONCE_NS = 10 * 10**9
 """Ten seconds: a start's own time, imports and processes, is about that."""
