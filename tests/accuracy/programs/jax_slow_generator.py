@@ -26,6 +26,6 @@ def train_step(weights, x):
 
 
 weights = jnp.ones((1500, 32)) * 0.01
-for x in batches(40):
+for x in batches(150):
     weights = train_step(weights, x)
 print(f"{float(weights.sum()):.4f}")
