@@ -82,7 +82,7 @@ def test_the_reverse_is_an_improvement_and_two_pairs_settle_nothing(tmp_path: Pa
     [
         (("train.py",), 2, "--base REF"),
         (("--base", "HEAD"), 2, "nothing to run"),
-        (("--base", "nowhere", "train.py"), 2, "nowhere: no commit"),
+        (("--base", "nowhere", "train.py"), 2, "nowhere: not a commit"),
         (("--base", "HEAD", "--pairs", "1", "train.py"), 2, "--pairs"),
         (("--base", "HEAD", "missing.py"), 4, "base (HEAD): exit code 2"),
         (("--base", "HEAD", "--link", "nothing", "train.py"), 2, "--link nothing: no such file"),
