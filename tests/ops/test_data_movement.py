@@ -180,3 +180,25 @@ def test_a_number_in_arithmetic_is_no_conversion_of_data(around: str, shape: lis
     ops = [(f"{around} > aten::to > aten::_to_copy > aten::copy_", 400.0)]
     found = outcome(steps_of(ops, shapes=shapes).build()).findings
     assert [finding.subject for finding in found] == (["convert"] if flagged else [])
+
+
+@pytest.mark.parametrize(
+    ("around", "status"),
+    [
+        ("train.py(9): <module> > torch/autograd/graph.py(966): _engine_run_backward", "clean"),
+        ("train.py(9): <module> > model.py(40): fill", "flagged"),
+    ],
+)
+def test_copies_of_the_backward_engine_are_not_the_programs(around: str, status: str):
+    """DDP copies between its buckets and the gradients outside of every node of the backward pass."""
+    timing = steps_of([("aten::mm", 300), ("aten::copy_", 400)], recorded=ON_HOST - {"python_stack"})
+    detail = TraceBuilder(recorded=ON_HOST)
+    for step in range(3):
+        at = step * 1000
+        detail.step(step, at, at + 1000)
+        detail.op("aten::mm", at + 1, at + 301)
+        for text in around.split(" > "):
+            detail.python(text, at + 302, at + 710)
+        detail.op("aten::copy_", at + 303, at + 703)
+    timing.detail = detail.build()
+    assert outcome(timing.build()).status == status

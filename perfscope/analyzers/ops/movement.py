@@ -21,11 +21,14 @@ from msgspec import Struct
 from perfscope.analyzers.ops.graph_time import short_name, trace_flow
 from perfscope.analyzers.time import (
     CallSite,
+    FrameKind,
     account_windows,
     call_site,
+    detail_row,
     graph_op,
     graph_ops_inside,
     input_slices,
+    kind_of_slice,
     named_slices,
     nearest_ancestor,
     op_times,
@@ -358,9 +361,17 @@ def _refined(trace: Trace, kind: str, row: int) -> str:
         return "repeat"
     if kind == "convert" and _converts_a_number(trace, row):
         return ""
+    if kind == "assign" and _of_autograd(trace, row):
+        return ""
     if kind == "convert" and any(dtype in _SMALL_INTEGERS for dtype in _source_dtypes(trace, row)):
         return "dequantise"
     return kind
+
+
+def _of_autograd(trace: Trace, row: int) -> bool:
+    """Whether the engine of the backward pass copies, as DDP does between its buckets and the gradients."""
+    detail = detail_row(trace, row)
+    return detail is not None and kind_of_slice(trace.detail or trace, detail) is FrameKind.AUTOGRAD
 
 
 def _recorded(trace: Trace, row: int, column: str) -> list[object]:

@@ -37,6 +37,7 @@ from perfscope.analyzers.time.host_activity import (
     loads_code,
     main_thread,
 )
+from perfscope.analyzers.time.host_lines import kind_of_slice
 from perfscope.analyzers.time.idle_calls import SYNC_SLACK_NS
 from perfscope.analyzers.time.jax_debugging import (
     JIT_DISABLED,
@@ -192,6 +193,7 @@ __all__ = [
     "interpreted_kernels",
     "is_interpreted",
     "jit_disabled",
+    "kind_of_slice",
     "late_span_ns",
     "launch_sites",
     "least_computing",
