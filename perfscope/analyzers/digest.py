@@ -37,9 +37,11 @@ from perfscope.analyzers.time import (
     device_times,
     exposed_communication,
     input_slices,
+    situation,
     step_accounts,
     step_windows,
     steps_work,
+    work_phases,
 )
 from perfscope.analyzers.torch_compile import compile_summary
 from perfscope.analyzers.torch_compile.phases import compile_times
@@ -157,7 +159,7 @@ MOST_FRAMES = 20_000
 _SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
     span, device_times, step_windows, device_doubts, steps_work, account_windows, step_accounts, trace_memories,
 )  # fmt: skip
-_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters, rank_work)
+_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters, rank_work, situation)
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 
 MOST_NODES = 300_000
@@ -199,6 +201,7 @@ def _reduced(trace: Trace, *, graph: bool) -> Trace:
         kernel_at = new_rows(len(trace.rows["kernels"]), chosen)
         asked = trace.fact(launched_operations)
         facts[launched_operations] = {int(kernel_at[row]): asked[row] for row in asked if kernel_at[row] != MISSING}
+        facts[work_phases] = {"kernels": trace.fact(work_phases)["kernels"][chosen]}
         facts[dependency_graph] = _reduced_graph(trace, chosen) if graph else None
         rows |= cut
     xla = reduce_programs(trace)

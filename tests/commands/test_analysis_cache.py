@@ -106,7 +106,7 @@ def test_a_changed_file_is_judged_even_with_its_size_time_and_ends(trace: Path, 
     assert len(times) == 2
 
 
-@pytest.mark.parametrize("name", ["_own_code", "_plugins"])
+@pytest.mark.parametrize("name", ["_own_code", "entries"])
 def test_other_code_judges_again(
     name: str, trace: Path, cache: Path, times: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Rules:
     rule = Rules("fake_rule", "Something is bad.")
     monkeypatch.setitem(sys.modules, "fake_reader", Reader("fake_reader"))
     monkeypatch.setitem(sys.modules, "fake_rule", rule)
+    for module in (registry, loading):
+        monkeypatch.setattr(module, "named", lambda _: {})
     monkeypatch.setattr(loading, "READERS", {"fake": "fake_reader"})
     monkeypatch.setattr(registry, "RULES", {"bad_thing": "fake_rule", "other_thing": "fake_rule"})
     monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -28,6 +28,7 @@ def two_rules(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(name, doc)
         module.NEEDS, module.check = needs, list  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(registry, "named", lambda _: {})
     monkeypatch.setattr(registry, "RULES", {"host_wait": "fake_wait", "no_needs": "fake_free"})
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 

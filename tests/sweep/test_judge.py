@@ -157,7 +157,7 @@ def test_one_that_compiles_nothing_by_its_eager_step(tmp_path: Path) -> None:
 def test_a_plan_of_an_earlier_perfscope_is_not_held_against_others(tmp_path: Path) -> None:
     point = evaluate_trace(trace_of(tmp_path, plan(graph(kernel()))), (), ())
     assert (point.state, point.judged, point.peak_bytes) == ("compiled", False, None)
-    assert "not known" in point.reason
+    assert "unknown" in point.reason
 
 
 def test_a_program_that_failed_is_a_failed_variant(tmp_path: Path) -> None:
